@@ -1,0 +1,70 @@
+"""TaskHarbor: background jobs that are never lost and never run twice at once.
+
+The database decides; the queue only delivers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor._version import __version__
+
+if TYPE_CHECKING:
+    from taskharbor.client import Client, Enqueued
+    from taskharbor.core.codec import JsonCodec
+    from taskharbor.core.decide import Cancel, DeadLetter, Retry, Snooze
+    from taskharbor.core.errors import TaskHarborError
+    from taskharbor.core.model import Job
+    from taskharbor.core.request import JobRequest
+    from taskharbor.core.retry import Exponential, Fixed, Never, RetryPolicy
+    from taskharbor.core.states import Status
+    from taskharbor.drivers.memory import MemoryDriver
+
+__all__ = [
+    "Cancel",
+    "Client",
+    "DeadLetter",
+    "Enqueued",
+    "Exponential",
+    "Fixed",
+    "Job",
+    "JobRequest",
+    "JsonCodec",
+    "MemoryDriver",
+    "Never",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "Status",
+    "TaskHarborError",
+    "__version__",
+]
+
+# A name is imported when it is first asked for: `taskharbor --help` asks for none of them.
+_HOMES: Final = {
+    "Cancel": "core.decide",
+    "Client": "client",
+    "DeadLetter": "core.decide",
+    "Enqueued": "client",
+    "Exponential": "core.retry",
+    "Fixed": "core.retry",
+    "Job": "core.model",
+    "JobRequest": "core.request",
+    "JsonCodec": "core.codec",
+    "MemoryDriver": "drivers.memory",
+    "Never": "core.retry",
+    "Retry": "core.decide",
+    "RetryPolicy": "core.retry",
+    "Snooze": "core.decide",
+    "Status": "core.states",
+    "TaskHarborError": "core.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")  # noqa: TRY003  Python's own words
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

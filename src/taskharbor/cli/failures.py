@@ -1,0 +1,126 @@
+"""From an error to what people read, what scripts match, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import traceback
+from dataclasses import KW_ONLY, dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskharbor.cli.exits import Exit
+from taskharbor.cli.lazy import NoSuchCommand
+from taskharbor.cli.output import say
+from taskharbor.core import errors
+from taskharbor.drivers import connect
+from taskharbor.settings import UrlMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an error ends a command. ``code`` is for scripts and never changes."""
+
+    exit: Exit
+    code: str
+    _: KW_ONLY
+    way_out: str = ""  # where the error's own words do not name one
+
+
+# fmt: off
+VERDICTS: Final[Mapping[type[BaseException], Verdict]] = MappingProxyType({
+    Exception:                     Verdict(Exit.FAILURE, "unexpected", way_out="'taskharbor --debug ...' shows where"),
+    click.ClickException:          Verdict(Exit.FAILURE, "failure"),
+    click.UsageError:              Verdict(Exit.USAGE, "usage"),
+    errors.TaskHarborError:        Verdict(Exit.FAILURE, "failure"),
+    errors.UsageError:             Verdict(Exit.USAGE, "usage"),
+    errors.InvalidRequest:         Verdict(Exit.USAGE, "invalid-request"),
+    errors.IdempotencyConflict:    Verdict(Exit.CONFLICT, "idempotency-conflict"),
+    errors.IllegalTransition:      Verdict(Exit.CONFLICT, "illegal-transition"),
+    errors.PayloadNotEncodable:    Verdict(Exit.USAGE, "payload-not-encodable"),
+    errors.PayloadTooLarge:        Verdict(Exit.USAGE, "payload-too-large"),
+    errors.PayloadNotDecodable:    Verdict(Exit.FAILURE, "payload-not-decodable"),
+    errors.EnqueueRefused:         Verdict(Exit.CONFLICT, "enqueue-refused"),
+    errors.JobNotFound:            Verdict(Exit.NOT_FOUND, "job-not-found", way_out="check the id"),
+    errors.JobTimedOut:            Verdict(Exit.JOB_FAILED, "job-timed-out"),
+    errors.LeaseLost:              Verdict(Exit.CONFLICT, "lease-lost"),
+    errors.SchemaOutOfDate:        Verdict(Exit.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
+    errors.StoreUnavailable:       Verdict(Exit.CANNOT_CONNECT, "store-unavailable", way_out="check its URL"),
+    connect.NotAUrl:               Verdict(Exit.USAGE, "not-a-url"),
+    connect.UnknownStore:          Verdict(Exit.USAGE, "unknown-store"),
+    connect.NoSuchDriverYet:       Verdict(Exit.USAGE, "no-such-driver-yet"),
+    UrlMissing:                    Verdict(Exit.USAGE, "url-missing"),
+})
+# fmt: on
+
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+
+
+def report(error: Exception, *, as_json: bool, debug: bool) -> Exit:
+    """Tell on stderr what went wrong, and return the exit code it deserves."""
+    verdict = verdict_on(error)
+    message = "; ".join(filter(None, [_what(error), _way_out(error) or verdict.way_out]))
+    try:
+        if debug and not isinstance(error, click.ClickException):
+            say(_without_secrets("".join(traceback.format_exception(error)).rstrip()))
+        if as_json:
+            say(json.dumps({"error": {"code": verdict.code, "message": message}}))
+        else:
+            say(f"{click.style('error:', fg='red', bold=True)} {message}")
+    except BrokenPipeError:
+        # Nobody reads it. Python would try once more at its end, and then exit with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    return verdict.exit
+
+
+def verdict_on(error: BaseException) -> Verdict:
+    """Return the verdict on the most specific class of *error* that has one."""
+    return next(VERDICTS[kind] for kind in type(error).__mro__ if kind in VERDICTS)
+
+
+def _what(error: Exception) -> str:
+    match error:
+        case errors.TaskHarborError():
+            return str(error) or type(error).__name__
+        case click.NoSuchOption():
+            return f"no such option {error.option_name!r}"
+        case click.ClickException():
+            text = _without_secrets(error.format_message().rstrip("."))
+            return text[:1].lower() + text[1:]
+        case _:
+            return f"unexpected {type(error).__name__}: {_without_secrets(' '.join(str(error).split()))}"
+
+
+def _way_out(error: Exception) -> str:
+    match error:
+        case click.NoSuchOption(possibilities=[str() as near, *_]):
+            return f"did you mean {near!r}?"
+        case click.NoSuchOption(ctx=click.Context() as ctx) if owner := _owner(error.option_name, ctx):
+            return f"it goes before the command: '{owner} {error.option_name} ...'"
+        case NoSuchCommand() if found := get_close_matches(error.name, error.known, n=1):
+            return f"did you mean {found[0]!r}?"
+        case click.UsageError(ctx=click.Context() as ctx):
+            return f"see '{ctx.command_path} --help'"
+        case _:
+            return ""
+
+
+def _owner(option: str, ctx: click.Context) -> str | None:
+    """Return the path of the group above that has this option."""
+    above = ctx.parent
+    while above is not None and not any(option in parameter.opts for parameter in above.command.params):
+        above = above.parent
+    return None if above is None else above.command_path
+
+
+def _without_secrets(text: str) -> str:
+    """Mask URLs in words that are not ours: they may quote what was typed."""
+    return _URL.sub(lambda url: connect.masked(url[0]), text)

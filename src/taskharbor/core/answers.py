@@ -1,0 +1,192 @@
+"""What a driver is asked and what it answers, item by item.
+
+An item that was refused is answered by an error of `taskharbor.core.errors`,
+returned in its place and not raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Job, Lease
+    from taskharbor.core.outcome import Outcome
+    from taskharbor.core.states import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """The job is stored. ``existed``: it was before, under this id or this idempotency key."""
+
+    job_id: JobId
+    existed: bool
+
+
+class Reason(StrEnum):
+    """Why a claim by id was refused; where several hold, the first of this list is told."""
+
+    NOT_FOUND = "not found"
+    FINAL = "final"
+    LEASED = "leased"
+    NOT_ENQUEUED = "not enqueued"
+    CANCEL_REQUESTED = "cancel requested"
+    SPENT = "spent"
+    PAUSED = "paused"
+    UNHANDLED = "unhandled"
+    NOT_DUE = "not due"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The job was not claimed.
+
+    ``until`` is when asking again may help, where the store knows: the end of the
+    other's lease, or the due time. ``sends`` is the seq of the newest message.
+    """
+
+    job_id: JobId
+    reason: Reason
+    until: datetime | None = None
+    sends: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The lease runs on; somebody may have asked for the job to be canceled."""
+
+    lease: Lease
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The row is locked by another transaction: not extended this time, and not lost."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How the attempt under this lease ended."""
+
+    lease: Lease
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The outcome is committed under this lease's token, and left the job in ``status``."""
+
+    job_id: JobId
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """An operator's call took effect, and the job is in ``status`` now."""
+
+    job_id: JobId
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A due job, locked for sending until ``dispatch_at``. ``seq`` goes into the message."""
+
+    job_id: JobId
+    seq: int
+    resends: int
+    dispatch_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The message went out; without a claim it is sent again after ``again_in``."""
+
+    dispatch: Dispatch
+    again_in: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The message certainly did not go out."""
+
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A message was given back unclaimed: the store shall ring again when the job can run."""
+
+    job_id: JobId
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """An ended lease that was brought back, and where its job went."""
+
+    job_id: JobId
+    token: Token
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The event with this id reached its queue."""
+
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """The event did not get through: try again after ``again_in``, or never (None: given up)."""
+
+    event_id: str
+    error: str
+    again_in: timedelta | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs to list. None asks for all; the bounds are of ``created_at``, *until* excluded."""
+
+    queue: str | None = None
+    type: str | None = None
+    statuses: frozenset[Status] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs, newest id first, and where to go on: None at the end."""
+
+    jobs: tuple[Job, ...]
+    after: JobId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """A queue as people see it. ``oldest_due`` is the due time of the job that has waited longest."""
+
+    name: str
+    counts: dict[Status, int]
+    oldest_due: datetime | None
+    paused_at: datetime | None
+    paused_by: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How many jobs of a queue reached a final state within one minute."""
+
+    minute: datetime
+    queue: str
+    status: Status
+    count: int

@@ -1,0 +1,226 @@
+"""Everything TaskHarbor raises on purpose.
+
+TaskHarborError
+├── UsageError                   the caller is wrong; trying again will not help
+│   ├── InvalidRequest           fields of a request break a rule; names each field, value and limit
+│   ├── IdempotencyConflict      the key is held by a job with another body
+│   ├── IllegalTransition        the job's state does not allow the move
+│   ├── PayloadNotEncodable      a value has no JSON form; names its path
+│   │   └── PayloadTooLarge
+│   └── PayloadNotDecodable      the stored bytes are not what this codec wrote
+├── EnqueueRefused               some jobs of a batch were refused; says which, the others are stored
+├── JobNotFound
+├── JobTimedOut                  the handler ran longer than the job may
+├── LeaseLost                    another worker owns the job, or nobody does
+│   ├── JobNotInflight
+│   ├── LeaseExpired
+│   └── LeaseMismatch
+├── SchemaOutOfDate              the store's tables and this code do not fit; run the migrations
+└── StoreUnavailable             the store is out of reach; trying again may help
+
+Drivers *return* the errors that concern one item of a batch, in the place of that
+item's answer, so that one refusal never hides what happened to its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.ids import JobId
+
+
+class TaskHarborError(Exception):
+    """The root of everything raised on purpose.
+
+    Facts stay in ``args``, so that an error survives copying between processes;
+    the wording is made from them in ``__str__``.
+    """
+
+
+class UsageError(TaskHarborError):
+    """The caller is wrong; trying again will not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One broken rule: which field, what it held, and what is allowed."""
+
+    field: str
+    value: str
+    rule: str
+
+    def within(self, place: str) -> Problem:
+        """Return the same problem, found in *place* of something larger."""
+        return Problem(field=f"{place}.{self.field}", value=self.value, rule=self.rule)
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.value}: {self.rule}"
+
+
+class InvalidRequest(UsageError):
+    """One or more fields of a request break a rule. Nothing was stored."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.problems))
+
+
+class IdempotencyConflict(UsageError):
+    """The idempotency key is held by a job with another type or payload."""
+
+    def __init__(self, queue: str, key: str, holder: JobId) -> None:
+        super().__init__(queue, key, holder)
+        self.queue, self.key, self.holder = queue, key, holder
+
+    def __str__(self) -> str:
+        return (
+            f"idempotency key {self.key!r} of queue {self.queue!r} belongs to job {self.holder}, "
+            "which has another type or payload: use another key, or send the same job"
+        )
+
+
+class IllegalTransition(UsageError):
+    """The job's state does not allow the move. Nothing changed."""
+
+    def __init__(self, job_id: JobId, status: str, event: str) -> None:
+        super().__init__(job_id, status, event)
+        self.job_id, self.status, self.event = job_id, status, event
+
+    def __str__(self) -> str:
+        return f"cannot {self.event} job {self.job_id}: it is {self.status}"
+
+
+class PayloadNotEncodable(UsageError):
+    """A value inside a payload or result has no form that can be stored."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, why)
+        self.path, self.why = path, why
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+class PayloadTooLarge(PayloadNotEncodable):
+    """The encoded payload or result is over the limit."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            "$", f"{size:,} bytes encoded, the limit is {limit:,}: store it elsewhere and pass a reference"
+        )
+        self.args = (size, limit)
+        self.size, self.limit = size, limit
+
+
+class PayloadNotDecodable(UsageError):
+    """The stored bytes are not what this codec wrote."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"cannot decode the stored bytes: {self.why}"
+
+
+class EnqueueRefused(TaskHarborError):
+    """Some jobs of a batch were refused; every other job of it is stored.
+
+    ``answers`` has one entry for each request, in order: what was stored, or the
+    error that says why not.
+    """
+
+    def __init__(self, answers: Sequence[object]) -> None:
+        super().__init__(answers)
+        self.answers = tuple(answers)
+
+    @property
+    def refused(self) -> dict[int, TaskHarborError]:
+        """The refused requests, by their place in the batch."""
+        return {n: answer for n, answer in enumerate(self.answers) if isinstance(answer, TaskHarborError)}
+
+    def __str__(self) -> str:
+        place, first = next(iter(self.refused.items()))
+        stored = len(self.answers) - len(self.refused)
+        return f"{len(self.refused)} of {len(self.answers)} jobs refused, {stored} stored; job {place}: {first}"
+
+
+class JobNotFound(TaskHarborError):
+    """There is no job with this id: it never was, or retention removed it."""
+
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"there is no job {self.job_id}"
+
+
+class JobTimedOut(TaskHarborError):
+    """The handler ran longer than the job's timeout."""
+
+    def __init__(self, job_id: JobId, timeout: timedelta) -> None:
+        super().__init__(job_id, timeout)
+        self.job_id, self.timeout = job_id, timeout
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} ran longer than its timeout of {self.timeout}"
+
+
+class LeaseLost(TaskHarborError):
+    """The lease no longer gives the right to run the job. Nothing changed."""
+
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+
+class JobNotInflight(LeaseLost):
+    """Nobody is running the job."""
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is not being processed"
+
+
+class LeaseMismatch(LeaseLost):
+    """Another lease holds the job."""
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is leased under another token"
+
+
+class LeaseExpired(LeaseLost):
+    """The lease ended before the call."""
+
+    def __str__(self) -> str:
+        return f"the lease on job {self.job_id} is over"
+
+
+class SchemaOutOfDate(TaskHarborError):
+    """The store's schema does not fit this code."""
+
+    def __init__(self, found: str, wanted: str, remedy: str) -> None:
+        super().__init__(found, wanted, remedy)
+        self.found, self.wanted, self.remedy = found, wanted, remedy
+
+    def __str__(self) -> str:
+        return f"the store's schema is {self.found}, this code needs {self.wanted}: {self.remedy}"
+
+
+class StoreUnavailable(TaskHarborError):
+    """The store is out of reach. Whether the last write took effect may be unknown."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"the store is out of reach: {self.why}"

@@ -1,0 +1,78 @@
+"""What is kept of an error that a handler raised."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import JobTimedOut
+from taskharbor.core.text import storable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An error as data: it is stored and shown, and never turned back into a class.
+
+    ``fingerprint`` is equal for errors of one kind from one place in the code,
+    whatever their message says, so that a thousand dead letters make one group.
+    """
+
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe *error*, whatever its ``__str__`` does: recording a failure must not fail."""
+        name = _type_name(error)
+        return cls(
+            type=storable(name, limit=200),
+            message=storable(_attempt(lambda: str(error), instead=f"(a {name} that cannot be printed)")),
+            traceback=storable(
+                _attempt(lambda: "".join(traceback.format_exception(error)), instead=_bare_traceback(error)),
+            ),
+            fingerprint=_fingerprint(name, error),
+        )
+
+    @property
+    def is_timeout(self) -> bool:
+        """The handler ran longer than its job may."""
+        return self.type == _TIMED_OUT
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.type, self.message)))
+
+
+_TIMED_OUT: Final = f"{JobTimedOut.__module__}.{JobTimedOut.__qualname__}"
+
+
+def _attempt(produce: Callable[[], str], *, instead: str) -> str:
+    try:
+        return produce()
+    except Exception:  # noqa: BLE001  the error is a user's object: its methods may raise anything
+        return instead
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _bare_traceback(error: BaseException) -> str:
+    """The frames alone: they are ours to print even when the error is not."""
+    return "".join(traceback.format_tb(error.__traceback__))
+
+
+def _fingerprint(name: str, error: BaseException) -> str:
+    """Hash the kind of error and the functions it passed through; line numbers change with every deploy."""
+    places = [
+        f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    return hashlib.sha256("\n".join([name, *places]).encode(errors="replace")).hexdigest()[:16]

@@ -1,0 +1,77 @@
+"""Names for jobs and leases."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final, NewType
+from uuid import UUID, uuid4
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JobId = NewType("JobId", UUID)
+Token = NewType("Token", UUID)
+
+
+def new_token() -> Token:
+    """Return a lease token that was never used before, in any process."""
+    return Token(uuid4())
+
+
+class JobIds:
+    """Makes UUIDv7 job ids that grow within a process, whatever its clock does.
+
+    A v7 id is 48 bits of milliseconds and 74 random bits. Within one millisecond
+    (and while the clock runs behind the last id) the random part grows by a
+    random step instead of being drawn anew, so ids stay ordered, and hard to guess.
+    """
+
+    def __init__(
+        self,
+        *,
+        milliseconds: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._milliseconds = milliseconds
+        self._entropy = entropy
+        self._lock = threading.Lock()
+        self._last_time = -1
+        self._last_tail = 0
+        # A child must neither wait for a lock that some thread of its parent held
+        # nor go on from the parent's last id, from which the parent goes on too.
+        os.register_at_fork(after_in_child=self._forget)
+
+    def __call__(self) -> JobId:
+        with self._lock:
+            now = self._milliseconds()
+            if now > self._last_time:
+                self._last_time, self._last_tail = now, self._random_bits(_TAIL_BITS - 1)
+            else:
+                self._last_tail += 1 + self._random_bits(_STEP_BITS)
+                if self._last_tail >> _TAIL_BITS:
+                    self._last_time += 1
+                    self._last_tail = self._random_bits(_TAIL_BITS - 1)
+            return _assemble(self._last_time, self._last_tail)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._last_time = -1
+        self._last_tail = 0
+
+    def _random_bits(self, bits: int) -> int:
+        return int.from_bytes(self._entropy(10)) >> (80 - bits)
+
+
+_TAIL_BITS: Final = 74
+_STEP_BITS: Final = 32
+
+
+def _assemble(milliseconds: int, tail: int) -> JobId:
+    high, low = tail >> 62, tail & ((1 << 62) - 1)
+    return JobId(UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
+
+
+# One for the whole process: two factories could not keep ids ordered between them.
+new_job_id: Final = JobIds()

@@ -1,0 +1,132 @@
+"""The message that rings for a job, and what a worker does with it.
+
+A message is a hint: it carries no payload and no authority. Whatever it says, the
+store decides; so a message may be lost, doubled, late or forged without harm.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.ids import JobId
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+VERSION: Final = 1
+MAX_BODY: Final = 1_000
+"""Longer than any message of ours: what is longer is not read."""
+
+FEW: Final = 3
+"""How often a message for an unknown job may be seen: its insert may not have committed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Job *job_id* is due. *seq* is the job's ``sends`` when it was sent."""
+
+    job_id: JobId
+    seq: int
+
+
+def body(message: Message) -> str:
+    """Return the message as it goes over the wire.
+
+    >>> body(Message(JobId(UUID(int=7)), 1))
+    '{"v":1,"id":"00000000-0000-0000-0000-000000000007","seq":1}'
+    """
+    return json.dumps({"v": VERSION, "id": str(message.job_id), "seq": message.seq}, separators=(",", ":"))
+
+
+def parse(text: str) -> Message | None:
+    """Return the message in *text*, or None where there is none we can read.
+
+    >>> parse("hello") is None
+    True
+    """
+    if len(text) > MAX_BODY:
+        return None
+    try:
+        match json.loads(text):
+            case {"v": 1, "id": str(job_id), "seq": int(seq)} if seq >= 0:
+                return Message(JobId(UUID(job_id)), int(seq))
+    except (ValueError, RecursionError):
+        return None
+    return None
+
+
+class Finding(StrEnum):
+    """What a worker found behind a message, other than a refusal."""
+
+    UNREADABLE = "unreadable"
+    SETTLED = "settled"
+    """Claimed, and its settlement, of whatever kind, is committed."""
+    UNSETTLED = "unsettled"
+    """Claimed, and its settlement is not known to be committed."""
+    CLAIM_UNKNOWN = "claim unknown"
+    """The claim's reply was lost, and reading back did not help."""
+    STORE_AWAY = "store away"
+
+
+class Action(StrEnum):
+    """What to do with a message."""
+
+    DELETE = "delete"
+    DECLINE = "decline"
+    """Tell the store that it must ring again, then delete."""
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do with a message; where it is left, how long it stays hidden (None: as it is)."""
+
+    action: Action
+    hidden_for: timedelta | None = None
+
+
+def judge(
+    found: Finding | Refused,
+    *,
+    seq: int,
+    receives: int,
+    visibility: timedelta,
+    now: datetime,
+) -> Verdict:
+    """Return what to do with a message, by what was found behind it.
+
+    A message is deleted only after its outcome is committed, or when the store will
+    ring again by itself. *receives* is how often this message was delivered so far.
+    """
+    if isinstance(found, Finding):
+        return Verdict(Action.DELETE if found in {Finding.UNREADABLE, Finding.SETTLED} else Action.LEAVE)
+    if found.reason is Reason.NOT_FOUND:
+        return Verdict(Action.DELETE if receives > FEW else Action.LEAVE)
+    hidden_for = _remaining(found.until, visibility, now)
+    soon = found.until is None or found.until - now <= visibility
+    waits_here = found.reason in {Reason.LEASED, Reason.UNHANDLED} or (found.reason is Reason.NOT_DUE and soon)
+    if seq >= found.sends and waits_here:
+        return Verdict(Action.LEAVE, hidden_for)
+    return Verdict(Action.DECLINE)
+
+
+def resend_interval(resends: int, *, first: timedelta, cap: timedelta) -> timedelta:
+    """Return how long after its *resends*-th sending an unclaimed job is sent again.
+
+    >>> [resend_interval(n, first=timedelta(minutes=1), cap=timedelta(minutes=10)).seconds for n in (1, 2, 3, 99)]
+    [60, 120, 240, 600]
+    """
+    doublings = min(max(resends, 1) - 1, 64)
+    return cap if first > cap / 2**doublings else first * 2**doublings
+
+
+def _remaining(until: datetime | None, visibility: timedelta, now: datetime) -> timedelta:
+    if until is None:
+        return visibility
+    return min(max(until - now, timedelta(seconds=1)), visibility)

@@ -1,0 +1,225 @@
+"""A job, and what is kept about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.codec import Codec, JsonCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from taskharbor.core.failure import Failure
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.states import Event, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job that was accepted but is not stored yet: what the client hands to a driver.
+
+    ``scheduled_for`` is the given moment; where it is None the store stamps its own
+    time plus ``delay``. ``digest`` stands for type and payload, and tells a repeat
+    under the same idempotency key from another job that happens to use it.
+    """
+
+    id: JobId
+    type: str
+    queue: str
+    payload: bytes = field(repr=False)
+    created_at: datetime
+    max_attempts: int
+    scheduled_for: datetime | None = None
+    delay: timedelta = timedelta(0)
+    timeout: timedelta | None = None
+    priority: int = 0
+    idempotency_key: str | None = None
+    digest: bytes = field(default=b"", repr=False)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+_UNDECODED: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One durable unit of work, as its row was when it was read.
+
+    ``payload`` is what is stored, ``data`` what was enqueued.
+    """
+
+    id: JobId
+    type: str
+    queue: str
+    priority: int
+    payload: bytes = field(repr=False)
+    status: Status
+    scheduled_for: datetime
+    timeout: timedelta | None
+    created_at: datetime
+    attempt_count: int
+    max_attempts: int
+    last_error: str | None = None
+    failed_at: datetime | None = None
+    lease_token: Token | None = None
+    lease_expires_at: datetime | None = None
+    worker_id: str | None = None
+    processing_started_at: datetime | None = None
+    completed_at: datetime | None = None
+    settled_token: Token | None = None
+    life: int = 1
+    dispatch_at: datetime | None = None
+    sent_at: datetime | None = None
+    sends: int = 0
+    resends: int = 0
+    releases: int = 0
+    dead_reason: str | None = None
+    dead_at: datetime | None = None
+    cancel_requested_at: datetime | None = None
+    idempotency_key: str | None = None
+    result: bytes | None = field(default=None, repr=False)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    codec: Codec = field(default=JsonCodec(), repr=False, compare=False)
+    _data: Any = field(default=_UNDECODED, init=False, repr=False, compare=False)
+
+    @property
+    def data(self) -> Any:
+        """The decoded payload. Raises `PayloadNotDecodable` where the codec cannot read it."""
+        if self._data is _UNDECODED:
+            decoded = self.codec.decode(self.payload, context=payload_context(self.id, self.type))
+            object.__setattr__(self, "_data", decoded)
+        return self._data
+
+    @property
+    def is_spent(self) -> bool:
+        """No attempt is left."""
+        return self.attempt_count >= self.max_attempts
+
+
+def payload_context(job_id: JobId, job_type: str) -> bytes:
+    """Return what a codec may bind a payload to, so that its bytes are of no use in another job."""
+    return b"payload:%b:%b" % (job_id.bytes, job_type.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The timed, fenced right to run a job: valid while ``expires_at`` is later than the store's now."""
+
+    job_id: JobId
+    token: Token
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job and the lease under which it was taken."""
+
+    job: Job
+    lease: Lease
+
+
+class AttemptOutcome(StrEnum):
+    """How an attempt ended, for people. A plain success leaves no row."""
+
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    SNOOZED = "SNOOZED"
+    RELEASED = "RELEASED"
+    CANCELED = "CANCELED"
+    LOST = "LOST"
+    CLOCK = "CLOCK"
+    """Lost to a jump of the store's clock, and given back."""
+    REQUEUED = "REQUEUED"
+    """No attempt: a person gave the job a new life. ``worker_id`` says who, the failure's message why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One line of a job's history, written once under (job id, token) and never changed.
+
+    ``attempt`` is a label: it repeats after an attempt was given back. ``event`` is
+    what ended the attempt and ``status`` where that led.
+    """
+
+    job_id: JobId
+    token: Token
+    life: int
+    attempt: int
+    worker_id: str | None
+    started_at: datetime | None
+    ended_at: datetime
+    event: Event
+    status: Status
+    outcome: AttemptOutcome
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadTaskEvent:
+    """Tells the world that a job died. One for each death: a job requeued may die again."""
+
+    job_id: JobId
+    life: int
+    type: str
+    queue: str
+    worker_id: str | None
+    attempt_count: int
+    max_attempts: int
+    error: str
+    dead_at: datetime
+
+    @property
+    def event_id(self) -> str:
+        """Equal for every repeat of one death, so that a consumer can drop duplicates."""
+        return f"{self.job_id}:{self.life}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRow:
+    """A death's event, and how far its publishing got."""
+
+    event: DeadTaskEvent
+    next_at: datetime
+    attempts: int = 0
+    last_error: str | None = None
+    published_at: datetime | None = None
+    given_up_at: datetime | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Nobody needs to publish it any more."""
+        return self.published_at is not None or self.given_up_at is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A worker process that says it is alive."""
+
+    id: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    types: tuple[str, ...]
+    concurrency: int
+    started_at: datetime
+    seen_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A job that is made again and again. ``next_at`` is the next fire time; None while there is none."""
+
+    name: str
+    cron: str
+    timezone: str
+    type: str
+    queue: str
+    payload: bytes = field(repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+    next_at: datetime | None = None
+    fired_at: datetime | None = None
+    paused_at: datetime | None = None

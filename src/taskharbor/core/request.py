@@ -1,0 +1,157 @@
+"""What a caller asks for, and the rules it must keep."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import InvalidRequest, Problem
+from taskharbor.core.outcome import MAX_DELAY
+from taskharbor.core.text import is_storable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TYPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
+QUEUE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+PRIORITIES: Final = range(-32_768, 32_768)
+ATTEMPTS: Final = range(1, 1_000_001)
+MAX_TIMEOUT: Final = timedelta(days=366)
+MAX_KEY: Final = 255
+MAX_METADATA: Final = 32
+MAX_METADATA_KEY: Final = 64
+MAX_METADATA_VALUE: Final = 1_024
+EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
+_SHOWN: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A job somebody wants done.
+
+    *scheduled_for* or *delay* says when it may start; without either it is due at
+    once. Of due jobs the lowest *priority* number runs first. *max_attempts* comes
+    from the retry policy where it is not given. A second request with the same
+    *idempotency_key* in the same queue does not make a second job.
+
+    >>> JobRequest(type="email.send", payload={"to": "a@b.c"}, delay=timedelta(minutes=5)).queue
+    'default'
+    """
+
+    type: str
+    payload: object = field(default=None, repr=False)
+    queue: str = "default"
+    scheduled_for: datetime | None = None
+    delay: timedelta | None = None
+    timeout: timedelta | None = None
+    max_attempts: int | None = None
+    priority: int = 0
+    idempotency_key: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def check(request: JobRequest) -> None:
+    """Raise `InvalidRequest`, naming every field that breaks its rule, what it holds and what is allowed."""
+    if problems := list(_problems(request)):
+        raise InvalidRequest(problems)
+
+
+def check_queue(queue: str) -> None:
+    """Raise `InvalidRequest` where *queue* cannot be the name of a queue."""
+    if problems := list(_name(queue, "queue", QUEUE_PATTERN)):
+        raise InvalidRequest(problems)
+
+
+def check_budget(budget: int) -> None:
+    """Raise `InvalidRequest` where *budget* is no number of attempts a requeued job may have."""
+    if problems := list(_number(budget, "budget", ATTEMPTS)):
+        raise InvalidRequest(problems)
+
+
+def _problems(request: JobRequest) -> Iterator[Problem]:
+    yield from _name(request.type, "type", TYPE_PATTERN)
+    yield from _name(request.queue, "queue", QUEUE_PATTERN)
+    yield from _when(request)
+    if request.timeout is not None:
+        yield from _duration(request.timeout, "timeout", least=timedelta.resolution, most=MAX_TIMEOUT)
+    if request.max_attempts is not None:
+        yield from _number(request.max_attempts, "max_attempts", ATTEMPTS)
+    yield from _number(request.priority, "priority", PRIORITIES)
+    if request.idempotency_key is not None:
+        yield from _text(request.idempotency_key, "idempotency_key", least=1, most=MAX_KEY)
+    yield from _metadata(request.metadata)
+
+
+def _when(request: JobRequest) -> Iterator[Problem]:
+    moment: object = request.scheduled_for
+    delay = request.delay
+    if moment is not None and delay is not None:
+        yield _problem("delay", delay, "give scheduled_for or delay, not both")
+    if delay is not None:
+        yield from _duration(delay, "delay", least=timedelta(0), most=MAX_DELAY)
+    if moment is None:
+        return
+    if not isinstance(moment, datetime):
+        yield _problem("scheduled_for", moment, "must be a datetime")
+    elif moment.tzinfo is None or moment.utcoffset() is None:
+        yield _problem("scheduled_for", moment, "needs a time zone, such as datetime.now(UTC)")
+    elif not EARLIEST <= moment < LATEST:
+        yield _problem("scheduled_for", moment, f"must be from {EARLIEST:%Y} to before {LATEST:%Y}")
+
+
+def _name(value: object, name: str, pattern: re.Pattern[str]) -> Iterator[Problem]:
+    if not isinstance(value, str):
+        yield _problem(name, value, "must be a str")
+    elif not pattern.fullmatch(value):
+        yield _problem(name, value, f"must match {pattern.pattern}")
+
+
+def _text(value: object, name: str, *, least: int, most: int) -> Iterator[Problem]:
+    if not isinstance(value, str):
+        yield _problem(name, value, "must be a str")
+    elif not least <= len(value) <= most:
+        yield _problem(name, value, f"must have {least} to {most:,} characters, and has {len(value):,}")
+    elif not is_storable(value):
+        yield _problem(name, value, "must hold no NUL and no lone surrogate")
+
+
+def _number(value: object, name: str, allowed: range) -> Iterator[Problem]:
+    if not isinstance(value, int) or isinstance(value, bool):
+        yield _problem(name, value, "must be an int")
+    elif value not in allowed:
+        yield _problem(name, value, f"must be from {allowed[0]:,} to {allowed[-1]:,}")
+
+
+def _duration(value: object, name: str, *, least: timedelta, most: timedelta) -> Iterator[Problem]:
+    if not isinstance(value, timedelta):
+        yield _problem(name, value, "must be a timedelta")
+    elif not least <= value <= most:
+        above = "at least 0" if least == timedelta(0) else "above 0"
+        yield _problem(name, value, f"must be {above} and at most {most.days:,} days")
+
+
+def _metadata(metadata: object) -> Iterator[Problem]:
+    try:
+        items = list(metadata.items())  # type: ignore[attr-defined]  # whatever is no mapping has none
+    except AttributeError:
+        yield _problem("metadata", metadata, "must be a mapping of str to str")
+        return
+    if len(items) > MAX_METADATA:
+        yield _problem("metadata", f"{len(items):,} entries", f"must have at most {MAX_METADATA}")
+    for key, value in items[:MAX_METADATA]:
+        yield from _text(key, "metadata key", least=1, most=MAX_METADATA_KEY)
+        yield from _text(value, f"metadata[{_shown(key)}]", least=0, most=MAX_METADATA_VALUE)
+
+
+def _problem(name: str, value: object, rule: str) -> Problem:
+    return Problem(field=name, value=_shown(value), rule=rule)
+
+
+def _shown(value: object) -> str:
+    """Show enough of *value* to recognise it."""
+    text = value if isinstance(value, str) else str(value) if isinstance(value, timedelta) else repr(value)
+    short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return repr(short) if isinstance(value, str) else short

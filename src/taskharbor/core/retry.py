@@ -1,0 +1,127 @@
+"""When a failed job is tried again."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskharbor.core.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from taskharbor.core.ids import JobId
+
+DEFAULT_MAX_ATTEMPTS: Final = 20
+
+
+class Backoff(Protocol):
+    """How long to wait after the given attempt; None to give up.
+
+    *chance* is a number in [0, 1) for jitter: equal for the same job and attempt,
+    so that a decision can be repeated, and different between jobs.
+    """
+
+    def delay(self, attempt: int, *, chance: float) -> timedelta | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Wait *base* after the first attempt and *factor* times longer after each next one, up to *cap*.
+
+    *jitter* is the part of a delay that chance may take away, so that jobs which
+    failed together do not come back together.
+
+    >>> [Exponential(jitter=0).delay(n, chance=0) // timedelta(seconds=1) for n in (1, 2, 3, 10**6)]
+    [5, 10, 20, 3600]
+    """
+
+    base: timedelta = timedelta(seconds=5)
+    factor: float = 2.0
+    cap: timedelta = timedelta(hours=1)
+    jitter: float = 0.25
+
+    def __post_init__(self) -> None:
+        _require(timedelta(0) < self.base <= self.cap, "base", self.base, "above zero and at most cap")
+        _require(1 <= self.factor < math.inf, "factor", self.factor, "at least 1")
+        _require(0 <= self.jitter < 1, "jitter", self.jitter, "at least 0 and below 1")
+
+    def delay(self, attempt: int, *, chance: float) -> timedelta:
+        # The exponent is compared before the power is taken: 2 ** 1024 has no float.
+        steps = max(attempt, 1) - 1
+        reaches_cap = self.factor > 1 and steps >= math.log(self.cap / self.base, self.factor)
+        full = self.cap if reaches_cap else self.base * self.factor**steps
+        return max(min(full, self.cap) * (1 - self.jitter * chance), timedelta.resolution)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Wait the same time after every attempt."""
+
+    wait: timedelta
+
+    def __post_init__(self) -> None:
+        _require(self.wait > timedelta(0), "wait", self.wait, "above zero")
+
+    def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  it depends on neither
+        return self.wait
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Give up at the first failure."""
+
+    def delay(self, attempt: int, *, chance: float) -> None:  # noqa: ARG002  it depends on neither
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often, and after which delays, a failed job is tried again.
+
+    *backoff* is one of `Exponential`, `Fixed`, `Never`, or a function from the number
+    of the attempt to a delay (None to give up). *rules* gives errors of some classes
+    a backoff of their own; *give_up_on* lists classes that are not worth a retry. The
+    class nearest to the error's own decides.
+
+    >>> RetryPolicy(rules={TimeoutError: Fixed(timedelta(seconds=1))}, give_up_on=(ValueError,), max_attempts=5)
+    ... # doctest: +ELLIPSIS
+    RetryPolicy(...)
+    """
+
+    backoff: Backoff | Callable[[int], timedelta | None] = field(default_factory=Exponential)
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    rules: Mapping[type[BaseException], Backoff | Callable[[int], timedelta | None]] = field(default_factory=dict)
+    give_up_on: tuple[type[BaseException], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.max_attempts >= 1, "max_attempts", self.max_attempts, "at least 1")
+
+    def delay(self, job_id: JobId, attempt: int, error: BaseException) -> timedelta | None:
+        """Return how long to wait after *attempt* of this job failed with *error*; None to give up."""
+        backoff = self._backoff_for(error)
+        if callable(backoff):
+            return backoff(attempt)
+        return backoff.delay(attempt, chance=_chance(self.seed, job_id, attempt))
+
+    def _backoff_for(self, error: BaseException) -> Backoff | Callable[[int], timedelta | None]:
+        for kind in type(error).__mro__:
+            if kind in self.give_up_on:
+                return Never()
+            if kind in self.rules:
+                return self.rules[kind]
+        return self.backoff
+
+
+def _chance(seed: int, job_id: JobId, attempt: int) -> float:
+    material = b"%d:%b:%d" % (seed, job_id.bytes, attempt)
+    return int.from_bytes(hashlib.blake2b(material, digest_size=7).digest()) / (1 << 56)
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:  # noqa: FBT001  it is the claim itself
+    if not holds:
+        raise UsageError(Problem(field=name, value=repr(value), rule=rule))

@@ -1,0 +1,44 @@
+"""Text that every store accepts.
+
+A failure that cannot be recorded would leave its job running for ever in the
+books, so whatever a handler raises is made storable first: no NUL (PostgreSQL
+refuses it), no lone surrogate (it has no UTF-8 form), and a bounded size.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_TEXT: Final = 16_384
+"""The most characters kept of an error's message or traceback."""
+
+
+def storable(text: str, *, limit: int = MAX_TEXT) -> str:
+    r"""Return *text* as every store can keep it, cut in the middle to at most *limit* characters.
+
+    >>> storable("a\x00b")
+    'a\\x00b'
+    >>> storable("x" * 100, limit=40)
+    'xxxxxxx… 86 characters left out …xxxxxxx'
+    """
+    # Cut first, so that a gigabyte is not copied to keep a page; and once more,
+    # because an escape is longer than what it stands for.
+    clean = _cut(text, limit).replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+    return _cut(clean, limit)
+
+
+def is_storable(text: str) -> bool:
+    """Tell whether every store keeps *text* exactly as it is."""
+    return "\x00" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _cut(text: str, limit: int) -> str:
+    """Keep the head and the tail: a traceback's last lines say most."""
+    if len(text) <= limit:
+        return text
+    note = f"… {len(text) - limit:,} characters left out …"
+    room = max(limit - len(note), 0)
+    note = f"… {len(text) - room:,} characters left out …"
+    room = max(limit - len(note), 0)
+    head, tail = (room + 1) // 2, room // 2
+    return (text[:head] + note + (text[-tail:] if tail else ""))[:limit]

@@ -1,0 +1,129 @@
+"""Payloads and results that only holders of a key can read or alter.
+
+Wire form, all in one run of bytes::
+
+    1 byte    version, 0x01 (no JSON text begins with it)
+    1 byte    length of the key id
+    n bytes   key id, ASCII
+    12 bytes  nonce, random
+    the rest  AES-GCM ciphertext with its 16-byte tag
+
+The header (the first three fields) and the context are authenticated too: bytes moved
+to another job, or from a payload to a result, do not open.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from taskharbor.core.codec import JsonCodec
+from taskharbor.core.errors import PayloadNotDecodable, Problem, UsageError
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+except ImportError as missing:
+    remedy = "taskharbor.crypto needs the cryptography package: pip install 'taskharbor[crypto]'"
+    raise ImportError(remedy) from missing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskharbor.core.codec import Codec
+
+_JSON: Final = JsonCodec()
+
+
+class AesGcmCodec:
+    """Encrypts what another codec wrote.
+
+    *keys* maps the id of each key to its 16, 24 or 32 bytes. *active* encrypts, by
+    default the last one; all decrypt. To rotate, add a key at the end, first to every
+    process that reads, then to those that write; drop the old one when no job is
+    stored under it. Rotate before a key has encrypted 2**32 payloads and results:
+    beyond that, two of its random nonces may well be the same.
+
+    ``digest`` is keyed, so that a stored digest does not betray a payload that can be
+    guessed. Its key comes from the **first** of *keys*, and so outlives added ones.
+    When the first is dropped, digests change: a repeat under an idempotency key from
+    before is refused as another body, until the key's job is gone. No job is lost.
+
+    >>> codec = AesGcmCodec({"2025": bytes(32)})
+    >>> codec.decode(codec.encode({"card": "4111"}, context=b"job 1"), context=b"job 1")
+    {'card': '4111'}
+    >>> codec
+    AesGcmCodec(keys=['2025'], active='2025')
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], *, active: str | None = None, inner: Codec = _JSON) -> None:
+        for key_id, key in keys.items():
+            _check(key_id, key)
+        if not keys:
+            _misuse("keys", "empty", "at least one is needed")
+        self._active = [*keys][-1] if active is None else active
+        if self._active not in keys:
+            _misuse("active", repr(active), f"the keys are {[*keys]}")
+        self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
+        self._digest_key = _digest_key(next(iter(keys.values())))
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(keys={[*self._ciphers]}, active={self._active!r})"
+
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        plain = self._inner.encode(value, context=context)
+        header = bytes([_VERSION, len(self._active)]) + self._active.encode("ascii")
+        nonce = os.urandom(_NONCE)
+        return header + nonce + self._ciphers[self._active].encrypt(nonce, plain, header + context)
+
+    def decode(self, data: bytes, *, context: bytes) -> Any:
+        if data[:1] != bytes([_VERSION]):
+            _refuse("they do not begin as AesGcmCodec's do; read them with the codec that wrote them")
+        start = 2 + int.from_bytes(data[1:2])
+        header, nonce, sealed = data[:start], data[start : start + _NONCE], data[start + _NONCE :]
+        if len(sealed) < _TAG:
+            _refuse("they are cut short")
+        cipher = self._ciphers.get(key_id := header[2:].decode("ascii", "backslashreplace"))
+        if cipher is None:
+            _refuse(f"they are encrypted under the key {key_id!r}: put it back in AesGcmCodec's keys")
+        try:
+            plain = cipher.decrypt(nonce, sealed, header + context)
+        except InvalidTag:
+            _refuse(f"they were altered, or written for another job or role, or under another key named {key_id!r}")
+        return self._inner.decode(plain, context=context)
+
+    def digest(self, value: object) -> bytes:
+        return hmac.digest(self._digest_key, self._inner.digest(value), "sha256")
+
+
+_VERSION: Final = 1
+_NONCE: Final = 12
+_TAG: Final = 16
+
+
+def _check(key_id: object, key: object) -> None:
+    """Refuse what cannot be a key, without ever showing one."""
+    if not isinstance(key_id, str) or not re.fullmatch(r"[ -~]{1,64}", key_id):
+        _misuse("keys", "given with an unusable id", "an id is 1 to 64 printable ASCII characters")
+    if not isinstance(key, bytes):
+        _misuse(f"keys[{key_id!r}]", f"a {type(key).__name__}", "a key is bytes, 16, 24 or 32 of them")
+    if len(key) not in {16, 24, 32}:
+        _misuse(f"keys[{key_id!r}]", f"{len(key)} bytes long", "a key has 16, 24 or 32")
+
+
+def _digest_key(key: bytes) -> bytes:
+    """Derive a key for digests alone, so that none of them says anything about the key that encrypts."""
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"taskharbor payload digest v1").derive(key)
+
+
+def _misuse(field: str, value: str, rule: str) -> NoReturn:
+    raise UsageError(Problem(field=field, value=value, rule=rule))
+
+
+def _refuse(why: str) -> NoReturn:
+    raise PayloadNotDecodable(why) from None

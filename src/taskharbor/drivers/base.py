@@ -1,0 +1,341 @@
+"""The contract of a store, in four small protocols.
+
+`Driver` moves jobs, `Upkeep` does what nobody asks for, `Inspector` only reads, and
+`Control` is for people. `taskharbor.testing.conformance` is this page as tests: a
+driver that passes it is a driver.
+
+What holds for every method:
+
+- **The store's clock decides.** "Now" is one reading of it for the whole call.
+  Due: ``scheduled_for <= now``. A lease is valid while ``lease_expires_at > now`` and
+  over from ``lease_expires_at <= now`` on; no instant is both.
+- **Every move is one atomic conditional statement.** The guard of the transition table
+  (`taskharbor.core.states`) stands in the statement that makes the move. Never read a
+  row in order to decide a write: between the two the row may change hands.
+- **One answer for each item, in the order asked.** A refused item is answered by an
+  error, returned and not raised; it changes nothing, and its neighbours are unharmed.
+- **A call that raises** (`StoreUnavailable`) may or may not have taken effect. Each can
+  be repeated: insert by the job's id, settle and requeue by their token, and a lost
+  reply of reserve or claim is read back by the token the caller chose.
+- **No policy.** Delays, bounds and durations come in as arguments.
+- Methods are called from many threads at once. None waits without a deadline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.answers import (
+        Declined,
+        Dispatch,
+        Expired,
+        Extended,
+        Finished,
+        Inserted,
+        JobFilter,
+        Moved,
+        Page,
+        Published,
+        QueueView,
+        Refused,
+        Sent,
+        Settled,
+        Settlement,
+        Skipped,
+        Unpublished,
+        Unsent,
+    )
+    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Attempt, Claim, Job, Lease, NewJob, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.states import Status
+
+
+class Driver(Protocol):
+    """What moves jobs, in the order of a job's life."""
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """The same store's upkeep."""
+
+    @property
+    def inspector(self) -> Inspector:
+        """The same store's inspector."""
+
+    @property
+    def control(self) -> Control:
+        """The same store's control."""
+
+    def insert(self, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+        """Store new jobs as PENDING, with no attempt counted.
+
+        The first job under a (queue, idempotency key) wins and is never changed. A later
+        one with the same digest is answered with the first one's id and ``existed``; with
+        another digest it is refused. A key stays taken until its job is pruned, whatever
+        becomes of the job; one that is held only by a transaction which then rolls back is
+        free: wait for that transaction rather than answer for it. An id that is already
+        stored is answered with ``existed``, so that a call with a lost reply can be
+        repeated. The rules hold between the items of one call as well.
+        """
+
+    def reserve(
+        self,
+        queue: str,
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        limit: int,
+        patience: timedelta,
+        types: Collection[str] | None = None,
+        reclaim: bool = True,
+    ) -> list[Claim]:
+        """Take up to *limit* due jobs of one queue, in the order of priority, ``scheduled_for`` and id.
+
+        Taken are PENDING and FAILED jobs that are due, and ENQUEUED ones that have been
+        due for longer than *patience* (their message is taken for lost): none that is
+        spent, none while the queue is paused, none of a type outside *types* (None: any).
+        Every job taken becomes PROCESSING under *token* until now + *lease*, and its
+        attempt counts from this moment.
+
+        Where that leaves room and *reclaim* is true, jobs of the queue whose lease is over
+        are taken as well, longest over first: none that is spent, none whose cancel was
+        requested, none during a clock hold. The attempt that was lost is recorded under
+        its old token.
+
+        *token* must be fresh (`new_token`): it is the fence, and what a lost reply is
+        read back by. *worker* is for people.
+        """
+
+    def claim(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        types: Collection[str] | None = None,
+    ) -> list[Claim | Refused]:
+        """Take the named jobs, as a delivered message asks for.
+
+        The guard and the effects are those of `reserve`, but only ENQUEUED jobs and ended
+        leases qualify, and ENQUEUED ones at once when due. A refusal says why (the first
+        reason of `Reason` that holds) and until when. An id given twice is claimed once
+        and refused as leased the second time. During a clock hold an ended lease counts
+        as leased until the hold ends.
+        """
+
+    def extend(
+        self,
+        leases: Sequence[Lease],
+        *,
+        lease: timedelta,
+    ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
+        """Let leases run until now + *lease*; the token stays.
+
+        A lease that is over is over: it cannot be extended, even if nobody took the job
+        since. Rows locked by another transaction are answered `Skipped` and must not be
+        waited for: one handler's open transaction must not starve the others' leases.
+        Errors are those of `settle`, in the same order.
+        """
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        """Record how attempts ended. `Settled` means: committed, under this very token.
+
+        Checked in this order: settled with this event by this token before → the recorded
+        answer again, whatever happened to the job since; no such job → `JobNotFound`; not
+        PROCESSING → `JobNotInflight`; another token → `LeaseMismatch`; lease over →
+        `LeaseExpired`. What each outcome does stands in the transition table; where it
+        leads is `taskharbor.core.states.landing`. Every outcome but a success leaves a row
+        in the job's attempts, and every death an outbox row, in the same commit.
+        """
+
+    def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
+        """Return the jobs that these tokens hold now, under leases that are not over.
+
+        For a caller that lost the reply of `reserve` or `claim`: what is not here was not
+        taken, or is lost again.
+        """
+
+    def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
+        """Mark due jobs ENQUEUED and lock them for sending until now + *lock*.
+
+        Taken are waiting jobs that are due and not spent, whose ``dispatch_at`` is null or
+        past, while the queue is not paused: by priority, then by how long they could have
+        been dispatched (``dispatch_at``, or ``scheduled_for`` where that is null), so that
+        neither new jobs nor re-sends starve the other. A job without ``dispatch_at`` is
+        taken only while fewer than *unclaimed* others of the queue have one; a re-send
+        always. The mark comes before the send, so that no worker ever receives an id
+        which it cannot claim yet.
+        """
+
+    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+        """Record what became of messages; False where the job has moved on since.
+
+        Sent and unsent apply only while ``sends`` *and* ``dispatch_at`` are as the dispatch
+        left them: a reply that comes late, after a claim or a newer dispatch, changes nothing. Declined
+        applies to an ENQUEUED job whose newest message this was.
+        """
+
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+        """Call jobs off: a waiting one is CANCELED now; of one in PROCESSING it is requested.
+
+        A request is kept until the job ends: nothing leads such a job back to waiting, and
+        no new lease is made for it. A final job is answered by `IllegalTransition`.
+        """
+
+    def requeue(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        budget: int,
+        by: str,
+        why: str,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        queue: str | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        """Give DEAD and CANCELED jobs a new life of *budget* attempts (at least 1, else `InvalidRequest`).
+
+        ``attempt_count`` never runs back; ``max_attempts`` becomes ``attempt_count + budget``.
+        The job is due at *scheduled_for*, or now + *delay*, or now. *token* is fresh: a
+        repeated call with it is answered as the first was. *by* and *why* go into the
+        job's attempts. Where *queue* is given, a job of another queue is not found.
+        """
+
+    def reschedule(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        priority: int | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        """Move waiting jobs to another time or priority; what is None stays. A message on its way is void."""
+
+    def close(self) -> None:
+        """Give back what the driver holds. Later calls may raise."""
+
+
+class Upkeep(Protocol):
+    """What keeps the store healthy. Any number of processes call these at once."""
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        """Bring back up to *limit* jobs whose lease is over, longest over first; nobody else's.
+
+        A job whose cancel was requested becomes CANCELED, a spent one DEAD (with its
+        outbox row), any other waits again, due now. The lost attempt is recorded. During
+        a clock hold nothing is brought back; an attempt lost to the jump is recorded as
+        CLOCK and given back. Rows locked by others are skipped.
+        """
+
+    def bury(self, *, limit: int) -> list[JobId]:
+        """Turn waiting jobs that are spent into dead letters. There should never be any."""
+
+    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+        """Learn that the store's clock jumped: it should read *expected*.
+
+        Ahead: a clock hold of one *lease* begins, and leases that ended between *expected*
+        and now count as lost to the clock. Back: leases that end later than now + *lease*
+        are cut to that. Several processes may report the same jump.
+        """
+
+    def prune(self, *, statuses: Collection[Status], older_than: timedelta, limit: int) -> int:
+        """Remove up to *limit* jobs that ended *older_than* ago or earlier, and return how many.
+
+        Only final statuses may be asked for (else `UsageError`). A job with an event that
+        is neither published nor given up stays. Keys, attempts and events go with the job.
+        """
+
+    def take_duty(self, name: str, *, every: timedelta) -> bool:
+        """Pass the turnstile of a periodic duty: True for one caller in each period."""
+
+    def beat_worker(self, worker: WorkerRecord) -> None:
+        """Note that a worker is alive, and what it runs; the store stamps ``seen_at``."""
+
+    def forget_workers(self, *, unseen_for: timedelta) -> int:
+        """Remove workers that have been silent for at least so long, and return how many."""
+
+    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+        """Take events to publish, oldest death first; nobody else gets them before now + *lock*."""
+
+    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+        """Record what became of events; False where one is unknown or was done before."""
+
+    def schedules_due(self, *, limit: int) -> list[Schedule]:
+        """Return schedules whose ``next_at`` has come and that are not paused, longest due first."""
+
+    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
+        """Move a schedule on to *next_at*, if its ``next_at`` still is *fired*; True for one caller."""
+
+    def roll_up(self, *, keep: timedelta) -> int:
+        """Fold what is pending into the aggregates; drop minutes older than *keep*, and return how many.
+
+        No answer of the inspector changes by folding.
+        """
+
+
+class Inspector(Protocol):
+    """Reads only. Nothing here locks, counts over history, or changes a row."""
+
+    def now(self) -> datetime:
+        """Return the store's time."""
+
+    def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+        """Return the jobs there are, by id."""
+
+    def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
+        """Return a page of jobs, newest id first, from below *after* on.
+
+        Paging is stable: jobs inserted meanwhile neither repeat nor hide others.
+        """
+
+    def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
+        """Return what is recorded of these jobs, each job's oldest entry first."""
+
+    def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
+        """Return the events of these jobs' deaths, oldest life first."""
+
+    def queues(self) -> list[QueueView]:
+        """Return every queue that holds jobs or is paused, by name."""
+
+    def finished(self, *, since: datetime) -> list[Finished]:
+        """Return how many jobs ended in each minute from *since* on; empty minutes are left out."""
+
+    def workers(self) -> list[WorkerRecord]:
+        """Return the known workers, by id."""
+
+    def schedules(self) -> Mapping[str, Schedule]:
+        """Return all schedules, by name."""
+
+
+class Control(Protocol):
+    """What people steer."""
+
+    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
+        """Let no job of these queues start; running ones go on. False where it was paused already."""
+
+    def resume(self, queues: Sequence[str]) -> list[bool]:
+        """Let jobs start again. False where the queue was not paused."""
+
+    def put_schedules(self, schedules: Sequence[Schedule]) -> None:
+        """Store schedules by name.
+
+        One that is there with the same cron and timezone keeps its ``next_at``, or a
+        process that starts more often than the schedule fires would never fire it.
+        ``fired_at`` and ``paused_at`` are always kept.
+        """
+
+    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+        """Remove schedules. False where there was none."""
+
+    def pause_schedules(self, names: Sequence[str]) -> list[bool]:
+        """Let schedules rest. False where one is unknown or rests already."""
+
+    def resume_schedules(self, names: Sequence[str]) -> list[bool]:
+        """Let schedules fire again. False where one is unknown or does not rest."""

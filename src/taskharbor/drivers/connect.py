@@ -1,0 +1,131 @@
+"""From a URL to the store that it names."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from taskharbor.drivers.base import Driver
+
+
+def connect(url: str) -> Driver:
+    """Open the store that *url* names. The caller closes it.
+
+    >>> connect("memory://").inspector.queues()
+    []
+    """
+    return _OPEN[store_of(url)](url)
+
+
+def store_of(url: str) -> str:
+    """Return the kind of store that *url* names, or raise a `UsageError` that says why it cannot be opened.
+
+    >>> store_of("memory://")
+    'memory'
+    """
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        raise NotAUrl(url)
+    store = scheme["name"].lower()
+    if store in _PLANNED:
+        raise NoSuchDriverYet(store)
+    if store not in _OPEN:
+        raise UnknownStore(store)
+    return store
+
+
+def masked(url: str) -> str:
+    """Return *url* fit to be shown: no password, no secret among the parameters.
+
+    A raw ``@``, ``/`` or ``?`` in a password moves the parts of a URL, so that what looks
+    like a host may be the end of the password. Only a URL that can be read in one way is
+    shown in parts; of any other nothing but the scheme is.
+
+    >>> masked("postgresql://app:hunter2@db/app?sslmode=require")
+    'postgresql://app:***@db/app?sslmode=require'
+    >>> masked("postgresql://app:hunt/er@2@db/app")
+    'postgresql://***'
+    """
+    parts = _CLEAR.fullmatch(url)
+    if parts is None:
+        scheme = _SCHEME.match(url)
+        return f"{scheme[0]}***" if scheme else "***"
+    start, end = parts.span("password")
+    without_password = url if start < 0 else f"{url[:start]}***{url[end:]}"
+    return _SECRET.sub(r"\1***", without_password)
+
+
+class NotAUrl(UsageError):
+    """What was given has no scheme."""
+
+    def __init__(self, url: str) -> None:
+        self.shown = masked(url)
+        super().__init__(self.shown)  # never the URL itself: errors travel to logs and trackers
+
+    def __str__(self) -> str:
+        return f"{self.shown!r} is not the URL of a store; this version opens {_usable()}"
+
+
+class UnknownStore(UsageError):
+    """No store goes by this scheme."""
+
+    def __init__(self, scheme: str) -> None:
+        super().__init__(scheme)
+        self.scheme = scheme
+
+    def __str__(self) -> str:
+        nearest = get_close_matches(self.scheme, [*_OPEN, *_PLANNED], n=1)
+        way_out = f"did you mean {nearest[0]}://?" if nearest else f"this version opens {_usable()}"
+        return f"there is no store {self.scheme!r}; {way_out}"
+
+
+class NoSuchDriverYet(UsageError):
+    """The scheme is right, and a later version will open it."""
+
+    def __init__(self, scheme: str) -> None:
+        super().__init__(scheme)
+        self.scheme = scheme
+
+    def __str__(self) -> str:
+        return f"this version has no {self.scheme} driver yet; it opens {_usable()}"
+
+
+def _usable() -> str:
+    return ", ".join(f"{scheme}://" for scheme in _OPEN)
+
+
+def _open_memory(_url: str) -> Driver:
+    from taskharbor.drivers.memory import MemoryDriver  # noqa: PLC0415  a store that is not used is not imported
+
+    return MemoryDriver()
+
+
+_OPEN: Final[Mapping[str, Callable[[str], Driver]]] = MappingProxyType({"memory": _open_memory})
+_PLANNED: Final = ("postgres", "postgresql", "sqlite")
+
+_SCHEME: Final = re.compile(r"(?P<name>[a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+
+# What can be read in one way: at most one raw @, right behind the user, and a colon only there,
+# before a port of digits, or in a drive's name.
+_HOST: Final = r"(?: \[ [0-9a-f:.%]* \] | (?: [\w.-] | %2F )* ) (?: :\d* )?"  # %2F: the directory of a socket
+_PARAMETER: Final = r"[\w.-]+ = [^\s@\#&]*"
+_CLEAR: Final = re.compile(
+    rf"""
+    (?: [a-z][a-z0-9+.-]* :// )?+
+    (?: [^\s:@/?\#]* (?: : (?P<password> [^\s@/?\#]* ) )? @ )?
+    {_HOST} (?: , {_HOST} )*
+    (?: / (?: [a-z]: / )? [^\s:@?\#]* )?
+    (?: \? {_PARAMETER} (?: & {_PARAMETER} )* )?
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+# A raw & would end a secret too early, so nothing is shown after the first one.
+_SECRET: Final = re.compile(r"((?:pass|pwd|secret|token|key|cred)[\w.-]*(?:=|%3D)).*", re.IGNORECASE)

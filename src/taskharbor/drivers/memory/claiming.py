@@ -1,0 +1,134 @@
+"""Taking jobs: by queue, by id, and from those who lost them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.model import Claim, Lease
+from taskharbor.core.states import Event, Status
+from taskharbor.drivers.memory.endings import give_back, is_held, is_over, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import datetime
+
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.memory.tables import Entry, Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taker:
+    """Who takes jobs, under which token, for how long, and of which types."""
+
+    token: Token
+    worker: str
+    lease: timedelta
+    types: Collection[str] | None
+
+    def handles(self, job: Job) -> bool:
+        return self.types is None or job.type in self.types
+
+
+def take_due(
+    tables: Tables,
+    queue: str,
+    taker: Taker,
+    *,
+    now: datetime,
+    limit: int,
+    patience: timedelta,
+) -> list[Claim]:
+    """Take the first *limit* jobs in line that are ripe."""
+
+    def is_ripe(job: Job) -> bool:
+        waited = now - job.scheduled_for
+        is_due = waited > patience if job.status is Status.ENQUEUED else waited >= timedelta(0)
+        return is_due and not job.is_spent and taker.handles(job)
+
+    if queue in tables.rows.paused:
+        return []
+    return _take_in_line(tables, queue, is_ripe, taker, now=now, limit=limit)
+
+
+def _take_in_line(
+    tables: Tables,
+    queue: str,
+    is_ripe: Callable[[Job], bool],
+    taker: Taker,
+    *,
+    now: datetime,
+    limit: int,
+) -> list[Claim]:
+    line = tables.rows.lines[queue]
+    claims: list[Claim] = []
+    passed_over: list[Entry] = []
+    for entry in line.pop_due(now) if limit > 0 else ():
+        job = tables.rows.jobs.get(entry[2])
+        if job is None or not job.status.is_waiting or (job.priority, job.scheduled_for) != entry[:2]:
+            continue  # an entry of the past
+        if is_ripe(job):
+            claims.append(_lease(tables, job, taker, now))
+        else:
+            passed_over.append(entry)
+        if len(claims) == limit:
+            break
+    line.put_back(passed_over)
+    return claims
+
+
+def take_over(tables: Tables, queue: str, taker: Taker, *, now: datetime, limit: int) -> list[Claim]:
+    """Take jobs whose lease is over, longest over first."""
+    inflight = [tables.rows.jobs[job_id] for job_id in tables.rows.inflight]
+    ended = [job for job in inflight if job.queue == queue and _refusal(tables, job, taker, now) is None]
+    ended.sort(key=lambda job: (job.lease_expires_at, job.id))
+    return [_lease(tables, job, taker, now) for job in ended[:limit]]
+
+
+def claim(tables: Tables, job_id: JobId, taker: Taker, now: datetime) -> Claim | Refused:
+    job = tables.rows.jobs.get(job_id)
+    if job is None:
+        return Refused(job_id, Reason.NOT_FOUND)
+    refusal = _refusal(tables, job, taker, now)
+    return _lease(tables, job, taker, now) if refusal is None else Refused(job_id, *refusal, job.sends)
+
+
+def _refusal(tables: Tables, job: Job, taker: Taker, now: datetime) -> tuple[Reason, datetime | None] | None:
+    """Return the first reason why this job may not be claimed by its id, if there is one."""
+    is_running, hold = job.status is Status.PROCESSING, is_held(tables, now)
+    leased_until = hold if hold is not None and is_over(job, now) else job.lease_expires_at
+    _, attempts = give_back(tables, job)
+    checks = (
+        (job.status.is_final, Reason.FINAL, None),
+        (is_running and (hold is not None or not is_over(job, now)), Reason.LEASED, leased_until),
+        (job.status in {Status.PENDING, Status.FAILED}, Reason.NOT_ENQUEUED, None),
+        (job.cancel_requested_at is not None, Reason.CANCEL_REQUESTED, None),
+        (attempts >= job.max_attempts, Reason.SPENT, None),
+        (job.queue in tables.rows.paused, Reason.PAUSED, None),
+        (not taker.handles(job), Reason.UNHANDLED, None),
+        (job.scheduled_for > now, Reason.NOT_DUE, job.scheduled_for),
+    )
+    return next(((reason, until) for holds, reason, until in checks if holds), None)
+
+
+def _lease(tables: Tables, job: Job, taker: Taker, now: datetime) -> Claim:
+    attempts = job.attempt_count
+    if job.lease_token is not None:
+        lost, attempts = give_back(tables, job)
+        record(tables, job, now=now, event=Event.RECLAIM, status=Status.PROCESSING, outcome=lost)
+    lease = Lease(job.id, taker.token, now + taker.lease)
+    leased = replace(
+        job,
+        status=Status.PROCESSING,
+        lease_token=lease.token,
+        lease_expires_at=lease.expires_at,
+        worker_id=taker.worker,
+        processing_started_at=now,
+        attempt_count=attempts + 1,
+        dispatch_at=None,
+        resends=0,
+    )
+    return Claim(tables.put(leased, now=now), lease)

@@ -1,0 +1,65 @@
+"""What people steer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from taskharbor.core.model import Schedule
+    from taskharbor.drivers.memory.tables import Tables
+
+
+class MemoryControl:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
+        with self._tables.statement() as now:
+            return [self._pause(queue, by, now) for queue in queues]
+
+    def _pause(self, queue: str, by: str, now: datetime) -> bool:
+        if queue in self._tables.rows.paused:
+            return False
+        self._tables.rows.paused[queue] = (now, by)
+        return True
+
+    def resume(self, queues: Sequence[str]) -> list[bool]:
+        with self._tables.statement():
+            return [self._tables.rows.paused.pop(queue, None) is not None for queue in queues]
+
+    def put_schedules(self, schedules: Sequence[Schedule]) -> None:
+        with self._tables.statement():
+            stored = self._tables.rows.schedules
+            for new in schedules:
+                stored[new.name] = _merged(stored.get(new.name), new)
+
+    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+        with self._tables.statement():
+            return [self._tables.rows.schedules.pop(name, None) is not None for name in names]
+
+    def pause_schedules(self, names: Sequence[str]) -> list[bool]:
+        with self._tables.statement() as now:
+            return [self._rest(name, now) for name in names]
+
+    def resume_schedules(self, names: Sequence[str]) -> list[bool]:
+        with self._tables.statement():
+            return [self._rest(name, None) for name in names]
+
+    def _rest(self, name: str, since: datetime | None) -> bool:
+        schedule = self._tables.rows.schedules.get(name)
+        if schedule is None or (schedule.paused_at is None) == (since is None):
+            return False
+        self._tables.rows.schedules[name] = replace(schedule, paused_at=since)
+        return True
+
+
+def _merged(old: Schedule | None, new: Schedule) -> Schedule:
+    if old is None:
+        return new
+    is_same_time = (old.cron, old.timezone) == (new.cron, new.timezone)
+    next_at = old.next_at if is_same_time else new.next_at
+    return replace(new, next_at=next_at, fired_at=old.fired_at, paused_at=old.paused_at)

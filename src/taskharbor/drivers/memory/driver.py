@@ -1,0 +1,197 @@
+"""The verbs that move jobs: each takes the lock once, reads the clock once, and does its work item by item."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from taskharbor.core.answers import Inserted
+from taskharbor.core.errors import IdempotencyConflict
+from taskharbor.core.model import Claim, Job, Lease
+from taskharbor.core.request import check_budget
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import claiming, dispatching, operating, settling
+from taskharbor.drivers.memory.control import MemoryControl
+from taskharbor.drivers.memory.endings import is_over
+from taskharbor.drivers.memory.inspector import MemoryInspector
+from taskharbor.drivers.memory.tables import Key, Tables
+from taskharbor.drivers.memory.upkeep import MemoryUpkeep
+from taskharbor.runtime import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from contextlib import AbstractContextManager
+    from datetime import datetime
+
+    from taskharbor.core.answers import (
+        Declined,
+        Dispatch,
+        Extended,
+        Moved,
+        Refused,
+        Sent,
+        Settled,
+        Settlement,
+        Skipped,
+        Unsent,
+    )
+    from taskharbor.core.clock import Clock
+    from taskharbor.core.errors import IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import NewJob
+
+
+class MemoryDriver:
+    """Keeps jobs in this process: for tests, for trying out, and as the executable specification.
+
+    >>> driver = MemoryDriver()
+    >>> driver.inspector.queues()
+    []
+    """
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._tables = Tables(clock or SystemClock())
+        self.upkeep = MemoryUpkeep(self._tables)
+        self.inspector = MemoryInspector(self._tables)
+        self.control = MemoryControl(self._tables)
+
+    @property
+    def statements(self) -> int:
+        """How many statements were run so far."""
+        return self._tables.statements
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Make one transaction of what this thread does inside: an error takes all of it back."""
+        return self._tables.transaction()
+
+    def insert(self, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+        with self._tables.statement() as now:
+            return [_insert(self._tables, job, now) for job in jobs]
+
+    def reserve(
+        self,
+        queue: str,
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        limit: int,
+        patience: timedelta,
+        types: Collection[str] | None = None,
+        reclaim: bool = True,
+    ) -> list[Claim]:
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types)
+        with self._tables.statement() as now:
+            claims = claiming.take_due(self._tables, queue, taker, now=now, limit=limit, patience=patience)
+            if reclaim:
+                claims += claiming.take_over(self._tables, queue, taker, now=now, limit=limit - len(claims))
+            return claims
+
+    def claim(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        types: Collection[str] | None = None,
+    ) -> list[Claim | Refused]:
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types)
+        with self._tables.statement() as now:
+            return [claiming.claim(self._tables, job_id, taker, now) for job_id in job_ids]
+
+    def extend(
+        self,
+        leases: Sequence[Lease],
+        *,
+        lease: timedelta,
+    ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
+        with self._tables.statement() as now:
+            return [settling.extend(self._tables, held, lease, now) for held in leases]
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        with self._tables.statement() as now:
+            return [settling.settle(self._tables, each.lease, each.outcome, now) for each in settlements]
+
+    def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
+        with self._tables.statement() as now:
+            inflight = [self._tables.rows.jobs[job_id] for job_id in sorted(self._tables.rows.inflight)]
+            return [
+                Claim(job, Lease(job.id, job.lease_token, job.lease_expires_at))
+                for job in inflight
+                if job.lease_token is not None and job.lease_token in tokens
+                if job.lease_expires_at is not None and not is_over(job, now)
+            ]
+
+    def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
+        with self._tables.statement() as now:
+            return dispatching.dispatch(self._tables, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
+
+    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+        with self._tables.statement() as now:
+            return [dispatching.dispatched(self._tables, result, now) for result in results]
+
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+        with self._tables.statement() as now:
+            return [operating.cancel(self._tables, job_id, now) for job_id in job_ids]
+
+    def requeue(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        budget: int,
+        by: str,
+        why: str,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        queue: str | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        check_budget(budget)
+        with self._tables.statement() as now:
+            due = scheduled_for or now + (delay or timedelta(0))
+            new = operating.NewLife(token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue)
+            return [operating.requeue(self._tables, job_id, new, now) for job_id in job_ids]
+
+    def reschedule(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        priority: int | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        with self._tables.statement() as now:
+            due = scheduled_for if delay is None else now + delay
+            return [operating.reschedule(self._tables, job_id, now, due=due, priority=priority) for job_id in job_ids]
+
+    def close(self) -> None:
+        """Do nothing: what is in memory goes with the process."""
+
+
+def _insert(tables: Tables, new: NewJob, now: datetime) -> Inserted | IdempotencyConflict:
+    if new.id in tables.rows.jobs:
+        return Inserted(new.id, existed=True)
+    if new.idempotency_key is not None:
+        key = tables.rows.keys.setdefault((new.queue, new.idempotency_key), Key(new.id, new.digest))
+        if key.digest != new.digest:
+            return IdempotencyConflict(new.queue, new.idempotency_key, key.holder)
+        if key.holder != new.id:
+            return Inserted(key.holder, existed=True)
+    job = Job(
+        id=new.id,
+        type=new.type,
+        queue=new.queue,
+        priority=new.priority,
+        payload=new.payload,
+        status=Status.PENDING,
+        scheduled_for=new.scheduled_for or now + new.delay,
+        timeout=new.timeout,
+        created_at=new.created_at,
+        attempt_count=0,
+        max_attempts=new.max_attempts,
+        idempotency_key=new.idempotency_key,
+        metadata=new.metadata,
+    )
+    tables.put(job, now=now)
+    return Inserted(new.id, existed=False)

@@ -1,0 +1,89 @@
+"""Reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskharbor.core.answers import Finished, JobFilter, Page, QueueView
+from taskharbor.core.states import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.drivers.memory.tables import Tables
+
+
+class MemoryInspector:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def now(self) -> datetime:
+        return self._tables.clock.now()
+
+    def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+        with self._tables.statement():
+            return {job_id: job for job_id in job_ids if (job := self._tables.rows.jobs.get(job_id)) is not None}
+
+    def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
+        with self._tables.statement():
+            jobs = sorted(self._tables.rows.jobs.values(), key=lambda job: job.id, reverse=True)
+            found = [job for job in jobs if (after is None or job.id < after) and _matches(job, wanted)]
+            page = tuple(found[:limit])
+            return Page(page, page[-1].id if page and len(found) > limit else None)
+
+    def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
+        with self._tables.statement():
+            recorded = self._tables.rows.attempts
+            return [attempt for job_id in job_ids if job_id in recorded for attempt in recorded[job_id].values()]
+
+    def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
+        with self._tables.statement():
+            rows = self._tables.rows.outbox.values()
+            return [row for job_id in job_ids for row in rows if row.event.job_id == job_id]
+
+    def queues(self) -> list[QueueView]:
+        with self._tables.statement() as now:
+            rows = self._tables.rows
+            names = {queue for (queue, _), count in rows.counts.items() if count} | set(rows.paused)
+            return [self._view(name, now) for name in sorted(names)]
+
+    def _view(self, name: str, now: datetime) -> QueueView:
+        rows = self._tables.rows
+        waiting = (rows.jobs[job_id].scheduled_for for job_id in rows.waiting[name])
+        paused_at, paused_by = rows.paused.get(name, (None, None))
+        return QueueView(
+            name=name,
+            counts={status: rows.counts[name, status] for status in Status},
+            oldest_due=min((due for due in waiting if due <= now), default=None),
+            paused_at=paused_at,
+            paused_by=paused_by,
+        )
+
+    def finished(self, *, since: datetime) -> list[Finished]:
+        with self._tables.statement():
+            return [
+                Finished(minute=minute, queue=queue, status=status, count=count)
+                for (minute, queue, status), count in sorted(self._tables.rows.finished.items())
+                if minute >= since
+            ]
+
+    def workers(self) -> list[WorkerRecord]:
+        with self._tables.statement():
+            return sorted(self._tables.rows.workers.values(), key=lambda worker: worker.id)
+
+    def schedules(self) -> dict[str, Schedule]:
+        with self._tables.statement():
+            return dict(sorted(self._tables.rows.schedules.items()))
+
+
+def _matches(job: Job, wanted: JobFilter) -> bool:
+    return (
+        (wanted.queue is None or job.queue == wanted.queue)
+        and (wanted.type is None or job.type == wanted.type)
+        and (wanted.statuses is None or job.status in wanted.statuses)
+        and (wanted.since is None or job.created_at >= wanted.since)
+        and (wanted.until is None or job.created_at < wanted.until)
+    )

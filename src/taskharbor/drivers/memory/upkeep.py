@@ -1,0 +1,172 @@
+"""What keeps the store healthy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taskharbor.core.answers import Expired, Published
+from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.outcome import LEASE_LOST, SPENT
+from taskharbor.core.states import FINAL, Event, Status, landing
+from taskharbor.drivers.memory.endings import die, give_back, is_held, is_over, record
+from taskharbor.drivers.memory.tables import ClockJump
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.answers import Unpublished
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.drivers.memory.tables import Tables
+
+
+class MemoryUpkeep:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        with self._tables.statement() as now:
+            if is_held(self._tables, now) is not None:
+                return []
+            inflight = [self._tables.rows.jobs[job_id] for job_id in self._tables.rows.inflight]
+            ended = [job for job in inflight if is_over(job, now)]
+            ended.sort(key=lambda job: (job.lease_expires_at, job.id))
+            return [self._expire(job, now) for job in ended[:limit]]
+
+    def _expire(self, job: Job, now: datetime) -> Expired:
+        assert job.lease_token is not None  # noqa: S101  only a leased job has a lease that is over
+        lost, attempts = give_back(self._tables, job)
+        ended = replace(job, attempt_count=attempts, lease_token=None, lease_expires_at=None)
+        status = landing(
+            Event.EXPIRE,
+            sent=job.sent_at is not None,
+            spent=ended.is_spent,
+            cancel_requested=job.cancel_requested_at is not None,
+        )
+        record(self._tables, job, now=now, event=Event.EXPIRE, status=status, outcome=lost)
+        if status is Status.DEAD:
+            die(self._tables, ended, now=now, reason=SPENT, error=LEASE_LOST)
+        else:
+            landed = replace(
+                ended,
+                status=status,
+                completed_at=now if status.is_final else None,
+                scheduled_for=now if status.is_waiting else ended.scheduled_for,
+                last_error=LEASE_LOST,
+                failed_at=now,
+            )
+            self._tables.put(landed, now=now)
+        return Expired(job.id, job.lease_token, status)
+
+    def bury(self, *, limit: int) -> list[JobId]:
+        with self._tables.statement() as now:
+            waiting = [self._tables.rows.jobs[job_id] for ids in self._tables.rows.waiting.values() for job_id in ids]
+            spent = sorted((job for job in waiting if job.is_spent), key=lambda job: job.id)[:limit]
+            for job in spent:
+                die(self._tables, job, now=now, reason=SPENT, error=job.last_error or SPENT)
+            return [job.id for job in spent]
+
+    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+        with self._tables.statement() as now:
+            if now > expected:
+                self._hold(expected, now, now + lease)
+                return
+            for job in [self._tables.rows.jobs[job_id] for job_id in self._tables.rows.inflight]:
+                if job.lease_expires_at is not None and job.lease_expires_at > now + lease:
+                    self._tables.put(replace(job, lease_expires_at=now + lease), now=now)
+
+    def _hold(self, before: datetime, after: datetime, until: datetime) -> None:
+        """Begin a clock hold, or widen the one that another process began for the same jump."""
+        known = self._tables.rows.jump
+        if known is not None and after < known.hold:
+            before, after = min(before, known.before), max(after, known.after)
+        self._tables.rows.jump = ClockJump(before, after, until)
+
+    def prune(self, *, statuses: Collection[Status], older_than: timedelta, limit: int) -> int:
+        if not FINAL.issuperset(statuses):
+            rule = f"only {', '.join(sorted(FINAL))} can be pruned"
+            raise UsageError(Problem(field="statuses", value=", ".join(sorted(statuses)), rule=rule))
+        with self._tables.statement() as now:
+            rows = self._tables.rows
+            pending = {row.event.job_id for row in rows.outbox.values() if not row.is_done}
+            old = [
+                job
+                for job in rows.jobs.values()
+                if job.status in statuses
+                and job.completed_at is not None
+                and job.completed_at <= now - older_than
+                and job.id not in pending
+            ][:limit]
+            for job in old:
+                self._tables.remove(job)
+            return len(old)
+
+    def take_duty(self, name: str, *, every: timedelta) -> bool:
+        with self._tables.statement() as now:
+            duties = self._tables.rows.duties
+            if name in duties and duties[name] > now:
+                return False
+            duties[name] = now + every
+            return True
+
+    def beat_worker(self, worker: WorkerRecord) -> None:
+        with self._tables.statement() as now:
+            self._tables.rows.workers[worker.id] = replace(worker, seen_at=now)
+
+    def forget_workers(self, *, unseen_for: timedelta) -> int:
+        with self._tables.statement() as now:
+            workers = self._tables.rows.workers
+            silent = [w.id for w in workers.values() if w.seen_at is not None and w.seen_at <= now - unseen_for]
+            for worker_id in silent:
+                del workers[worker_id]
+            return len(silent)
+
+    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+        with self._tables.statement() as now:
+            outbox = self._tables.rows.outbox
+            ready = [row for row in outbox.values() if not row.is_done and row.next_at <= now]
+            ready.sort(key=lambda row: (row.event.dead_at, row.event.event_id))
+            taken = [replace(row, attempts=row.attempts + 1, next_at=now + lock) for row in ready[:limit]]
+            outbox.update({row.event.event_id: row for row in taken})
+            return taken
+
+    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+        with self._tables.statement() as now:
+            return [self._outbox_done(result, now) for result in results]
+
+    def _outbox_done(self, result: Published | Unpublished, now: datetime) -> bool:
+        row = self._tables.rows.outbox.get(result.event_id)
+        if row is None or row.is_done:
+            return False
+        if isinstance(result, Published):
+            done = replace(row, published_at=now)
+        elif result.again_in is None:
+            done = replace(row, given_up_at=now, last_error=result.error)
+        else:
+            done = replace(row, next_at=now + result.again_in, last_error=result.error)
+        self._tables.rows.outbox[result.event_id] = done
+        return True
+
+    def schedules_due(self, *, limit: int) -> list[Schedule]:
+        with self._tables.statement() as now:
+            live = [each for each in self._tables.rows.schedules.values() if each.paused_at is None]
+            due = [(each.next_at, each.name, each) for each in live if each.next_at is not None and each.next_at <= now]
+            return [each for _, _, each in sorted(due, key=lambda entry: entry[:2])][:limit]
+
+    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
+        with self._tables.statement():
+            schedule = self._tables.rows.schedules.get(name)
+            if schedule is None or schedule.next_at != fired:
+                return False
+            self._tables.rows.schedules[name] = replace(schedule, next_at=next_at, fired_at=fired)
+            return True
+
+    def roll_up(self, *, keep: timedelta) -> int:
+        with self._tables.statement() as now:
+            finished = self._tables.rows.finished
+            old = [entry for entry in finished if entry[0] < now - keep]
+            for entry in old:
+                del finished[entry]
+            return len({minute for minute, _, _ in old})

@@ -1,0 +1,1 @@
+"""For tests: ours, yours, and those of other people's drivers."""

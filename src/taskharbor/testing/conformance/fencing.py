@@ -1,0 +1,217 @@
+"""Who lost a lease changes nothing any more; and settling twice is safe."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from taskharbor.core.answers import Settled, Settlement
+from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
+from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.model import Lease
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+from taskharbor.testing.conformance.subject import BOOM, LEASE
+
+if TYPE_CHECKING:
+    from taskharbor.core.model import Claim
+    from taskharbor.testing.conformance.subject import Subject
+
+RETRY = Outcome.retry(after=timedelta(0), failure=BOOM)
+EVERY_OUTCOME = (
+    Outcome.ack(),
+    RETRY,
+    Outcome.fail("hopeless"),
+    Outcome.snooze(after=timedelta(0)),
+    Outcome.release(),
+    Outcome.cancel(),
+)
+
+
+def lose(subject: Subject, **fields: object) -> Claim:
+    """Take a job and go silent until the lease is over."""
+    subject.insert(**fields)
+    lost = subject.take(worker="zombie")
+    subject.advance(LEASE)
+    return lost
+
+
+def assert_powerless(subject: Subject, lost: Claim, error: type[Exception]) -> None:
+    """Whatever the zombie tries is refused, and changes nothing."""
+    before = subject.everything(lost.job.id)
+    answers = [subject.settle(lost, outcome) for outcome in EVERY_OUTCOME]
+    assert [type(answer) for answer in answers] == [error] * len(EVERY_OUTCOME)
+    assert subject.everything(lost.job.id) == before
+
+
+def test_a_worker_whose_lease_is_over_cannot_record_an_outcome(subject: Subject) -> None:
+    lost = lose(subject)
+
+    assert_powerless(subject, lost, LeaseExpired)
+
+
+def test_a_worker_cannot_record_an_outcome_of_a_job_that_another_took_over(subject: Subject) -> None:
+    lost = lose(subject)
+    successor = subject.take(worker="successor")
+
+    assert_powerless(subject, lost, LeaseMismatch)
+    assert subject.settle(successor, Outcome.ack()) == Settled(lost.job.id, Status.SUCCEEDED)
+
+
+def test_a_worker_that_took_its_own_job_over_cannot_record_the_first_outcome(subject: Subject) -> None:
+    lost = lose(subject)
+    subject.take(worker="zombie")
+
+    assert_powerless(subject, lost, LeaseMismatch)
+
+
+def test_a_worker_cannot_record_an_outcome_of_a_job_that_was_brought_back(subject: Subject) -> None:
+    lost = lose(subject)
+    subject.driver.upkeep.expire(limit=1)
+
+    assert_powerless(subject, lost, JobNotInflight)
+
+
+def test_a_worker_cannot_record_an_outcome_of_a_job_that_another_finished(subject: Subject) -> None:
+    lost = lose(subject)
+    subject.settle(subject.take(), Outcome.ack())
+
+    assert_powerless(subject, lost, JobNotInflight)
+
+
+def test_a_worker_cannot_record_an_outcome_of_a_job_that_died_meanwhile(subject: Subject) -> None:
+    lost = lose(subject, max_attempts=1)
+    subject.driver.upkeep.expire(limit=1)
+
+    assert_powerless(subject, lost, JobNotInflight)
+
+
+def test_a_worker_cannot_record_an_outcome_of_a_job_in_its_next_life(subject: Subject) -> None:
+    lost = lose(subject, max_attempts=1)
+    subject.driver.upkeep.expire(limit=1)
+    subject.requeue(lost.job.id)
+    subject.take()
+
+    assert_powerless(subject, lost, LeaseMismatch)
+
+
+def test_a_handler_that_finishes_after_its_job_was_pruned_finds_no_job(subject: Subject) -> None:
+    lost = lose(subject)
+    subject.settle(subject.take(), Outcome.ack())
+    subject.driver.upkeep.prune(statuses=[Status.SUCCEEDED], older_than=timedelta(0), limit=1)
+
+    assert_powerless(subject, lost, JobNotFound)
+
+
+def test_an_outcome_of_an_unknown_job_is_refused(subject: Subject) -> None:
+    stranger = Lease(new_job_id(), new_token(), subject.clock.now() + LEASE)
+
+    assert isinstance(subject.settle(stranger, Outcome.ack()), JobNotFound)
+
+
+def test_a_token_nobody_gave_out_records_nothing(subject: Subject) -> None:
+    job_id = subject.insert()
+    claim = subject.take()
+    forged = Lease(job_id, new_token(), claim.lease.expires_at)
+
+    assert isinstance(subject.settle(forged, Outcome.ack()), LeaseMismatch)
+    assert subject.job(job_id).status is Status.PROCESSING
+
+
+def test_another_token_is_told_before_an_ended_lease_when_settling(subject: Subject) -> None:
+    lost = lose(subject)
+    forged = Lease(lost.job.id, new_token(), lost.lease.expires_at)
+
+    assert isinstance(subject.settle(forged, Outcome.ack()), LeaseMismatch)
+
+
+def test_the_end_of_a_lease_is_the_stores_and_not_what_the_caller_says(subject: Subject) -> None:
+    lost = lose(subject)
+    bold = Lease(lost.job.id, lost.lease.token, subject.clock.now() + timedelta(days=1))
+
+    assert isinstance(subject.settle(bold, Outcome.ack()), LeaseExpired)
+
+
+def test_every_settlement_can_be_repeated_after_a_lost_reply(subject: Subject) -> None:
+    for outcome in EVERY_OUTCOME:
+        job_id = subject.insert(queue="repeats")
+        [claim] = subject.reserve("repeats")
+        first = subject.settle(claim, outcome)
+        before = subject.everything(job_id)
+
+        assert subject.settle(claim, outcome) == first
+        assert subject.everything(job_id) == before
+        subject.cancel(job_id)
+
+
+def test_a_success_can_be_repeated_when_its_lease_would_be_over(subject: Subject) -> None:
+    subject.insert()
+    claim = subject.take()
+    subject.settle(claim, Outcome.ack())
+    subject.advance(LEASE)
+
+    assert subject.settle(claim, Outcome.ack()) == Settled(claim.job.id, Status.SUCCEEDED)
+
+
+def test_a_retry_repeated_after_another_worker_took_the_job_is_answered_as_recorded(subject: Subject) -> None:
+    subject.insert()
+    first = subject.take()
+    subject.settle(first, RETRY)
+    subject.take()
+    before = subject.everything(first.job.id)
+
+    assert subject.settle(first, RETRY) == Settled(first.job.id, Status.FAILED)
+    assert subject.everything(first.job.id) == before
+
+
+def test_a_retry_that_killed_repeated_in_the_next_life_is_answered_as_recorded(subject: Subject) -> None:
+    subject.insert(max_attempts=1)
+    claim = subject.take()
+    subject.settle(claim, RETRY)
+    subject.requeue(claim.job.id)
+
+    assert subject.settle(claim, RETRY) == Settled(claim.job.id, Status.DEAD)
+    assert subject.job(claim.job.id).status is Status.PENDING
+
+
+def test_a_settled_attempt_cannot_be_settled_otherwise(subject: Subject) -> None:
+    for recorded in EVERY_OUTCOME:
+        job_id = subject.insert(queue="otherwise")
+        [claim] = subject.reserve("otherwise")
+        subject.settle(claim, recorded)
+        before = subject.everything(job_id)
+
+        others = [outcome for outcome in EVERY_OUTCOME if outcome.event is not recorded.event]
+        assert {type(subject.settle(claim, outcome)) for outcome in others} == {JobNotInflight}
+        assert subject.everything(job_id) == before
+        subject.cancel(job_id)
+
+
+def test_one_settlement_twice_in_a_batch_is_recorded_once(subject: Subject) -> None:
+    job_id = subject.insert(max_attempts=1)
+    settlement = Settlement(subject.take().lease, RETRY)
+
+    answers = subject.driver.settle([settlement, settlement])
+
+    assert answers == [Settled(job_id, Status.DEAD), Settled(job_id, Status.DEAD)]
+    assert (len(subject.outbox(job_id)), len(subject.attempts(job_id))) == (1, 1)
+
+
+def test_of_two_outcomes_for_one_lease_in_a_batch_the_first_is_recorded(subject: Subject) -> None:
+    job_id = subject.insert()
+    lease = subject.take().lease
+
+    first, second = subject.driver.settle([Settlement(lease, Outcome.ack()), Settlement(lease, RETRY)])
+
+    assert first == Settled(job_id, Status.SUCCEEDED)
+    assert isinstance(second, JobNotInflight)
+
+
+def test_a_snooze_repeated_gives_the_attempt_back_once(subject: Subject) -> None:
+    job_id = subject.bring(Status.FAILED)
+    claim = subject.take()
+    subject.settle(claim, Outcome.snooze(after=timedelta(0)))
+
+    subject.settle(claim, Outcome.snooze(after=timedelta(0)))
+
+    assert subject.job(job_id).attempt_count == 1

@@ -1,0 +1,297 @@
+"""What can be read, and that reading changes nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.answers import JobFilter, Page, QueueView
+from taskharbor.core.ids import new_job_id
+from taskharbor.core.model import Schedule, WorkerRecord
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import FINAL, Status
+from taskharbor.testing.conformance.subject import AGES_AGO, MOMENT, Subject
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
+
+_SECOND: Final = timedelta(seconds=1)
+_DAY: Final = timedelta(days=1)
+
+
+def test_the_inspector_tells_the_stores_time(subject: Subject) -> None:
+    subject.advance(MOMENT)
+
+    now = subject.driver.inspector.now()
+
+    assert (now, now.utcoffset()) == (subject.clock.now(), UTC.utcoffset(None))
+
+
+def test_only_the_jobs_there_are_can_be_read(subject: Subject) -> None:
+    known, unknown = subject.insert(), new_job_id()
+    subject.insert()
+
+    jobs = subject.driver.inspector.get([unknown, known])
+
+    assert {job_id: job.id for job_id, job in jobs.items()} == {known: known}
+
+
+def test_jobs_are_listed_newest_id_first(subject: Subject) -> None:
+    oldest, middle, newest = (new_job_id() for _ in range(3))
+    for job_id in (middle, newest, oldest):
+        subject.insert(id=job_id)
+
+    page = subject.driver.inspector.find(JobFilter(), limit=10)
+
+    assert page == Page(tuple(subject.job(job_id) for job_id in (newest, middle, oldest)), after=None)
+
+
+def test_jobs_are_listed_by_queue(subject: Subject) -> None:
+    wanted = subject.insert(queue="mail")
+    subject.insert()
+
+    assert _found(subject, queue="mail") == [wanted]
+
+
+def test_jobs_are_listed_by_type(subject: Subject) -> None:
+    wanted = subject.insert(type="welcome")
+    subject.insert()
+
+    assert _found(subject, type="welcome") == [wanted]
+
+
+def test_jobs_are_listed_by_state(subject: Subject) -> None:
+    wanted = [subject.bring(Status.SUCCEEDED), subject.bring(Status.CANCELED)]
+    subject.insert()
+
+    assert _found(subject, statuses=frozenset({Status.SUCCEEDED, Status.CANCELED})) == wanted[::-1]
+
+
+def test_jobs_are_listed_from_the_instant_they_were_created(subject: Subject) -> None:
+    wanted = subject.insert(created_at=AGES_AGO)
+    subject.insert(created_at=AGES_AGO - MOMENT)
+
+    assert _found(subject, since=AGES_AGO) == [wanted]
+
+
+def test_jobs_are_listed_up_to_but_not_at_the_instant_they_were_created(subject: Subject) -> None:
+    wanted = subject.insert(created_at=AGES_AGO - MOMENT)
+    subject.insert(created_at=AGES_AGO)
+
+    assert _found(subject, until=AGES_AGO) == [wanted]
+
+
+def test_a_page_is_filled_with_the_jobs_that_match_every_filter(subject: Subject) -> None:
+    match = {"queue": "mail", "type": "welcome", "created_at": AGES_AGO}
+    wanted = [subject.insert(**match) for _ in range(2)]
+    subject.cancel(subject.insert(**match))
+    for mismatch in (
+        {"queue": "default"},
+        {"type": "greet"},
+        {"created_at": AGES_AGO - MOMENT},
+        {"created_at": AGES_AGO + MOMENT},
+    ):
+        subject.insert(**match | mismatch)
+    jobs = JobFilter(
+        queue="mail",
+        type="welcome",
+        statuses=frozenset({Status.PENDING}),
+        since=AGES_AGO,
+        until=AGES_AGO + MOMENT,
+    )
+
+    page = subject.driver.inspector.find(jobs, limit=2)
+
+    assert page == Page(tuple(subject.job(job_id) for job_id in reversed(wanted)), after=None)
+
+
+def test_pages_hold_every_job_once(subject: Subject) -> None:
+    a, b, c, d, e = (subject.insert() for _ in range(5))
+
+    assert _pages(subject, limit=2) == [[e, d], [c, b], [a]]
+
+
+def test_a_full_page_may_be_the_last(subject: Subject) -> None:
+    a, b, c, d = (subject.insert() for _ in range(4))
+
+    assert _pages(subject, limit=2) == [[d, c], [b, a]]
+
+
+def test_jobs_inserted_while_one_turns_pages_neither_repeat_nor_hide_others(subject: Subject) -> None:
+    a, b, c = (subject.insert() for _ in range(3))
+    first = subject.driver.inspector.find(JobFilter(), limit=2)
+    subject.insert()
+
+    second = subject.driver.inspector.find(JobFilter(), limit=2, after=first.after)
+
+    assert [[job.id for job in page.jobs] for page in (first, second)] == [[c, b], [a]]
+
+
+def test_the_history_of_a_job_is_told_from_its_oldest_entry_on(subject: Subject) -> None:
+    job_id = subject.insert()
+    for outcome in (Outcome.snooze(after=_SECOND), Outcome.retry(after=_SECOND), Outcome.fail("hopeless")):
+        subject.settle(subject.take(), outcome)
+        subject.advance(_SECOND)
+
+    attempts = subject.attempts(job_id)
+
+    assert [each.event.value for each in attempts] == ["snooze", "retry", "fail"]
+
+
+def test_history_and_events_are_told_of_the_asked_jobs_only(subject: Subject) -> None:
+    asked = {subject.bring(Status.DEAD) for _ in range(2)}
+    subject.bring(Status.DEAD)
+
+    attempts = subject.driver.inspector.attempts([*asked, new_job_id()])
+    events = subject.driver.inspector.outbox([*asked, new_job_id()])
+
+    assert (len(attempts), {each.job_id for each in attempts}) == (2, asked)
+    assert (len(events), {row.event.job_id for row in events}) == (2, asked)
+
+
+def test_queues_are_listed_by_name(subject: Subject) -> None:
+    for queue in ("mail", "bulk", "default"):
+        subject.insert(queue=queue)
+
+    queues = subject.driver.inspector.queues()
+
+    assert [queue.name for queue in queues] == ["bulk", "default", "mail"]
+
+
+def test_a_queue_tells_how_many_jobs_are_in_each_state(subject: Subject) -> None:
+    now = subject.clock.now()
+    # In this order, none of them is taken for another.
+    for status in (*sorted(FINAL), Status.PROCESSING, Status.ENQUEUED, Status.FAILED, Status.PENDING, Status.PENDING):
+        subject.bring(status)
+
+    queues = subject.driver.inspector.queues()
+
+    counts = dict.fromkeys(Status, 1) | {Status.PENDING: 2}
+    assert queues == [QueueView(name="default", counts=counts, oldest_due=now, paused_at=None, paused_by=None)]
+
+
+def test_a_queue_tells_since_when_its_longest_waiting_job_is_due(subject: Subject) -> None:
+    subject.bring(Status.PROCESSING)
+    subject.advance(_SECOND)
+    due = subject.clock.now()
+    subject.bring(Status.ENQUEUED)
+    subject.advance(_SECOND)
+    subject.insert()
+
+    [queue] = subject.driver.inspector.queues()
+
+    assert queue.oldest_due == due
+
+
+def test_a_job_that_is_not_due_yet_does_not_make_a_queue_late(subject: Subject) -> None:
+    due = subject.clock.now() + _SECOND
+    subject.insert(scheduled_for=due)
+
+    subject.advance(_SECOND - MOMENT)
+    [before] = subject.driver.inspector.queues()
+    subject.advance(MOMENT)
+    [after] = subject.driver.inspector.queues()
+
+    assert (before.oldest_due, after.oldest_due) == (None, due)
+
+
+def test_an_empty_queue_is_listed_while_it_is_paused(subject: Subject) -> None:
+    paused_at = subject.clock.now()
+    subject.driver.control.pause(["empty"], by="ann")
+    subject.advance(_SECOND)
+
+    while_paused = subject.driver.inspector.queues()
+    subject.driver.control.resume(["empty"])
+    after_that = subject.driver.inspector.queues()
+
+    counts = dict.fromkeys(Status, 0)
+    assert while_paused == [
+        QueueView(name="empty", counts=counts, oldest_due=None, paused_at=paused_at, paused_by="ann"),
+    ]
+    assert after_that == []
+
+
+def test_a_queue_whose_last_job_was_pruned_is_gone(subject: Subject) -> None:
+    subject.bring(Status.SUCCEEDED)
+    subject.advance(_DAY)
+
+    subject.driver.upkeep.prune(statuses=FINAL, older_than=_DAY, limit=10)
+
+    assert subject.driver.inspector.queues() == []
+
+
+def test_workers_are_listed_by_id(subject: Subject) -> None:
+    for worker_id in ("w2", "w3", "w1"):
+        _beat(subject, worker_id)
+
+    workers = subject.driver.inspector.workers()
+
+    assert [worker.id for worker in workers] == ["w1", "w2", "w3"]
+
+
+def test_reading_changes_nothing(subject: Subject) -> None:
+    _fill(subject)
+
+    first, second = _read_everything(subject), _read_everything(subject)
+
+    assert first == second
+
+
+def test_folding_counts_into_aggregates_changes_no_answer(subject: Subject) -> None:
+    _fill(subject)
+    before = _read_everything(subject)
+
+    dropped = subject.driver.upkeep.roll_up(keep=_DAY)
+
+    assert dropped == 0
+    assert _read_everything(subject) == before
+
+
+def _found(subject: Subject, **wanted: Any) -> list[JobId]:
+    return [job.id for job in subject.driver.inspector.find(JobFilter(**wanted), limit=10).jobs]
+
+
+def _pages(subject: Subject, *, limit: int) -> list[list[JobId]]:
+    """Turn pages to the end; a driver that knows no end is stopped."""
+    pages: list[list[JobId]] = []
+    after: JobId | None = None
+    for _ in range(10):
+        page = subject.driver.inspector.find(JobFilter(), limit=limit, after=after)
+        pages.append([job.id for job in page.jobs])
+        after = page.after
+        if after is None:
+            break
+    return pages
+
+
+def _beat(subject: Subject, worker_id: str) -> None:
+    worker = WorkerRecord(
+        id=worker_id, host="localhost", pid=1, queues=(), types=(), concurrency=1, started_at=AGES_AGO
+    )
+    subject.driver.upkeep.beat_worker(worker)
+
+
+def _fill(subject: Subject) -> None:
+    """Store something of every kind."""
+    for status in (*sorted(FINAL), Status.PROCESSING, Status.PENDING):
+        subject.bring(status)
+    _beat(subject, "w1")
+    subject.driver.control.pause(["mail"], by="ann")
+    nightly = Schedule(name="nightly", cron="0 2 * * *", timezone="UTC", type="clean", queue="mail", payload=b"{}")
+    subject.driver.control.put_schedules([nightly])
+
+
+def _read_everything(subject: Subject) -> tuple[object, ...]:
+    inspector = subject.driver.inspector
+    page = inspector.find(JobFilter(), limit=100)
+    job_ids = [job.id for job in page.jobs]
+    return (
+        page,
+        inspector.get(job_ids),
+        inspector.attempts(job_ids),
+        inspector.outbox(job_ids),
+        inspector.queues(),
+        inspector.finished(since=AGES_AGO),
+        inspector.workers(),
+        dict(inspector.schedules()),
+    )

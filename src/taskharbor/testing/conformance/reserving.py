@@ -1,0 +1,347 @@
+"""Due jobs are taken from a queue, each by one worker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import Claim, Lease
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, MOMENT, PATIENCE
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
+    from taskharbor.testing.conformance.subject import Subject
+
+
+def ids(claims: list[Claim]) -> list[JobId]:
+    return [claim.job.id for claim in claims]
+
+
+def test_a_due_job_is_leased_to_the_worker_that_asks(subject: Subject) -> None:
+    job_id, token = subject.insert(), new_token()
+
+    [claim] = subject.reserve(token=token, worker="w-1")
+
+    job = subject.job(job_id)
+    assert claim == Claim(job, Lease(job_id, token, subject.clock.now() + LEASE))
+    assert (job.status, job.worker_id) == (Status.PROCESSING, "w-1")
+    assert (job.lease_token, job.lease_expires_at) == (token, subject.clock.now() + LEASE)
+    assert job.processing_started_at == subject.clock.now()
+
+
+def test_an_attempt_counts_from_the_claim_on(subject: Subject) -> None:
+    subject.insert()
+
+    assert subject.take().job.attempt_count == 1
+
+
+def test_a_job_is_not_taken_a_moment_before_it_is_due(subject: Subject) -> None:
+    subject.insert(delay=timedelta(hours=1))
+    subject.advance(timedelta(hours=1) - MOMENT)
+
+    assert subject.reserve() == []
+
+
+def test_a_job_is_taken_at_the_very_instant_it_is_due(subject: Subject) -> None:
+    job_id = subject.insert(delay=timedelta(hours=1))
+    subject.advance(timedelta(hours=1))
+
+    assert ids(subject.reserve()) == [job_id]
+
+
+def test_the_lowest_priority_number_runs_first(subject: Subject) -> None:
+    last, first, middle = subject.insert(priority=2), subject.insert(priority=-1), subject.insert()
+
+    assert ids(subject.reserve(limit=3)) == [first, middle, last]
+
+
+def test_at_one_priority_the_job_due_first_runs_first(subject: Subject) -> None:
+    now = subject.clock.now()
+    later, earlier = subject.insert(scheduled_for=now - MOMENT), subject.insert(scheduled_for=now - 2 * MOMENT)
+
+    assert ids(subject.reserve(limit=2)) == [earlier, later]
+
+
+def test_at_one_time_the_older_id_runs_first(subject: Subject) -> None:
+    inserted = [subject.insert() for _ in range(20)]
+
+    assert ids(subject.reserve(limit=20)) == inserted
+
+
+def test_a_stream_of_new_jobs_does_not_starve_a_retried_one(subject: Subject) -> None:
+    retried = subject.bring(Status.FAILED)
+    subject.advance(MOMENT)
+    subject.insert()
+
+    assert ids(subject.reserve()) == [retried]
+
+
+def test_no_more_jobs_are_taken_than_asked_for(subject: Subject) -> None:
+    for _ in range(3):
+        subject.insert()
+
+    assert len(subject.reserve(limit=2)) == 2
+    assert len(subject.reserve(limit=2)) == 1
+
+
+def test_who_asks_for_no_job_gets_none(subject: Subject) -> None:
+    subject.insert()
+
+    assert subject.reserve(limit=0) == []
+
+
+def test_jobs_of_other_queues_are_left_alone(subject: Subject) -> None:
+    subject.insert(queue="mail")
+
+    assert subject.reserve("default") == []
+    assert len(subject.reserve("mail")) == 1
+
+
+def test_jobs_of_other_types_are_passed_over(subject: Subject) -> None:
+    subject.insert(type="unknown")
+    known = subject.insert(type="known")
+
+    assert ids(subject.reserve(types=["known"])) == [known]
+
+
+def test_a_job_that_was_passed_over_is_there_for_others(subject: Subject) -> None:
+    job_id = subject.insert(type="rare")
+    subject.reserve(types=["known"])
+
+    assert ids(subject.reserve(types=["rare"])) == [job_id]
+
+
+def test_who_handles_no_type_gets_no_job(subject: Subject) -> None:
+    subject.insert()
+
+    assert subject.reserve(types=[]) == []
+
+
+def test_a_paused_queue_gives_no_job_until_it_is_resumed(subject: Subject) -> None:
+    subject.insert()
+    subject.driver.control.pause(["default"], by="ops")
+    assert subject.reserve() == []
+
+    subject.driver.control.resume(["default"])
+
+    assert len(subject.reserve()) == 1
+
+
+def test_pausing_one_queue_leaves_the_others_running(subject: Subject) -> None:
+    subject.insert(queue="mail")
+    subject.driver.control.pause(["default"], by="ops")
+
+    assert len(subject.reserve("mail")) == 1
+
+
+def test_a_leased_job_is_not_given_to_anyone_else(subject: Subject) -> None:
+    subject.insert()
+    subject.take()
+    subject.advance(LEASE - MOMENT)
+
+    assert subject.reserve() == []
+
+
+def test_one_token_covers_all_jobs_of_a_call(subject: Subject) -> None:
+    subject.insert()
+    subject.insert()
+    token = new_token()
+
+    claims = subject.reserve(limit=2, token=token)
+
+    assert {claim.lease.token for claim in claims} == {token}
+
+
+def test_a_failed_job_is_taken_when_its_delay_is_over(subject: Subject) -> None:
+    job_id = subject.insert()
+    subject.settle(subject.take(), Outcome.retry(after=timedelta(minutes=5), failure=BOOM))
+    subject.advance(timedelta(minutes=5))
+
+    [claim] = subject.reserve()
+
+    assert (claim.job.id, claim.job.attempt_count) == (job_id, 2)
+
+
+def test_a_failed_job_is_not_taken_before_its_delay_is_over(subject: Subject) -> None:
+    subject.insert()
+    subject.settle(subject.take(), Outcome.retry(after=timedelta(minutes=5), failure=BOOM))
+    subject.advance(timedelta(minutes=5) - MOMENT)
+
+    assert subject.reserve() == []
+
+
+def test_an_enqueued_job_is_left_to_its_message_while_patience_lasts(subject: Subject) -> None:
+    subject.bring(Status.ENQUEUED)
+    subject.advance(PATIENCE)
+
+    assert subject.reserve() == []
+
+
+def test_an_enqueued_job_is_taken_when_patience_ends(subject: Subject) -> None:
+    job_id = subject.bring(Status.ENQUEUED)
+    subject.advance(PATIENCE + MOMENT)
+
+    [claim] = subject.reserve()
+
+    job = claim.job
+    assert (job.id, job.status, job.dispatch_at, job.resends) == (job_id, Status.PROCESSING, None, 0)
+
+
+def test_an_enqueued_job_passed_over_does_not_block_those_behind_it(subject: Subject) -> None:
+    subject.bring(Status.ENQUEUED)
+    behind = subject.insert()
+
+    assert ids(subject.reserve()) == [behind]
+
+
+def test_a_job_is_not_taken_when_the_clock_was_set_back_before_its_time(subject: Subject) -> None:
+    subject.insert(delay=timedelta(hours=1))
+    subject.advance(timedelta(hours=1))
+    subject.reserve(types=[])
+    subject.advance(-MOMENT)
+
+    assert subject.reserve() == []
+
+
+def test_a_rescheduled_job_takes_its_new_turn(subject: Subject) -> None:
+    now = subject.clock.now()
+    moved = subject.insert(scheduled_for=now - 3 * MOMENT)
+    other = subject.insert(scheduled_for=now - 2 * MOMENT)
+    subject.driver.reschedule([moved], scheduled_for=now - MOMENT)
+
+    assert ids(subject.reserve(limit=2)) == [other, moved]
+
+
+def test_a_job_rescheduled_before_it_was_taken_is_not_taken_twice(subject: Subject) -> None:
+    job_id = subject.insert(delay=timedelta(hours=1))
+    subject.driver.reschedule([job_id], delay=timedelta(0))
+    subject.take()
+    subject.advance(timedelta(hours=1))
+
+    assert subject.reserve(reclaim=False) == []
+
+
+def test_a_spent_job_is_never_taken(subject: Subject) -> None:
+    subject.spend(subject.insert())
+
+    assert subject.reserve() == []
+
+
+def test_an_ended_lease_is_taken_over_at_the_very_instant_it_ends(subject: Subject) -> None:
+    job_id = subject.insert()
+    subject.take(worker="dead")
+    subject.advance(LEASE)
+    token = new_token()
+
+    claims = subject.reserve(token=token, worker="successor")
+
+    job = subject.job(job_id)
+    assert claims == [Claim(job, Lease(job_id, token, subject.clock.now() + LEASE))]
+    assert (job.lease_token, job.worker_id, job.processing_started_at) == (token, "successor", subject.clock.now())
+
+
+def test_taking_over_counts_as_an_attempt(subject: Subject) -> None:
+    subject.insert()
+    subject.take()
+    subject.advance(LEASE)
+
+    assert subject.take().job.attempt_count == 2
+
+
+def test_the_attempt_that_was_lost_is_recorded_under_its_old_token(subject: Subject) -> None:
+    job_id = subject.insert()
+    started = subject.clock.now()
+    lost = subject.take(worker="dead")
+    subject.advance(LEASE)
+
+    subject.take(worker="successor")
+
+    [attempt] = subject.attempts(job_id)
+    assert (attempt.token, attempt.worker_id, attempt.attempt, attempt.life) == (lost.lease.token, "dead", 1, 1)
+    assert (attempt.event, attempt.outcome, attempt.status) == ("reclaim", "LOST", Status.PROCESSING)
+    assert (attempt.started_at, attempt.ended_at) == (started, subject.clock.now())
+
+
+def test_waiting_jobs_go_before_ended_leases_and_the_longest_over_before_the_others(subject: Subject) -> None:
+    first_over = subject.insert()
+    subject.take()
+    subject.advance(MOMENT)
+    next_over = subject.insert()
+    subject.take()
+    subject.advance(LEASE)
+    waiting = subject.insert(priority=9)
+
+    assert ids(subject.reserve(limit=3)) == [waiting, first_over, next_over]
+
+
+def test_ended_leases_count_towards_the_limit(subject: Subject) -> None:
+    for _ in range(3):
+        subject.insert()
+    subject.reserve(limit=3)
+    subject.advance(LEASE)
+    subject.insert()
+
+    assert len(subject.reserve(limit=2)) == 2
+    assert len(subject.reserve(limit=9)) == 2
+
+
+def test_ended_leases_are_left_alone_by_who_does_not_want_them(subject: Subject) -> None:
+    subject.insert()
+    subject.take()
+    subject.advance(LEASE)
+
+    assert subject.reserve(reclaim=False) == []
+
+
+def test_ended_leases_of_other_queues_are_left_alone(subject: Subject) -> None:
+    subject.insert(queue="mail")
+    subject.reserve("mail")
+    subject.advance(LEASE)
+
+    assert subject.reserve("default") == []
+
+
+def test_ended_leases_of_other_types_are_left_alone(subject: Subject) -> None:
+    subject.insert(type="rare")
+    subject.reserve()
+    subject.advance(LEASE)
+
+    assert subject.reserve(types=["known"]) == []
+
+
+def test_a_job_that_lost_its_last_attempt_is_not_taken_over(subject: Subject) -> None:
+    subject.insert(max_attempts=1)
+    subject.take()
+    subject.advance(LEASE)
+
+    assert subject.reserve() == []
+
+
+def test_a_job_whose_cancel_was_requested_is_not_taken_over(subject: Subject) -> None:
+    job_id = subject.insert()
+    subject.take()
+    subject.cancel(job_id)
+    subject.advance(LEASE)
+
+    assert subject.reserve() == []
+
+
+def test_ended_leases_of_a_paused_queue_are_not_taken_over(subject: Subject) -> None:
+    subject.insert()
+    subject.take()
+    subject.driver.control.pause(["default"], by="ops")
+    subject.advance(LEASE)
+
+    assert subject.reserve() == []
+
+
+def test_a_job_taken_after_it_was_sent_keeps_the_number_of_its_messages(subject: Subject) -> None:
+    subject.bring(Status.ENQUEUED)
+    subject.advance(PATIENCE + LOCK)
+
+    [claim] = subject.reserve()
+
+    assert (claim.job.sends, claim.job.sent_at is not None) == (1, True)

@@ -1,0 +1,169 @@
+"""Schedules: what is kept of them, and when they are due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.model import Schedule
+from taskharbor.testing.conformance.subject import MOMENT, Subject
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+_DAY: Final = timedelta(days=1)
+
+
+def test_schedules_are_kept_as_they_were_put_and_listed_by_name(subject: Subject) -> None:
+    hourly = _schedule("hourly", cron="0 * * * *", next_at=subject.clock.now(), options={"priority": "3"})
+    yearly = _schedule("yearly", cron="0 0 1 1 *", timezone="Europe/Berlin")
+
+    subject.driver.control.put_schedules([yearly, hourly])
+
+    assert list(subject.driver.inspector.schedules().items()) == [("hourly", hourly), ("yearly", yearly)]
+
+
+def test_a_schedule_is_due_from_the_instant_of_its_next_time(subject: Subject) -> None:
+    nightly = _put(subject, next_at=subject.clock.now() + _DAY)
+
+    subject.advance(_DAY - MOMENT)
+    too_early = _due(subject)
+    subject.advance(MOMENT)
+    in_time = _due(subject)
+
+    assert too_early == []
+    assert in_time == [nightly]
+
+
+def test_a_schedule_without_a_next_time_is_never_due(subject: Subject) -> None:
+    _put(subject, next_at=None)
+
+    subject.advance(365 * _DAY)
+
+    assert _due(subject) == []
+
+
+def test_a_paused_schedule_is_due_only_once_it_is_resumed(subject: Subject) -> None:
+    nightly = _put(subject, next_at=subject.clock.now())
+
+    subject.driver.control.pause_schedules(["nightly"])
+    while_paused = _due(subject)
+    subject.driver.control.resume_schedules(["nightly"])
+    after_that = _due(subject)
+
+    assert while_paused == []
+    assert after_that == [nightly]
+
+
+def test_the_longest_due_schedules_come_first_and_no_more_than_asked_for(subject: Subject) -> None:
+    now = subject.clock.now()
+    _put(subject, "a", next_at=now - timedelta(hours=1))
+    second = _put(subject, "b", next_at=now - timedelta(hours=2))
+    first = _put(subject, "c", next_at=now - timedelta(hours=3))
+
+    due = subject.driver.upkeep.schedules_due(limit=2)
+
+    assert due == [first, second]
+
+
+def test_of_two_that_fire_a_schedule_one_moves_it_on(subject: Subject) -> None:
+    due = subject.clock.now()
+    nightly = _put(subject, next_at=due)
+    subject.advance(MOMENT)
+
+    answers = [_fire(subject, due, due + _DAY), _fire(subject, due, due + 2 * _DAY)]
+
+    assert answers == [True, False]
+    assert _stored(subject) == replace(nightly, next_at=due + _DAY, fired_at=due)
+
+
+def test_an_unknown_schedule_cannot_be_fired(subject: Subject) -> None:
+    answer = _fire(subject, subject.clock.now(), None)
+
+    assert answer is False
+
+
+def test_a_schedule_put_again_goes_on_with_its_times_and_takes_everything_else(subject: Subject) -> None:
+    now = subject.clock.now()
+    _put(subject, next_at=now)
+    _fire(subject, now, now + _DAY)
+    subject.driver.control.pause_schedules(["nightly"])
+    subject.advance(MOMENT)
+
+    changed = _put(subject, next_at=now + 2 * _DAY, type="sweep", queue="mail", payload=b"[2]", options={"a": "b"})
+
+    assert _stored(subject) == replace(changed, next_at=now + _DAY, fired_at=now, paused_at=now)
+
+
+def test_a_schedule_put_again_with_another_cron_takes_the_new_next_time(subject: Subject) -> None:
+    now = subject.clock.now()
+    _put(subject, next_at=now)
+    _fire(subject, now, now + _DAY)
+    subject.driver.control.pause_schedules(["nightly"])
+
+    changed = _put(subject, next_at=now + 2 * _DAY, cron="0 3 * * *")
+
+    assert _stored(subject) == replace(changed, fired_at=now, paused_at=now)
+
+
+def test_a_schedule_put_again_in_another_timezone_takes_the_new_next_time(subject: Subject) -> None:
+    _put(subject, next_at=subject.clock.now())
+
+    changed = _put(subject, next_at=subject.clock.now() + _DAY, timezone="Asia/Tokyo")
+
+    assert _stored(subject) == changed
+
+
+def test_dropping_a_schedule_tells_whether_there_was_one(subject: Subject) -> None:
+    _put(subject)
+
+    answers = subject.driver.control.drop_schedules(["unknown", "nightly", "nightly"])
+
+    assert answers == [False, True, False]
+    assert subject.driver.inspector.schedules() == {}
+
+
+def test_pausing_a_schedule_tells_whether_it_ran(subject: Subject) -> None:
+    nightly = _put(subject)
+    paused_at = subject.clock.now()
+
+    first = subject.driver.control.pause_schedules(["unknown", "nightly"])
+    subject.advance(MOMENT)
+    second = subject.driver.control.pause_schedules(["nightly"])
+
+    assert (first, second) == ([False, True], [False])
+    assert _stored(subject) == replace(nightly, paused_at=paused_at)
+
+
+def test_resuming_a_schedule_tells_whether_it_rested(subject: Subject) -> None:
+    nightly = _put(subject)
+    subject.driver.control.pause_schedules(["nightly"])
+
+    answers = subject.driver.control.resume_schedules(["unknown", "nightly", "nightly"])
+
+    assert answers == [False, True, False]
+    assert _stored(subject) == nightly
+
+
+def _schedule(name: str, **fields: Any) -> Schedule:
+    defaults = {"cron": "0 2 * * *", "timezone": "UTC", "type": "clean", "queue": "default", "payload": b"{}"}
+    return Schedule(name=name, **defaults | fields)
+
+
+def _put(subject: Subject, name: str = "nightly", **fields: Any) -> Schedule:
+    schedule = _schedule(name, **fields)
+    subject.driver.control.put_schedules([schedule])
+    return schedule
+
+
+def _stored(subject: Subject) -> Schedule:
+    return subject.driver.inspector.schedules()["nightly"]
+
+
+def _due(subject: Subject) -> list[Schedule]:
+    return subject.driver.upkeep.schedules_due(limit=10)
+
+
+def _fire(subject: Subject, fired: datetime, next_at: datetime | None) -> bool:
+    return subject.driver.upkeep.schedule_fired("nightly", fired=fired, next_at=next_at)

@@ -1,0 +1,175 @@
+"""The driver under test, and the few steps every case is told in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.answers import Inserted, Sent, Settlement
+from taskharbor.core.failure import Failure
+from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.model import Claim, NewJob
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from contextlib import AbstractContextManager
+
+    from taskharbor.core.answers import Dispatch, Refused, Settled
+    from taskharbor.core.errors import JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Attempt, Job, Lease, OutboxRow
+    from taskharbor.drivers.base import Driver
+    from taskharbor.testing.clock import ManualClock
+
+LEASE: Final = timedelta(seconds=30)
+PATIENCE: Final = timedelta(seconds=60)
+LOCK: Final = timedelta(seconds=15)
+RESEND: Final = timedelta(seconds=60)
+MOMENT: Final = timedelta(microseconds=1)
+BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f00d")
+AGES_AGO: Final = datetime(2029, 12, 31, tzinfo=UTC)
+
+
+def new_job(**fields: Any) -> NewJob:
+    """Return a job to insert; what is not given is of no interest."""
+    defaults: dict[str, Any] = {
+        "id": new_job_id(),
+        "type": "greet",
+        "queue": "default",
+        "payload": b"{}",
+        "created_at": AGES_AGO,
+        "max_attempts": 3,
+    }
+    return NewJob(**defaults | fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a driver's author hands to the kit.
+
+    *driver* keeps no job yet and takes its time from *clock*. *spend* makes a waiting
+    job spent behind the driver's back, by a raw write: no verb can, and the guards
+    against it must hold all the same. *transaction* opens a transaction of the user's
+    own, in which the calling thread's inserts take part: leaving it by an error rolls
+    them back. *statements* tells how many statements the driver has run so far; None,
+    if it cannot say.
+    """
+
+    driver: Driver
+    clock: ManualClock
+    spend: Callable[[JobId], None]
+    transaction: Callable[[], AbstractContextManager[object]]
+    statements: Callable[[], int] | None = None
+
+    def insert(self, **fields: Any) -> JobId:
+        """Store one new job."""
+        [answer] = self.driver.insert([new_job(**fields)])
+        assert isinstance(answer, Inserted)
+        return answer.job_id
+
+    def reserve(
+        self,
+        queue: str = "default",
+        *,
+        limit: int = 1,
+        token: Token | None = None,
+        worker: str = "worker",
+        lease: timedelta = LEASE,
+        types: Collection[str] | None = None,
+        reclaim: bool = True,
+    ) -> list[Claim]:
+        return self.driver.reserve(
+            queue,
+            token=token or new_token(),
+            worker=worker,
+            lease=lease,
+            limit=limit,
+            patience=PATIENCE,
+            types=types,
+            reclaim=reclaim,
+        )
+
+    def take(self, *, worker: str = "worker", lease: timedelta = LEASE) -> Claim:
+        """Reserve the one job there is to take."""
+        [claim] = self.reserve(worker=worker, lease=lease)
+        return claim
+
+    def claim(
+        self,
+        *job_ids: JobId,
+        token: Token | None = None,
+        worker: str = "worker",
+        types: Collection[str] | None = None,
+    ) -> list[Claim | Refused]:
+        return self.driver.claim(job_ids, token=token or new_token(), worker=worker, lease=LEASE, types=types)
+
+    def settle(self, held: Claim | Lease, outcome: Outcome) -> Settled | JobNotFound | LeaseLost:
+        """Record one outcome."""
+        lease = held.lease if isinstance(held, Claim) else held
+        [answer] = self.driver.settle([Settlement(lease, outcome)])
+        return answer
+
+    def dispatch(self, queue: str = "default", *, limit: int = 10, unclaimed: int = 1_000) -> list[Dispatch]:
+        return self.driver.dispatch(queue, limit=limit, lock=LOCK, unclaimed=unclaimed)
+
+    def send(self) -> Dispatch:
+        """Dispatch the one job that is due, and say that its message went out."""
+        [dispatch] = self.dispatch()
+        assert self.driver.dispatched([Sent(dispatch, RESEND)]) == [True]
+        return dispatch
+
+    def cancel(self, job_id: JobId) -> Any:
+        [answer] = self.driver.cancel([job_id])
+        return answer
+
+    def requeue(self, job_id: JobId, *, budget: int = 3, token: Token | None = None, **when: Any) -> Any:
+        [answer] = self.driver.requeue(
+            [job_id],
+            token=token or new_token(),
+            budget=budget,
+            by="ops",
+            why="fixed",
+            **when,
+        )
+        return answer
+
+    def job(self, job_id: JobId) -> Job:
+        return self.driver.inspector.get([job_id])[job_id]
+
+    def attempts(self, job_id: JobId) -> list[Attempt]:
+        return self.driver.inspector.attempts([job_id])
+
+    def outbox(self, job_id: JobId) -> list[OutboxRow]:
+        return self.driver.inspector.outbox([job_id])
+
+    def advance(self, by: timedelta) -> None:
+        self.clock.advance(by)
+
+    def bring(self, status: Status, **fields: Any) -> JobId:
+        """Make a job and lead it to *status*, the plain way. No other job may be due."""
+        job_id = self.insert(**fields)
+        match status:
+            case Status.PENDING:
+                pass
+            case Status.ENQUEUED:
+                self.send()
+            case Status.CANCELED:
+                self.cancel(job_id)
+            case _:
+                claim = self.take()
+                outcomes = {
+                    Status.FAILED: Outcome.retry(after=timedelta(0), failure=BOOM),
+                    Status.SUCCEEDED: Outcome.ack(),
+                    Status.DEAD: Outcome.fail("hopeless", failure=BOOM),
+                }
+                if status in outcomes:
+                    self.settle(claim, outcomes[status])
+        assert self.job(job_id).status is status
+        return job_id
+
+    def everything(self, job_id: JobId) -> tuple[Any, ...]:
+        """Return all that is stored about a job: what a refused call must not change."""
+        return self.driver.inspector.get([job_id]), self.attempts(job_id), self.outbox(job_id)

@@ -1,0 +1,19 @@
+"""Real processes of the command line, in an environment that holds nothing but what is given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Final
+
+LIMIT: Final = 30  # seconds; far more than any of them needs
+PYTHON: Final = (sys.executable, "-W", "error")
+
+
+def taskharbor(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "taskharbor.cli", *args, **environ)
+
+
+def python(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [*PYTHON, *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environ)

@@ -1,0 +1,228 @@
+"""How errors end a command: the words, the stable code, the exit code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+import pytest
+
+import taskharbor
+from taskharbor.cli.exits import Exit
+from taskharbor.cli.failures import VERDICTS, verdict_on
+from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.options import json_option
+from taskharbor.cli.root import root, run
+from taskharbor.core import errors
+from taskharbor.core.ids import JobId
+from taskharbor.drivers.connect import NoSuchDriverYet, NotAUrl, UnknownStore
+from taskharbor.settings import UrlMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JOB = JobId(UUID("01890a5d-ac96-774b-bcce-b302099a8057"))
+PROBLEM = errors.Problem(field="queue", value="'a b'", rule="letters only")
+
+ENDINGS = [
+    (errors.TaskHarborError("odd"), Exit.FAILURE, "failure"),
+    (errors.UsageError("odd"), Exit.USAGE, "usage"),
+    (errors.InvalidRequest([PROBLEM]), Exit.USAGE, "invalid-request"),
+    (errors.IdempotencyConflict("mail", "k", JOB), Exit.CONFLICT, "idempotency-conflict"),
+    (errors.IllegalTransition(JOB, "DEAD", "cancel"), Exit.CONFLICT, "illegal-transition"),
+    (errors.PayloadNotEncodable("$.a", "is a set"), Exit.USAGE, "payload-not-encodable"),
+    (errors.PayloadTooLarge(2, 1), Exit.USAGE, "payload-too-large"),
+    (errors.PayloadNotDecodable("not JSON"), Exit.FAILURE, "payload-not-decodable"),
+    (errors.EnqueueRefused([errors.IdempotencyConflict("mail", "k", JOB)]), Exit.CONFLICT, "enqueue-refused"),
+    (errors.JobNotFound(JOB), Exit.NOT_FOUND, "job-not-found"),
+    (errors.JobTimedOut(JOB, timedelta(seconds=1)), Exit.JOB_FAILED, "job-timed-out"),
+    (errors.LeaseLost(JOB), Exit.CONFLICT, "lease-lost"),
+    (errors.JobNotInflight(JOB), Exit.CONFLICT, "lease-lost"),
+    (errors.LeaseExpired(JOB), Exit.CONFLICT, "lease-lost"),
+    (errors.LeaseMismatch(JOB), Exit.CONFLICT, "lease-lost"),
+    (errors.SchemaOutOfDate("1", "2", "migrate"), Exit.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
+    (errors.StoreUnavailable("refused"), Exit.CANNOT_CONNECT, "store-unavailable"),
+    (NotAUrl("jobs.db"), Exit.USAGE, "not-a-url"),
+    (UnknownStore("redis"), Exit.USAGE, "unknown-store"),
+    (NoSuchDriverYet("sqlite"), Exit.USAGE, "no-such-driver-yet"),
+    (UrlMissing(), Exit.USAGE, "url-missing"),
+    (click.UsageError("odd"), Exit.USAGE, "usage"),
+    (click.FileError("jobs.json", "unreadable"), Exit.FAILURE, "failure"),
+    (ZeroDivisionError("odd"), Exit.FAILURE, "unexpected"),
+]
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    assert {code.name: code.value for code in Exit} == {
+        "OK": 0,
+        "FAILURE": 1,
+        "USAGE": 2,
+        "CANNOT_CONNECT": 3,
+        "NOT_FOUND": 4,
+        "CONFLICT": 5,
+        "REFUSED": 6,
+        "TIMED_OUT_WAITING": 7,
+        "JOB_FAILED": 8,
+        "SCHEMA_OUT_OF_DATE": 9,
+        "APP_IMPORT_FAILED": 10,
+        "PROBLEMS_FOUND": 11,
+        "INTERRUPTED": 130,
+    }
+
+
+@pytest.mark.parametrize("code", Exit)
+def test_a_command_may_end_with_any_exit_code(code: Exit) -> None:
+    group = LazyGroup()
+
+    @group.command()
+    @click.pass_context
+    def end(ctx: click.Context) -> None:
+        ctx.exit(code)
+
+    assert run(group, ["end"]) == code
+
+
+@pytest.mark.parametrize(("error", "code", "_"), ENDINGS, ids=repr)
+def test_an_error_ends_the_command_with_its_exit_code_and_one_line(
+    error: Exception, code: Exit, _: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(raising(error), ["fail"])
+
+    out, err = capsys.readouterr()
+    assert ended == code
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("error", "code", "stable"), ENDINGS, ids=repr)
+def test_with_json_an_error_is_an_object_with_a_stable_code(
+    error: Exception, code: Exit, stable: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(raising(error), ["fail"])
+    text = capsys.readouterr().err.removeprefix("error: ").removesuffix("\n")
+
+    ended = run(raising(error), ["fail", "--json"])
+
+    out, err = capsys.readouterr()
+    assert ended == code
+    assert out == ""
+    assert json.loads(err) == {"error": {"code": stable, "message": text}}
+
+
+def test_every_error_that_has_a_verdict_is_tried_here() -> None:
+    tried = {type(error) for error, _, _ in ENDINGS}
+
+    assert {kind for kind in VERDICTS if not any(issubclass(error, kind) for error in tried)} == set()
+    assert {kind for kind in our_errors() if kind not in tried} == set()
+
+
+def test_every_error_of_ours_has_a_verdict_of_its_own_or_of_its_family() -> None:
+    by_default = VERDICTS[errors.TaskHarborError]
+
+    undecided = [kind for kind in our_errors() if verdict_on(kind.__new__(kind)) is by_default]
+
+    assert undecided == [errors.TaskHarborError]
+
+
+def test_codes_for_scripts_are_words_joined_by_hyphens() -> None:
+    words = [word for verdict in VERDICTS.values() for word in verdict.code.split("-")]
+
+    assert [word for word in words if not (word.isascii() and word.isalpha() and word.islower())] == []
+
+
+def test_an_error_from_outside_that_builds_on_ours_is_judged_by_the_nearest_of_ours() -> None:
+    class ReplicaUnavailable(errors.StoreUnavailable): ...
+
+    assert verdict_on(ReplicaUnavailable("lagging")).exit == Exit.CANNOT_CONNECT
+
+
+def test_an_error_says_what_happened_and_then_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    run(raising(errors.StoreUnavailable("connection refused")), ["fail"])
+
+    assert capsys.readouterr().err == "error: the store is out of reach: connection refused; check its URL\n"
+
+
+def test_an_unexpected_error_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    run(raising(ZeroDivisionError("over\nand over")), ["fail"])
+
+    line = "error: unexpected ZeroDivisionError: over and over; 'taskharbor --debug ...' shows where\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), errors.JobNotFound(JOB)])
+def test_debug_shows_the_traceback_before_the_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    run(raising(error), ["--debug", "fail"])
+
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last.startswith("error: ")
+
+
+def test_a_wrong_command_line_has_no_traceback_to_show(capsys: pytest.CaptureFixture[str]) -> None:
+    run(root, ["--debug", "no-such-thing"])
+
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--debug"]])
+def test_words_of_others_that_quote_a_url_are_shown_without_its_password(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(raising(OSError("cannot reach postgresql://app:hunter2@db/app")), [*flags, "fail"])
+
+    err = capsys.readouterr().err
+    assert "postgresql://app:***@db/app" in err
+    assert "hunter2" not in err
+
+
+@pytest.mark.parametrize("place", [["migrate"], ["version"], []])
+def test_a_url_typed_in_the_wrong_place_is_shown_without_its_password(
+    place: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(root, [*place, "postgresql://app:hunter2@db/app"])
+
+    err = capsys.readouterr().err
+    assert ended == Exit.USAGE
+    assert "postgresql://" in err
+    assert "hunter2" not in err
+
+
+def test_json_behind_a_double_dash_is_a_word_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    run(root, ["version", "--", "--json"])
+
+    assert capsys.readouterr().err.startswith("error: got unexpected extra argument (--json)")
+
+
+def raising(error: Exception) -> LazyGroup:
+    group = LazyGroup(params=[click.Option(["--debug"], is_flag=True, expose_value=False)])
+
+    @group.command()
+    @json_option
+    def fail(*, as_json: bool) -> None:
+        del as_json
+        raise error
+
+    return group
+
+
+def our_errors() -> list[type[errors.TaskHarborError]]:
+    import_everything()
+    return [kind for kind in family(errors.TaskHarborError) if kind.__module__.split(".")[0] == "taskharbor"]
+
+
+def import_everything() -> None:
+    for module in pkgutil.walk_packages(taskharbor.__path__, "taskharbor."):
+        if not module.name.startswith("taskharbor.testing"):  # what is raised there never reaches a command
+            importlib.import_module(module.name)
+
+
+def family(kind: type[errors.TaskHarborError]) -> Iterator[type[errors.TaskHarborError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from family(child)

@@ -1,0 +1,101 @@
+"""What only a real process shows: signals, pipes, terminals."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from contextlib import closing
+from typing import IO
+
+import pytest
+
+from tests.cli.processes import LIMIT, PYTHON, taskharbor
+
+WAIT_FOR_EVER = """
+import signal, sys, threading
+import click
+from taskharbor.cli.root import root, run
+
+@root.command()
+def wait():
+    click.echo("waiting")
+    threading.Event().wait()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have it ignored
+sys.exit(run(root, ["wait"]))
+"""
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    done = taskharbor("version")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("taskharbor ")
+    assert done.stderr == ""
+
+
+def test_the_exit_code_and_the_error_reach_the_shell() -> None:
+    done = taskharbor("migrate", "check", TASKHARBOR_URL="postgresql://app:hunter2@db/app")
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: this version has no postgresql driver yet; it opens memory://\n"
+
+
+def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
+    command = [*PYTHON, "-c", WAIT_FOR_EVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+
+        process.send_signal(signal.SIGINT)
+
+        _, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130
+    assert err.strip() == ""
+
+
+@pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
+def test_a_reader_that_left_is_no_reason_to_complain(args: list[str]) -> None:
+    with pipe_without_reader() as stdout:
+        done = subprocess.run(
+            [*PYTHON, "-m", "taskharbor.cli", *args], stdout=stdout, stderr=subprocess.PIPE, check=False, env={}
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == b""
+
+
+def test_an_error_that_nobody_reads_still_sets_the_exit_code() -> None:
+    with pipe_without_reader() as nowhere:
+        command = [*PYTHON, "-m", "taskharbor.cli", "no-such-command"]
+        done = subprocess.run(command, stdout=nowhere, stderr=nowhere, check=False, env={})
+
+    assert done.returncode == 2
+
+
+def test_a_terminal_gets_colour_and_its_owner_can_say_no() -> None:
+    assert error_on_a_terminal({}).startswith("\x1b[31m\x1b[1merror:\x1b[0m no such command")
+    assert error_on_a_terminal({"NO_COLOR": "1"}).startswith("error: no such command")
+
+
+def test_a_pipe_gets_no_colour() -> None:
+    done = taskharbor("no-such-command")
+
+    assert done.stderr.startswith("error: no such command")
+
+
+def pipe_without_reader() -> IO[bytes]:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "wb", buffering=0)
+
+
+def error_on_a_terminal(environ: dict[str, str]) -> str:
+    ours, theirs = pty.openpty()
+    with closing(os.fdopen(ours, "rb", buffering=0)) as screen, closing(os.fdopen(theirs, "wb", buffering=0)) as stderr:
+        command = [*PYTHON, "-m", "taskharbor.cli", "no-such-command"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, check=False, timeout=LIMIT, env=environ)
+        return screen.read(4096).decode()

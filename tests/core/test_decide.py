@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskharbor.core.decide import DEFAULT_POLICY, Cancel, DeadLetter, Retry, Snooze, decide
+from taskharbor.core.errors import JobTimedOut, UsageError
+from taskharbor.core.failure import Failure
+from taskharbor.core.ids import JobId
+from taskharbor.core.model import AttemptOutcome, Job
+from taskharbor.core.outcome import MAX_DELAY, SPENT, Outcome
+from taskharbor.core.retry import Fixed, Never, RetryPolicy
+from taskharbor.core.states import Event, Status
+from taskharbor.core.text import MAX_TEXT, is_storable
+
+few = settings(max_examples=80, deadline=None)
+
+NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
+MINUTE: Final = timedelta(minutes=1)
+HOUR: Final = timedelta(hours=1)
+DAY: Final = timedelta(days=1) - timedelta.resolution
+EVERY_MINUTE: Final = RetryPolicy(backoff=Fixed(MINUTE))
+
+
+def job(*, attempt: int = 1, max_attempts: int = 3) -> Job:
+    return Job(
+        id=JobId(UUID(int=7)),
+        type="greet",
+        queue="default",
+        priority=0,
+        payload=b"{}",
+        status=Status.PROCESSING,
+        scheduled_for=NOW,
+        timeout=None,
+        created_at=NOW,
+        attempt_count=attempt,
+        max_attempts=max_attempts,
+    )
+
+
+SPENT_JOB: Final = job(attempt=3, max_attempts=3)
+
+
+def test_an_error_is_retried_after_the_delay_of_the_policy() -> None:
+    error = ValueError("boom")
+
+    outcome = decide(job(), error, NOW, policy=EVERY_MINUTE)
+
+    assert outcome == Outcome.retry(after=MINUTE, failure=Failure.of(error))
+
+
+def test_the_policy_is_asked_about_this_attempt() -> None:
+    policy = RetryPolicy(backoff=lambda attempt: attempt * HOUR)
+
+    outcome = decide(job(attempt=2), ValueError(), NOW, policy=policy)
+
+    assert outcome.delay == 2 * HOUR
+
+
+def test_without_a_policy_the_default_one_decides() -> None:
+    error = ValueError("boom")
+
+    outcome = decide(job(), error, NOW)
+
+    assert outcome.delay == DEFAULT_POLICY.delay(job().id, 1, error)
+
+
+def test_a_job_without_attempts_left_fails_for_good() -> None:
+    error = ValueError("boom")
+
+    outcome = decide(SPENT_JOB, error, NOW, policy=EVERY_MINUTE)
+
+    assert outcome == Outcome.fail(SPENT, failure=Failure.of(error))
+
+
+def test_an_error_that_is_given_up_on_fails_for_good_and_says_why() -> None:
+    policy = RetryPolicy(give_up_on=(ValueError,))
+
+    outcome = decide(job(), ValueError("boom"), NOW, policy=policy)
+
+    assert outcome.event is Event.FAIL
+    assert outcome.reason == "not worth a retry: ValueError"
+    assert outcome.failure is not None
+    assert outcome.failure.message == "boom"
+
+
+def test_a_policy_that_never_retries_fails_for_good() -> None:
+    assert decide(job(), ValueError(), NOW, policy=RetryPolicy(backoff=Never())).event is Event.FAIL
+
+
+def test_a_handler_may_ask_for_another_try_after_a_while_of_its_own() -> None:
+    error = Retry("the rate limit", after=HOUR)
+
+    outcome = decide(job(), error, NOW, policy=EVERY_MINUTE)
+
+    assert outcome == Outcome.retry(after=HOUR, failure=Failure.of(error))
+    assert outcome.failure is not None
+    assert outcome.failure.message == "the rate limit"
+
+
+def test_a_handler_that_asks_for_another_try_without_a_time_waits_as_the_policy_says() -> None:
+    outcome = decide(job(), Retry("again"), NOW, policy=EVERY_MINUTE)
+
+    assert (outcome.event, outcome.delay) == (Event.RETRY, MINUTE)
+
+
+def test_a_handler_may_overrule_a_policy_that_gives_up() -> None:
+    outcome = decide(job(), Retry(after=HOUR), NOW, policy=RetryPolicy(backoff=Never()))
+
+    assert (outcome.event, outcome.delay) == (Event.RETRY, HOUR)
+
+
+def test_asking_for_another_try_does_not_make_more_attempts() -> None:
+    outcome = decide(SPENT_JOB, Retry(after=HOUR), NOW)
+
+    assert (outcome.event, outcome.reason) == (Event.FAIL, SPENT)
+
+
+def test_a_try_in_the_past_is_a_try_at_once() -> None:
+    outcome = decide(job(), Retry(after=-HOUR), NOW)
+
+    assert (outcome.event, outcome.delay) == (Event.RETRY, timedelta(0))
+
+
+def test_a_snoozed_job_comes_back_after_a_while() -> None:
+    assert decide(job(), Snooze(after=HOUR), NOW) == Outcome.snooze(after=HOUR)
+
+
+def test_a_snoozed_job_comes_back_at_a_moment() -> None:
+    assert decide(job(), Snooze(until=NOW + HOUR), NOW) == Outcome.snooze(after=HOUR)
+
+
+@pytest.mark.parametrize("offset", [-12, -5, 0, 5.75, 14])
+def test_a_moment_in_another_time_zone_is_the_same_moment(offset: float) -> None:
+    there = (NOW + HOUR).astimezone(timezone(timedelta(hours=offset)))
+
+    assert decide(job(), Snooze(until=there), NOW) == Outcome.snooze(after=HOUR)
+
+
+@pytest.mark.parametrize("snooze", [Snooze(until=NOW - HOUR), Snooze(after=-HOUR), Snooze(after=timedelta(0))])
+def test_a_snooze_into_the_past_ends_at_once(snooze: Snooze) -> None:
+    assert decide(job(), snooze, NOW) == Outcome.snooze(after=timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("until", "delay"),
+    [
+        (datetime.max.replace(tzinfo=UTC), MAX_DELAY),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))), MAX_DELAY),
+        (datetime.min.replace(tzinfo=UTC), timedelta(0)),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), timedelta(0)),
+    ],
+)
+def test_a_snooze_to_the_end_of_the_calendar_is_bent_into_range(until: datetime, delay: timedelta) -> None:
+    assert decide(job(), Snooze(until=until), NOW) == Outcome.snooze(after=delay)
+
+
+def test_a_snooze_costs_nothing_even_on_the_last_attempt() -> None:
+    assert decide(SPENT_JOB, Snooze(after=HOUR), NOW).event is Event.SNOOZE
+
+
+@pytest.mark.parametrize("arguments", [{}, {"after": HOUR, "until": NOW}])
+def test_a_snooze_needs_exactly_one_time(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"Snooze is .*: give exactly one"):
+        Snooze(**arguments)
+
+
+def test_a_snooze_until_a_moment_without_a_time_zone_is_refused() -> None:
+    naive = datetime(2030, 1, 1)  # noqa: DTZ001  the mistake under test
+
+    with pytest.raises(UsageError, match=r"until is .*2030.*: needs a time zone"):
+        Snooze(until=naive)
+
+
+@pytest.mark.parametrize("arguments", [{"after": 60}, {"until": "tomorrow"}])
+def test_a_snooze_by_something_that_is_no_time_is_refused_with_its_field_and_value(arguments: dict[str, Any]) -> None:
+    [(field, value)] = arguments.items()
+
+    with pytest.raises(UsageError, match=f"{field} is {value!r}: "):
+        Snooze(**arguments)
+
+
+def test_a_canceled_job_is_called_off_with_the_reason() -> None:
+    assert decide(job(), Cancel("not needed"), NOW) == Outcome.cancel("not needed")
+
+
+def test_a_job_is_called_off_even_on_its_last_attempt() -> None:
+    assert decide(SPENT_JOB, Cancel(), NOW).event is Event.CANCEL
+
+
+def test_a_dead_letter_keeps_the_reason_and_the_place() -> None:
+    error = DeadLetter("no such customer")
+
+    outcome = decide(job(), error, NOW)
+
+    assert outcome == Outcome.fail("no such customer", failure=Failure.of(error))
+
+
+@pytest.mark.parametrize("kind", [Cancel, DeadLetter, Retry])
+def test_a_reason_that_is_an_error_and_not_text_is_recorded_all_the_same(kind: type[Exception]) -> None:
+    error = kind(ValueError("no such customer"))
+
+    outcome = decide(job(), error, NOW)
+
+    assert outcome.recorded is not None
+    assert "no such customer" in outcome.recorded.message
+
+
+class TooEarly(Snooze):
+    def __init__(self) -> None:
+        Exception.__init__(self, "too early")
+
+
+class CalledOff(Cancel):
+    def __init__(self) -> None:
+        Exception.__init__(self, "called off")
+
+
+class Hopeless(DeadLetter):
+    def __init__(self) -> None:
+        Exception.__init__(self, "hopeless")
+
+
+@pytest.mark.parametrize("kind", [TooEarly, CalledOff, Hopeless])
+def test_a_users_subclass_that_forgot_to_call_its_base_is_recorded_all_the_same(kind: type[Exception]) -> None:
+    outcome = decide(job(), kind(), NOW)
+
+    assert isinstance(outcome, Outcome)
+
+
+def broken(_attempt: int) -> timedelta:
+    raise ZeroDivisionError
+
+
+class AlwaysGreater:
+    def __gt__(self, other: object) -> bool:
+        return True
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+
+NONSENSE: Final[dict[str, Any]] = {
+    "zero": timedelta(0),
+    "a negative delay": -MINUTE,
+    "seconds": 60,
+    "text": "a minute",
+    "not a number": float("nan"),
+    "without end": float("inf"),
+    "a truth": True,
+    "a type": timedelta,
+    "something greater than everything": AlwaysGreater(),
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
+def test_a_policy_that_answers_nonsense_gives_way_to_the_default_one(answer: Any) -> None:
+    error = ValueError("boom")
+    policy = RetryPolicy(backoff=lambda _: answer)
+
+    outcome = decide(job(), error, NOW, policy=policy)
+
+    assert outcome == decide(job(), error, NOW)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RetryPolicy(backoff=broken),
+        RetryPolicy(rules={ValueError: broken}),
+        RetryPolicy(backoff=Never),  # type: ignore[arg-type]  # the class, not an instance
+        RetryPolicy(give_up_on=ValueError),  # type: ignore[arg-type]  # not a tuple of them
+    ],
+)
+def test_a_policy_that_breaks_gives_way_to_the_default_one(policy: RetryPolicy) -> None:
+    error = ValueError("boom")
+
+    outcome = decide(job(), error, NOW, policy=policy)
+
+    assert outcome == decide(job(), error, NOW)
+
+
+def test_a_delay_beyond_the_calendar_is_bent_into_range() -> None:
+    policy = RetryPolicy(backoff=Fixed(timedelta.max))
+
+    assert decide(job(), ValueError(), NOW, policy=policy).delay == MAX_DELAY
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(3), "SystemExit"),
+        (GeneratorExit(), "GeneratorExit"),
+        (asyncio.CancelledError(), "asyncio.exceptions.CancelledError"),
+    ],
+)
+def test_an_error_outside_of_exception_is_recorded_like_any_other(error: BaseException, name: str) -> None:
+    outcome = decide(job(), error, NOW)
+
+    assert outcome.event is Event.RETRY
+    assert outcome.failure is not None
+    assert outcome.failure.type == name
+
+
+def test_a_job_that_ran_too_long_is_retried_and_recorded_as_timed_out() -> None:
+    error = JobTimedOut(job().id, MINUTE)
+
+    outcome = decide(job(), error, NOW)
+
+    assert outcome.event is Event.RETRY
+    assert outcome.attempt_outcome is AttemptOutcome.TIMED_OUT
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+def test_an_error_that_cannot_be_printed_is_recorded_all_the_same() -> None:
+    outcome = decide(job(), Unprintable(), NOW)
+
+    assert outcome.event is Event.RETRY
+    assert outcome.failure is not None
+    assert "Unprintable" in outcome.failure.message
+
+
+SIGNALS: Final = {
+    "retry": Retry("again", after=HOUR),
+    "snooze after": Snooze(after=HOUR),
+    "snooze until": Snooze(until=NOW),
+    "cancel": Cancel("not needed"),
+    "dead letter": DeadLetter("hopeless"),
+}
+
+
+@pytest.mark.parametrize("signal", SIGNALS.values(), ids=SIGNALS)
+def test_what_a_handler_raises_survives_copying_between_processes(signal: Exception) -> None:
+    # Nothing of ours pickles, but multiprocessing and concurrent.futures do it with
+    # whatever a function of theirs raised, and a handler may run one.
+    copies = [copy.copy(signal), pickle.loads(pickle.dumps(signal))]
+
+    assert [decide(job(), each, NOW) for each in copies] == [decide(job(), signal, NOW)] * 2
+
+
+class Odd(Exception):
+    """Has a constructor of its own, and says whatever it was told to."""
+
+    def __init__(self, words: Any, *, breaks: bool) -> None:
+        super().__init__(words)
+        self.words, self.breaks = words, breaks
+
+    def __str__(self) -> Any:
+        if self.breaks:
+            raise RuntimeError
+        return self.words
+
+
+texts = st.text(st.characters(exclude_categories=()))
+moments = st.datetimes(timezones=st.builds(timezone, st.timedeltas(-DAY, DAY)))
+plain = st.sampled_from([ValueError, KeyError, OSError, StopIteration, KeyboardInterrupt, MemoryError, RecursionError])
+errors: st.SearchStrategy[BaseException] = st.one_of(
+    st.builds(lambda kind, text: kind(text), plain, texts),
+    st.builds(Odd, texts | st.integers() | st.none() | st.binary(), breaks=st.booleans()),
+    st.builds(UnicodeDecodeError, st.just("utf-8"), st.binary(min_size=1), st.just(0), st.just(1), texts),
+    st.builds(Retry, texts, after=st.none() | st.timedeltas()),
+    st.builds(lambda after: Snooze(after=after), st.timedeltas()),
+    st.builds(lambda until: Snooze(until=until), moments),
+    st.builds(Cancel, texts),
+    st.builds(DeadLetter, texts),
+)
+groups = st.recursive(
+    errors,
+    lambda inner: st.builds(BaseExceptionGroup, texts, st.lists(inner, min_size=1, max_size=3)),
+    max_leaves=6,
+)
+
+
+@few
+@given(groups, st.integers(1, 10**6), st.integers(1, 10**6), moments)
+def test_whatever_was_raised_there_is_an_outcome_and_it_can_be_stored(
+    error: BaseException, attempt: int, max_attempts: int, now: datetime
+) -> None:
+    outcome = decide(job(attempt=attempt, max_attempts=max_attempts), error, now)
+
+    said = outcome.recorded or Failure()
+    assert all(is_storable(text) for text in (said.type, said.message, said.traceback, said.fingerprint))
+    assert max(len(said.message), len(said.traceback)) <= MAX_TEXT
+    assert timedelta(0) <= outcome.delay <= MAX_DELAY
+
+
+@few
+@given(groups, st.integers(1, 10**6), st.integers(1, 10**6))
+def test_a_spent_job_never_waits_for_another_attempt(error: BaseException, attempt: int, max_attempts: int) -> None:
+    held = job(attempt=attempt, max_attempts=max_attempts)
+
+    outcome = decide(held, error, NOW)
+
+    assert not (held.is_spent and outcome.event is Event.RETRY)

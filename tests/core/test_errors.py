@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import pytest
+
+from taskharbor.client import Enqueued
+from taskharbor.core import errors
+from taskharbor.core.errors import (
+    EnqueueRefused,
+    IdempotencyConflict,
+    IllegalTransition,
+    InvalidRequest,
+    JobNotFound,
+    JobNotInflight,
+    JobTimedOut,
+    LeaseExpired,
+    LeaseLost,
+    LeaseMismatch,
+    PayloadNotDecodable,
+    PayloadNotEncodable,
+    PayloadTooLarge,
+    Problem,
+    SchemaOutOfDate,
+    StoreUnavailable,
+    TaskHarborError,
+    UsageError,
+)
+from taskharbor.core.ids import JobId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JOB: Final = JobId(UUID(int=7))
+PROBLEM: Final = Problem(field="priority", value="'high'", rule="must be an int")
+CONFLICT: Final = IdempotencyConflict("mail", "welcome-7", JOB)
+
+# One of each class, and what it says: the facts, and what to do where the caller can do something.
+EXAMPLES: Final[dict[TaskHarborError, str]] = {
+    TaskHarborError("something"): "something",
+    UsageError(PROBLEM): "priority is 'high': must be an int",
+    InvalidRequest([PROBLEM, PROBLEM.within("jobs[3]")]): (
+        "priority is 'high': must be an int; jobs[3].priority is 'high': must be an int"
+    ),
+    CONFLICT: (
+        "idempotency key 'welcome-7' of queue 'mail' belongs to job 00000000-0000-0000-0000-000000000007, "
+        "which has another type or payload: use another key, or send the same job"
+    ),
+    IllegalTransition(JOB, "SUCCEEDED", "requeue"): (
+        "cannot requeue job 00000000-0000-0000-0000-000000000007: it is SUCCEEDED"
+    ),
+    PayloadNotEncodable("$.items[0]", "not a finite number"): "$.items[0]: not a finite number",
+    PayloadTooLarge(2_097_152, 1_048_576): (
+        "$: 2,097,152 bytes encoded, the limit is 1,048,576: store it elsewhere and pass a reference"
+    ),
+    PayloadNotDecodable("not JSON"): "cannot decode the stored bytes: not JSON",
+    EnqueueRefused([Enqueued(JOB, existed=False), CONFLICT]): (
+        "1 of 2 jobs refused, 1 stored; job 1: idempotency key 'welcome-7' of queue 'mail' belongs to job "
+        "00000000-0000-0000-0000-000000000007, which has another type or payload: use another key, or send the same job"
+    ),
+    JobNotFound(JOB): "there is no job 00000000-0000-0000-0000-000000000007",
+    JobTimedOut(JOB, timedelta(seconds=30)): (
+        "job 00000000-0000-0000-0000-000000000007 ran longer than its timeout of 0:00:30"
+    ),
+    JobNotInflight(JOB): "job 00000000-0000-0000-0000-000000000007 is not being processed",
+    LeaseExpired(JOB): "the lease on job 00000000-0000-0000-0000-000000000007 is over",
+    LeaseMismatch(JOB): "job 00000000-0000-0000-0000-000000000007 is leased under another token",
+    LeaseLost(JOB): "the lease on job 00000000-0000-0000-0000-000000000007 is lost",
+    SchemaOutOfDate("3", "4", "run 'taskharbor migrate'"): (
+        "the store's schema is 3, this code needs 4: run 'taskharbor migrate'"
+    ),
+    StoreUnavailable("connection refused"): "the store is out of reach: connection refused",
+}
+
+# Nothing of ours pickles, but multiprocessing, concurrent.futures and pytest-xdist do it
+# with whatever was raised, and an error that breaks there hides what happened.
+COPIES: Final[dict[str, Callable[[TaskHarborError], TaskHarborError]]] = {
+    "pickle": lambda error: pickle.loads(pickle.dumps(error)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+by_name = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+
+
+def kinds() -> set[type[TaskHarborError]]:
+    return {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, TaskHarborError)}
+
+
+def facts(error: BaseException) -> list[tuple[str, str]]:
+    """Return what an error knows, in a form that does not ask whether nested errors are the same object."""
+    return sorted((name, repr(value)) for name, value in vars(error).items())
+
+
+def test_there_is_an_example_of_every_error() -> None:
+    assert {type(error) for error in EXAMPLES} == kinds()
+
+
+@by_name
+def test_an_error_says_what_is_the_matter(error: TaskHarborError) -> None:
+    assert str(error) == EXAMPLES[error]
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+@by_name
+def test_an_error_survives_copying_between_processes(
+    error: TaskHarborError, duplicate: Callable[[TaskHarborError], TaskHarborError]
+) -> None:
+    twin = duplicate(error)
+
+    assert type(twin) is type(error)
+    assert str(twin) == str(error)
+    assert facts(twin) == facts(error)
+
+
+def drawn() -> dict[str, str]:
+    """Return the tree in the module's docstring: the parent of every class, by name."""
+    parents: dict[str, str] = {}
+    line_of: list[str] = []
+    for indent, name in re.findall(r"^([│├└─ ]*)([A-Z]\w+)", inspect.getdoc(errors) or "", re.MULTILINE):
+        depth = len(indent) // 4
+        if depth:
+            parents[name] = line_of[depth - 1]
+        line_of[depth:] = [name]
+    return parents
+
+
+def test_the_tree_is_as_it_is_drawn() -> None:
+    parents = {kind.__name__: kind.__bases__[0].__name__ for kind in kinds() - {TaskHarborError}}
+
+    assert parents == drawn()
+
+
+def test_every_error_says_in_its_docstring_what_it_means() -> None:
+    assert not [kind for kind in kinds() if not kind.__doc__]
+
+
+def test_a_problem_can_be_found_inside_something_larger() -> None:
+    assert str(PROBLEM.within("jobs[3]")) == "jobs[3].priority is 'high': must be an int"
+    assert str(PROBLEM) == "priority is 'high': must be an int"
+
+
+def test_a_refused_batch_tells_the_stored_from_the_refused() -> None:
+    stored = Enqueued(JOB, existed=False)
+
+    error = EnqueueRefused([stored, CONFLICT, stored, CONFLICT])
+
+    assert error.answers == (stored, CONFLICT, stored, CONFLICT)
+    assert error.refused == {1: CONFLICT, 3: CONFLICT}
+    assert str(error).startswith("2 of 4 jobs refused, 2 stored; job 1: ")
+
+
+def test_a_payload_over_the_limit_tells_both_sizes() -> None:
+    error = PayloadTooLarge(11, 10)
+
+    assert (error.size, error.limit, error.path) == (11, 10, "$")

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import hashlib
+import traceback
+from datetime import timedelta
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from taskharbor.core.errors import JobTimedOut
+from taskharbor.core.failure import Failure
+from taskharbor.core.ids import new_job_id
+from taskharbor.core.text import MAX_TEXT, is_storable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def caught(call: Callable[[], object]) -> BaseException:
+    """Return what *call* raised, with the traceback it had."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001  whatever it is, it is what the test is about
+        return error
+    raise AssertionError
+
+
+def reject(reason: object = "no such customer") -> NoReturn:
+    raise ValueError(reason)
+
+
+def reject_elsewhere(reason: object = "no such customer") -> NoReturn:
+    raise ValueError(reason)
+
+
+def test_an_error_is_kept_with_its_kind_its_words_and_its_place() -> None:
+    failure = Failure.of(caught(reject))
+
+    assert failure.type == "ValueError"
+    assert failure.message == "no such customer"
+    assert failure.traceback.startswith("Traceback (most recent call last):")
+    assert "in reject\n" in failure.traceback
+    assert failure.traceback.endswith("ValueError: no such customer\n")
+
+
+def test_an_error_that_was_never_raised_is_kept_too() -> None:
+    failure = Failure.of(ValueError("boom"))
+
+    assert failure.traceback == "ValueError: boom\n"
+
+
+class Trouble(Exception):
+    pass
+
+
+def test_a_builtin_goes_by_its_bare_name_and_others_with_their_module() -> None:
+    assert Failure.of(KeyError("x")).type == "KeyError"
+    assert Failure.of(Trouble()).type == f"{__name__}.Trouble"
+
+
+def test_a_class_inside_a_function_goes_by_its_full_name() -> None:
+    class Local(Exception):
+        pass
+
+    name = Failure.of(Local()).type
+
+    assert name.endswith("full_name.<locals>.Local")
+
+
+def test_what_caused_an_error_is_in_its_traceback() -> None:
+    def wrap() -> None:
+        try:
+            reject("the cause")
+        except ValueError as error:
+            raise Trouble("the effect") from error
+
+    failure = Failure.of(caught(wrap))
+
+    assert failure.message == "the effect"
+    assert "ValueError: the cause" in failure.traceback
+    assert "direct cause" in failure.traceback
+
+
+def test_the_errors_of_a_group_are_in_its_traceback() -> None:
+    group = ExceptionGroup("two of them", [ValueError("one"), Trouble("other")])
+
+    failure = Failure.of(group)
+
+    assert failure.type == "ExceptionGroup"
+    assert "ValueError: one" in failure.traceback
+    assert "Trouble: other" in failure.traceback
+
+
+def test_a_note_is_in_the_traceback() -> None:
+    error = ValueError("boom")
+    error.add_note("while greeting")
+
+    assert "while greeting" in Failure.of(error).traceback
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]  # noqa: PLE0307  the mistake under test
+
+
+@pytest.mark.parametrize("kind", [Unprintable, Wordless])
+def test_an_error_that_cannot_be_printed_is_named_instead(kind: type[Exception]) -> None:
+    def fail() -> NoReturn:
+        raise kind
+
+    failure = Failure.of(caught(fail))
+
+    assert failure.message == f"(a {__name__}.{kind.__name__} that cannot be printed)"
+    assert "in fail\n" in failure.traceback
+
+
+class Recursive(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+class Slippery(str):
+    """A str whose own methods break."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise RuntimeError
+
+    def replace(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError
+
+
+class Oily(Exception):
+    def __str__(self) -> str:
+        return Slippery("slippery")
+
+
+class Nameless(Exception):
+    __module__ = None  # type: ignore[assignment]
+
+
+class Noted(Exception):
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("kind", [Recursive, Oily, Nameless, Noted])
+def test_an_error_that_is_broken_in_some_other_way_is_kept_all_the_same(kind: type[Exception]) -> None:
+    failure = Failure.of(kind())
+
+    assert kind.__name__ in failure.type
+
+
+def test_an_error_that_caused_itself_is_kept_all_the_same() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+
+    assert "ValueError: other" in Failure.of(one).traceback
+
+
+def test_a_chain_of_errors_longer_than_the_stack_is_kept_all_the_same() -> None:
+    error = ValueError(0)
+    for number in range(1, 5_000):
+        longer = ValueError(number)
+        longer.__cause__, error = error, longer
+
+    failure = Failure.of(error)
+
+    assert failure.message == "4999"
+    assert len(failure.traceback) <= MAX_TEXT
+
+
+def test_an_error_from_code_whose_source_cannot_be_read_is_kept_all_the_same() -> None:
+    class Loader:
+        def get_source(self, _name: str) -> NoReturn:
+            raise RuntimeError
+
+    module = ModuleType("made")
+    module.__dict__["__loader__"] = Loader()
+    exec(compile("def run(): raise ValueError('boom')", "<made>.py", "exec"), module.__dict__)
+
+    failure = Failure.of(caught(module.run))
+
+    assert failure.message == "boom"
+
+
+def test_what_no_store_can_keep_is_escaped() -> None:
+    failure = Failure.of(caught(lambda: reject("a\x00b\ud800c")))
+
+    assert failure.message == "a\\x00b\\ud800c"
+    assert is_storable(failure.traceback)
+
+
+def test_gigantic_words_are_cut_and_the_end_of_the_traceback_stays() -> None:
+    failure = Failure.of(caught(lambda: reject("x" * 10_000_000 + "the end")))
+
+    assert len(failure.message) == MAX_TEXT
+    assert len(failure.traceback) == MAX_TEXT
+    assert failure.traceback.endswith("the end\n")
+
+
+def test_a_gigantic_name_is_cut() -> None:
+    kind = type("X" * 10_000, (Exception,), {})
+
+    assert len(Failure.of(kind()).type) == 200
+
+
+def fingerprint(call: Callable[[], object]) -> str:
+    return Failure.of(caught(call)).fingerprint
+
+
+def two_lines(*, second: bool) -> None:
+    if second:
+        raise ValueError("on the second line")
+    raise ValueError("on the first line")
+
+
+def test_errors_of_one_kind_from_one_place_have_one_fingerprint() -> None:
+    prints = {fingerprint(partial(reject, reason)) for reason in ("one", "other", 7)}
+
+    assert len(prints) == 1
+
+
+def test_a_line_number_is_no_part_of_the_place() -> None:
+    prints = {fingerprint(partial(two_lines, second=second)) for second in (True, False)}
+
+    assert len(prints) == 1
+
+
+def test_another_function_is_another_place() -> None:
+    assert fingerprint(reject) != fingerprint(reject_elsewhere)
+
+
+def test_another_way_to_the_same_function_is_another_place() -> None:
+    def through_another() -> None:
+        reject()
+
+    assert fingerprint(reject) != fingerprint(through_another)
+
+
+def test_another_kind_of_error_has_another_fingerprint() -> None:
+    def fail(kind: type[Exception]) -> None:
+        raise kind
+
+    assert fingerprint(lambda: fail(ValueError)) != fingerprint(lambda: fail(KeyError))
+
+
+def test_a_fingerprint_is_short_and_the_same_in_every_process() -> None:
+    assert Failure.of(ValueError("boom")).fingerprint == hashlib.sha256(b"ValueError").hexdigest()[:16]
+
+
+def test_a_recursion_has_one_fingerprint_however_deep_it_went() -> None:
+    def down(levels: int) -> None:
+        if levels:
+            down(levels - 1)
+        raise ValueError
+
+    assert fingerprint(lambda: down(3)) == fingerprint(lambda: down(30))
+
+
+def test_a_failure_reads_as_its_kind_and_its_words() -> None:
+    assert str(Failure(type="ValueError", message="boom")) == "ValueError: boom"
+
+
+def test_a_failure_reads_as_whichever_of_the_two_there_is() -> None:
+    assert str(Failure(type="KeyboardInterrupt")) == "KeyboardInterrupt"
+    assert str(Failure(message="lease lost")) == "lease lost"
+
+
+def test_a_timeout_of_the_job_is_told_from_a_timeout_of_the_handlers_own() -> None:
+    assert Failure.of(JobTimedOut(new_job_id(), timedelta(minutes=1))).is_timeout
+    assert not Failure.of(TimeoutError()).is_timeout
+
+
+def test_the_traceback_is_the_one_python_prints() -> None:
+    error = caught(reject)
+
+    assert Failure.of(error).traceback == "".join(traceback.format_exception(error))

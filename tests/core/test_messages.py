@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.ids import JobId, new_job_id
+from taskharbor.core.messages import (
+    FEW,
+    MAX_BODY,
+    Action,
+    Finding,
+    Message,
+    Verdict,
+    body,
+    judge,
+    parse,
+    resend_interval,
+)
+
+few = settings(max_examples=100, deadline=None)
+
+JOB: Final = JobId(UUID(int=7))
+NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
+SECOND: Final = timedelta(seconds=1)
+MOMENT: Final = timedelta.resolution
+VISIBILITY: Final = timedelta(seconds=30)
+READABLE: Final[dict[str, Any]] = {"v": 1, "id": str(JOB), "seq": 3}
+
+
+@few
+@given(st.uuids(), st.integers(0, 2**63 - 1))
+def test_a_message_comes_back_as_it_was_sent(job_id: UUID, seq: int) -> None:
+    message = Message(JobId(job_id), seq)
+
+    assert parse(body(message)) == message
+
+
+@few
+@given(st.uuids(), st.integers(0, 2**63 - 1))
+def test_a_message_is_never_too_long_to_be_read(job_id: UUID, seq: int) -> None:
+    assert len(body(Message(JobId(job_id), seq))) <= MAX_BODY
+
+
+def test_a_message_carries_nothing_but_a_version_the_id_and_the_seq() -> None:
+    job_id = new_job_id()
+
+    assert json.loads(body(Message(job_id, 3))) == {"v": 1, "id": str(job_id), "seq": 3}
+
+
+@few
+@given(st.text(st.characters(exclude_categories=())))
+def test_arbitrary_text_is_read_as_no_message(text: str) -> None:
+    assert parse(text) is None
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.uuids().map(str),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+near_misses = st.fixed_dictionaries(
+    {},
+    optional={
+        "v": st.just(1) | json_values,
+        "id": st.uuids().map(str) | json_values,
+        "seq": st.integers(0) | json_values,
+        "more": json_values,
+    },
+)
+
+
+@few
+@given(near_misses)
+def test_what_is_read_is_a_job_id_and_a_number_whatever_was_sent(sent: dict[str, Any]) -> None:
+    message = parse(json.dumps(sent))
+
+    assert message is None or (type(message.job_id) is UUID and type(message.seq) is int and message.seq >= 0)
+
+
+UNREADABLE: Final[dict[str, str]] = {
+    "nothing": "",
+    "words": "hello",
+    "half of a message": json.dumps(READABLE)[:-1],
+    "two messages": json.dumps(READABLE) * 2,
+    "a list": json.dumps([READABLE]),
+    "a number": "7",
+    "not a number": "NaN",
+    "no version": json.dumps({"id": str(JOB), "seq": 3}),
+    "no id": json.dumps({"v": 1, "seq": 3}),
+    "no seq": json.dumps({"v": 1, "id": str(JOB)}),
+    "a later version": json.dumps(READABLE | {"v": 2}),
+    "a version in text": json.dumps(READABLE | {"v": "1"}),
+    "an id that is none": json.dumps(READABLE | {"id": "7"}),
+    "an id that is a number": json.dumps(READABLE | {"id": 7}),
+    "a negative seq": json.dumps(READABLE | {"seq": -1}),
+    "a seq in text": json.dumps(READABLE | {"seq": "3"}),
+    "a seq with a fraction": json.dumps(READABLE | {"seq": 3.5}),
+    "no seq but null": json.dumps(READABLE | {"seq": None}),
+    "a seq that is a truth": json.dumps(READABLE | {"seq": True}),
+    "a seq without end": '{"v":1,"id":"00000000-0000-0000-0000-000000000007","seq":1e999}',
+    "a seq that is no number": '{"v":1,"id":"00000000-0000-0000-0000-000000000007","seq":NaN}',
+    "a seq that no store can hold": json.dumps(READABLE | {"seq": 2**63}),
+    "a seq of hundreds of digits": json.dumps(READABLE | {"seq": 10**900}),
+    "deep nesting": "[" * MAX_BODY,
+    "deep nesting of objects": '{"v":' * (MAX_BODY // 5),
+    "a lone surrogate": "\ud800",
+    "too much of it": json.dumps(READABLE) + " " * MAX_BODY,
+    "a gigabyte's beginning": "[" * 10_000_000,
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+def test_what_is_no_message_of_ours_is_not_read(text: str) -> None:
+    assert parse(text) is None
+
+
+def test_keys_that_a_later_release_adds_do_no_harm() -> None:
+    assert parse(json.dumps(READABLE | {"trace": {"id": 1}})) == Message(JOB, 3)
+
+
+def test_a_message_exactly_as_long_as_the_limit_is_read() -> None:
+    padded = json.dumps(READABLE).ljust(MAX_BODY)
+
+    assert len(padded) == MAX_BODY
+    assert parse(padded) == Message(JOB, 3)
+    assert parse(padded + " ") is None
+
+
+def refused(reason: Reason, *, until: timedelta | None = None, sends: int = 3) -> Refused:
+    return Refused(JOB, reason, until=None if until is None else NOW + until, sends=sends)
+
+
+LEAVE: Final = Verdict(Action.LEAVE)
+DELETE: Final = Verdict(Action.DELETE)
+DECLINE: Final = Verdict(Action.DECLINE)
+
+
+def hidden(time: timedelta) -> Verdict:
+    return Verdict(Action.LEAVE, time)
+
+
+# The table of the design, row by row; the message's seq is 3 and it was seen once.
+VERDICTS: Final[dict[str, tuple[Finding | Refused, Verdict]]] = {
+    "body unreadable": (Finding.UNREADABLE, DELETE),
+    "claimed and settled": (Finding.SETTLED, DELETE),
+    "claimed, settlement unknown": (Finding.UNSETTLED, LEAVE),
+    "reply of the claim lost": (Finding.CLAIM_UNKNOWN, LEAVE),
+    "store out of reach": (Finding.STORE_AWAY, LEAVE),
+    "final": (refused(Reason.FINAL), DECLINE),
+    "pending or failed": (refused(Reason.NOT_ENQUEUED), DECLINE),
+    "cancel requested": (refused(Reason.CANCEL_REQUESTED), DECLINE),
+    "paused": (refused(Reason.PAUSED), DECLINE),
+    "spent": (refused(Reason.SPENT), DECLINE),
+    "not due within V": (refused(Reason.NOT_DUE, until=VISIBILITY + MOMENT), DECLINE),
+    "due exactly at V": (refused(Reason.NOT_DUE, until=VISIBILITY), hidden(VISIBILITY)),
+    "due within V": (refused(Reason.NOT_DUE, until=20 * SECOND), hidden(20 * SECOND)),
+    "due in a moment": (refused(Reason.NOT_DUE, until=MOMENT), hidden(SECOND)),
+    "due meanwhile": (refused(Reason.NOT_DUE, until=-SECOND), hidden(SECOND)),
+    "leased elsewhere": (refused(Reason.LEASED, until=20 * SECOND), hidden(20 * SECOND)),
+    "leased for one second": (refused(Reason.LEASED, until=SECOND), hidden(SECOND)),
+    "leased for a moment": (refused(Reason.LEASED, until=MOMENT), hidden(SECOND)),
+    "lease over meanwhile": (refused(Reason.LEASED, until=-20 * SECOND), hidden(SECOND)),
+    "leased for longer than V": (refused(Reason.LEASED, until=10 * VISIBILITY), hidden(VISIBILITY)),
+    "leased, nobody knows how long": (refused(Reason.LEASED), hidden(VISIBILITY)),
+    "no handler here": (refused(Reason.UNHANDLED), hidden(VISIBILITY)),
+    "unknown id": (refused(Reason.NOT_FOUND, sends=0), LEAVE),
+    "older seq, leased elsewhere": (refused(Reason.LEASED, until=20 * SECOND, sends=4), DECLINE),
+    "older seq, due within V": (refused(Reason.NOT_DUE, until=20 * SECOND, sends=4), DECLINE),
+    "older seq, no handler here": (refused(Reason.UNHANDLED, sends=4), DECLINE),
+    "older seq, final": (refused(Reason.FINAL, sends=4), DECLINE),
+    "newer seq than the store remembers": (refused(Reason.LEASED, until=20 * SECOND, sends=2), hidden(20 * SECOND)),
+}
+
+
+@pytest.mark.parametrize(("found", "verdict"), VERDICTS.values(), ids=VERDICTS)
+def test_what_a_worker_finds_decides_what_it_does_with_the_message(found: Finding | Refused, verdict: Verdict) -> None:
+    assert judge(found, seq=3, receives=1, visibility=VISIBILITY, now=NOW) == verdict
+
+
+def test_the_table_knows_every_finding_and_every_reason() -> None:
+    found = {each.reason if isinstance(each, Refused) else each for each, _ in VERDICTS.values()}
+
+    assert found == {*Finding, *Reason}
+
+
+@pytest.mark.parametrize(("receives", "verdict"), [(1, LEAVE), (FEW, LEAVE), (FEW + 1, DELETE), (10**6, DELETE)])
+def test_a_message_for_an_unknown_job_is_deleted_only_when_it_was_seen_more_than_a_few_times(
+    receives: int, verdict: Verdict
+) -> None:
+    found = refused(Reason.NOT_FOUND, sends=0)
+
+    assert judge(found, seq=3, receives=receives, visibility=VISIBILITY, now=NOW) == verdict
+
+
+@few
+@given(
+    st.sampled_from(Reason),
+    st.none() | st.timedeltas(-timedelta(days=3650), timedelta(days=3650)),
+    st.integers(0, 10),
+    st.integers(0, 10),
+    st.timedeltas(SECOND, timedelta(hours=12)),
+)
+def test_a_message_is_never_hidden_for_less_than_a_second_or_more_than_its_visibility(
+    reason: Reason, until: timedelta | None, sends: int, seq: int, visibility: timedelta
+) -> None:
+    found = refused(reason, until=until, sends=sends)
+
+    verdict = judge(found, seq=seq, receives=1, visibility=visibility, now=NOW)
+
+    assert verdict.hidden_for is None or SECOND <= verdict.hidden_for <= visibility
+    assert verdict.hidden_for is None or verdict.action is Action.LEAVE
+
+
+@few
+@given(
+    st.sampled_from([finding for finding in Finding if finding is not Finding.UNREADABLE])
+    | st.builds(refused, st.sampled_from(Reason), until=st.none(), sends=st.integers(0, 5)),
+    st.integers(0, 5),
+    st.integers(1, FEW),
+)
+def test_a_message_is_deleted_without_a_word_to_the_store_only_when_its_outcome_is_committed(
+    found: Finding | Refused, seq: int, receives: int
+) -> None:
+    verdict = judge(found, seq=seq, receives=receives, visibility=VISIBILITY, now=NOW)
+
+    assert (verdict.action is Action.DELETE) == (found is Finding.SETTLED)
+
+
+FIRST: Final = timedelta(minutes=1)
+CAP: Final = timedelta(minutes=10)
+
+
+def test_every_sending_waits_twice_as_long_for_the_next_until_the_cap() -> None:
+    intervals = [resend_interval(resends, first=FIRST, cap=CAP) for resends in range(1, 7)]
+
+    assert intervals == [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST, CAP, CAP]
+
+
+def test_a_cap_that_is_a_doubling_is_reached_exactly() -> None:
+    intervals = [resend_interval(resends, first=FIRST, cap=8 * FIRST) for resends in (3, 4, 5)]
+
+    assert intervals == [4 * FIRST, 8 * FIRST, 8 * FIRST]
+
+
+@pytest.mark.parametrize("resends", [64, 65, 1_024, 10**6, 10**18])
+def test_a_job_sent_however_often_waits_for_the_cap(resends: int) -> None:
+    assert resend_interval(resends, first=FIRST, cap=CAP) == CAP
+
+
+@pytest.mark.parametrize("resends", [-1, 0])
+def test_a_job_that_was_not_sent_yet_waits_as_after_the_first_sending(resends: int) -> None:
+    assert resend_interval(resends, first=FIRST, cap=CAP) == FIRST
+
+
+def test_a_first_interval_over_the_cap_is_cut_to_it() -> None:
+    assert resend_interval(1, first=CAP, cap=FIRST) == FIRST
+
+
+intervals = st.timedeltas(MOMENT, timedelta(days=3650)) | st.timedeltas(MOMENT, 100 * MOMENT)
+
+
+@few
+@given(st.integers(1, 100) | st.integers(1, 10**18), intervals, intervals)
+@example(2, 2 * MOMENT, 3 * MOMENT)  # half of the cap is rounded up
+@example(65, 5 * MOMENT, timedelta.max)
+def test_an_interval_is_above_zero_and_at_most_the_cap_and_never_shrinks(
+    resends: int, first: timedelta, cap: timedelta
+) -> None:
+    interval = resend_interval(resends, first=first, cap=cap)
+
+    assert timedelta(0) < interval <= cap
+    assert interval <= resend_interval(resends + 1, first=first, cap=cap)

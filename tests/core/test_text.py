@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import re
+import tracemalloc
+from typing import Final
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from taskharbor.core.text import MAX_TEXT, is_storable, storable
+
+few = settings(max_examples=150, deadline=None)
+
+NOTE: Final = re.compile(r"… ([\d,]+) characters left out …")
+
+texts = st.text(st.characters(exclude_categories=()) | st.sampled_from(["\x00", "\ud800", "\udfff"]))
+limits = st.integers(40, 120)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("", ""),
+        ("plain", "plain"),
+        ("\t\r\n\x01\x7f", "\t\r\n\x01\x7f"),
+        ("Grüße, 世界 🚢", "Grüße, 世界 🚢"),
+        ("\ud7ff\ue000", "\ud7ff\ue000"),
+        ("a\x00b", "a\\x00b"),
+        ("a\ud800b\udfffc", "a\\ud800b\\udfffc"),
+        ("\ud83d\udea2", "\\ud83d\\udea2"),
+    ],
+)
+def test_only_what_no_store_can_keep_is_escaped(text: str, kept: str) -> None:
+    assert storable(text) == kept
+
+
+def test_text_exactly_as_long_as_the_limit_is_kept_whole() -> None:
+    text = "x" * MAX_TEXT
+
+    assert storable(text) == text
+
+
+def test_text_longer_than_the_limit_is_cut_to_exactly_the_limit() -> None:
+    cut = storable("h" + "x" * MAX_TEXT + "t")
+
+    assert len(cut) == MAX_TEXT
+    assert NOTE.search(cut)
+
+
+def test_the_head_and_the_tail_are_kept() -> None:
+    text = "head of it " + "x" * 10_000 + " tail of it"
+
+    cut = storable(text, limit=100)
+
+    assert cut.startswith("head of it ")
+    assert cut.endswith(" tail of it")
+
+
+@few
+@given(st.integers(40, 200), st.integers(0, 20_000))
+@example(40, 980)
+def test_the_note_says_how_many_characters_were_left_out(limit: int, more: int) -> None:
+    text = "x" * (limit + 1 + more)
+
+    cut = storable(text, limit=limit)
+
+    [said] = NOTE.findall(cut)
+    assert int(said.replace(",", "")) == len(text) - cut.count("x")
+
+
+@few
+@given(texts, limits)
+def test_the_result_can_be_stored_whatever_the_text_was(text: str, limit: int) -> None:
+    kept = storable(text, limit=limit)
+
+    assert kept.encode().decode() == kept
+    assert "\x00" not in kept
+    assert len(kept) <= limit
+    assert is_storable(kept)
+
+
+@few
+@given(texts, limits)
+def test_making_text_storable_twice_is_making_it_storable_once(text: str, limit: int) -> None:
+    once = storable(text, limit=limit)
+
+    assert storable(once, limit=limit) == once
+
+
+@few
+@given(texts)
+def test_text_is_storable_exactly_when_nothing_has_to_be_done_to_it(text: str) -> None:
+    assert is_storable(text) == (storable(text) == text)
+
+
+@few
+@given(st.text())
+def test_text_without_nul_and_surrogates_is_never_changed(text: str) -> None:
+    plain = text.replace("\x00", "")
+
+    assert storable(plain) == plain
+
+
+@pytest.mark.parametrize("filling", ["x", "\x00", "\ud800", "世"])
+def test_a_gigantic_text_is_not_copied_to_keep_a_page_of_it(filling: str) -> None:
+    gigantic = filling * 50_000_000
+
+    tracemalloc.start()
+    kept = storable(gigantic)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(kept) == MAX_TEXT
+    assert peak < 1_000_000
+
+
+def test_escapes_do_not_push_text_over_the_limit() -> None:
+    text = "\x00" * MAX_TEXT
+
+    assert len(storable(text)) == MAX_TEXT

@@ -1,0 +1,64 @@
+"""Plant each bug in turn, and print the table of what caught it.
+
+Every bug must be caught, and every case of the conformance kit must catch one: a
+case that no bug can break proves nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from typing import Final
+
+from tests.planted.bugs import KIT, RACES, Bug, all_bugs
+from tests.planted.planter import Report, plant
+
+DEADLINE: Final = 90.0
+
+Table = dict[Bug, Report]
+
+
+def main() -> int:
+    table = plant_all()
+    show(table)
+    survivors = [bug.name for bug, report in table.items() if not report.failed]
+    idle = idle_cases(table)
+    for name in survivors:
+        print(f"NOT CAUGHT: {name}")
+    for case in idle:
+        print(f"CATCHES NOTHING: {case}")
+    print(f"{len(table) - len(survivors)} of {len(table)} planted bugs caught; {len(idle)} kit cases catch nothing")
+    return 1 if survivors or idle else 0
+
+
+def plant_all() -> Table:
+    """Give each bug a process of its own, forked before TaskHarbor is imported."""
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        pending = [(bug, pool.apply_async(plant, (bug,))) for bug in all_bugs()]
+        table = {}
+        for bug, result in pending:
+            try:
+                table[bug] = result.get(DEADLINE)
+            except multiprocessing.TimeoutError:
+                table[bug] = Report(failed=["(the run never ended)"])
+        return table
+
+
+def show(table: Table) -> None:
+    width = max(len(bug.name) for bug in table)
+    for bug, report in table.items():
+        first = report.failed[0] if report.failed else "-"
+        print(f"{bug.name:<{width}}  {len(report.failed):>4}  {first}")
+
+
+def idle_cases(table: Table) -> list[str]:
+    """Return the kit's cases that failed for no bug."""
+    of_the_kit = [report for bug, report in table.items() if bug.tests in {KIT, RACES}]
+    ran = {case for report in of_the_kit for case in report.ran}
+    return sorted(ran.difference(*(report.failed for report in of_the_kit)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The bugs that are planted: each is one small change that a tired engineer could make.
+
+They stand in ``kit/``, ``races/`` and ``core/``, by the tests that must catch them, in
+one file for each module of TaskHarbor::
+
+    # a delay is ignored
+    -new.scheduled_for or now + new.delay
+    +new.scheduled_for or now
+
+What the ``-`` lines say stands exactly once in the module, and gives way to the ``+``
+lines. A bug may have several such edits.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE: Final = Path(__file__).parent
+KIT: Final = "kit"
+RACES: Final = "races"
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    name: str
+    module: str
+    tests: str
+    edits: tuple[tuple[str, str], ...]
+
+    def planted_in(self, source: str) -> str:
+        for old, new in self.edits:
+            if source.count(old) != 1:
+                raise LookupError(f"{self.name}: {old!r} stands {source.count(old)} times in {self.module}")
+            source = source.replace(old, new)
+        return source
+
+
+def all_bugs() -> list[Bug]:
+    return [bug for file in sorted(HERE.glob("*/*.txt")) for bug in _read(file)]
+
+
+def _read(file: Path) -> Iterator[Bug]:
+    for block in re.split(r"\n(?=# )", file.read_text()):
+        name, *lines = block.strip("\n").split("\n")
+        yield Bug(name.removeprefix("# "), f"taskharbor.{file.stem}", file.parent.name, tuple(_edits(lines)))
+
+
+def _edits(lines: list[str]) -> Iterator[tuple[str, str]]:
+    old = ""
+    for sign, group in groupby(lines, key=lambda line: line[0]):
+        text = "\n".join(line[1:] for line in group)
+        if sign == "+":
+            yield old, text
+            old = ""
+        else:
+            old = text
+    if old:
+        yield old, ""

@@ -1,0 +1,104 @@
+"""Puts one bug into TaskHarbor as it is imported, and runs tests on what comes out. No file is touched."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.planted.bugs import KIT, RACES, Bug
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import CodeType, ModuleType
+
+QUIET: Final = ("-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider")
+
+
+class Planter:
+    """An import hook that puts the bug into its module."""
+
+    def __init__(self, bug: Bug) -> None:
+        self._bug = bug
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,  # noqa: ARG002  the signature is Python's
+    ) -> ModuleSpec | None:
+        if fullname != self._bug.module or path is None:
+            return None
+        file = str(Path(path[0]) / f"{fullname.rpartition('.')[2]}.py")
+        return importlib.util.spec_from_file_location(fullname, file, loader=BuggyLoader(fullname, file, self._bug))
+
+
+class BuggyLoader(SourceFileLoader):
+    def __init__(self, fullname: str, path: str, bug: Bug) -> None:
+        super().__init__(fullname, path)
+        self._bug = bug
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  the signature is Python's
+        source = Path(self.path).read_text()
+        return compile(self._bug.planted_in(source), self.path, "exec", dont_inherit=True)
+
+
+@dataclass(slots=True)
+class Report:
+    """What ran and what failed. As a pytest plugin it listens; for the kit it is told."""
+
+    ran: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid.rpartition("::")[2])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def run(self, name: str, case: Callable[..., None], arguments: dict[str, Any]) -> None:
+        self.ran.append(name)
+        try:
+            case(**arguments)
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001  a bug may raise anything
+            self.failed.append(name)
+
+
+def plant(bug: Bug) -> Report:
+    """Run the tests that should catch *bug*. TaskHarbor must not be imported yet in this process."""
+    sys.meta_path.insert(0, Planter(bug))
+    report = Report()
+    if bug.tests in {KIT, RACES}:
+        run_kit(report, with_races=bug.tests == RACES)
+    else:
+        with redirect_stdout(io.StringIO()):
+            pytest.main([*QUIET, f"tests/{bug.tests}/test_{bug.module.rpartition('.')[2]}.py"], plugins=[report])
+    return report
+
+
+def run_kit(report: Report, *, with_races: bool) -> None:
+    """Call the kit's cases one by one: pytest would take three times as long, hundreds of times."""
+    drivers = importlib.import_module("tests.conformance.test_drivers")
+    for name, case in vars(drivers).items():
+        if name.startswith("test_") and with_races == case.__module__.endswith(".racing"):
+            for variant, arguments in variants(case):
+                report.run(name + variant, case, {"subject": drivers.memory(), **arguments})
+
+
+def variants(case: Callable[..., None]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the parameters that pytest would call *case* with, and how it would name them."""
+    for mark in getattr(case, "pytestmark", ()):
+        name, values = mark.args
+        yield from ((f"[{value}]", {name: value}) for value in values)
+        return
+    yield "", {}

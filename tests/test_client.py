@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from uuid import UUID
+
+import pytest
+
+from taskharbor import Client, Enqueued, JobRequest, JsonCodec, MemoryDriver, RetryPolicy, Status
+from taskharbor.core.answers import JobFilter
+from taskharbor.core.errors import EnqueueRefused, IdempotencyConflict, InvalidRequest, StoreUnavailable
+from taskharbor.core.facts import JobEnqueued
+from taskharbor.core.ids import JobId
+from taskharbor.core.model import Job, NewJob
+from taskharbor.crypto import AesGcmCodec
+from taskharbor.testing.clock import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.answers import Inserted
+    from taskharbor.core.codec import Codec
+    from taskharbor.core.facts import Fact
+
+HOUR: Final = timedelta(hours=1)
+NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+class Autumn(tzinfo):
+    """A place where the clock is set back by an hour just now."""
+
+    def utcoffset(self, moment: datetime | None) -> timedelta:
+        return HOUR if moment is None or moment.fold else 2 * HOUR
+
+    def dst(self, _: datetime | None) -> None:
+        return None
+
+    def tzname(self, _: datetime | None) -> None:
+        return None
+
+
+class Harbour:
+    """A client and the store behind it, both on one clock."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = ManualClock(NOW)
+        self.driver = MemoryDriver(clock=self.clock)
+        self.client = Client(self.driver, **{"clock": self.clock} | options)
+
+    def enqueue(self, **fields: Any) -> Enqueued:
+        return self.client.enqueue(request(**fields))
+
+    def stored(self, job_id: JobId) -> Job:
+        return self.driver.inspector.get([job_id])[job_id]
+
+    def all(self) -> list[Job]:
+        """Return every stored job, oldest first."""
+        return [*reversed(self.driver.inspector.find(JobFilter(), limit=100).jobs)]
+
+
+def request(**fields: Any) -> JobRequest:
+    return JobRequest(**{"type": "greet"} | fields)
+
+
+@pytest.fixture(name="harbour")
+def plain_harbour() -> Harbour:
+    return Harbour()
+
+
+def test_a_bare_request_becomes_a_job_that_is_due_at_once_with_every_default(harbour: Harbour) -> None:
+    answer = harbour.enqueue()
+
+    assert not answer.existed
+    assert harbour.all() == [
+        Job(
+            id=answer.id,
+            type="greet",
+            queue="default",
+            priority=0,
+            payload=b"null",
+            status=Status.PENDING,
+            scheduled_for=NOW,
+            timeout=None,
+            created_at=NOW,
+            attempt_count=0,
+            max_attempts=RetryPolicy().max_attempts,
+        )
+    ]
+
+
+def test_everything_that_was_asked_for_is_stored(harbour: Harbour) -> None:
+    answer = harbour.enqueue(
+        payload={"name": "Ada"},
+        queue="mail",
+        delay=HOUR,
+        timeout=timedelta(seconds=30),
+        max_attempts=7,
+        priority=-5,
+        idempotency_key="welcome-7",
+        metadata={"tenant": "acme"},
+    )
+
+    job = harbour.stored(answer.id)
+    assert job.data == {"name": "Ada"}
+    assert (job.queue, job.priority, job.max_attempts) == ("mail", -5, 7)
+    assert (job.scheduled_for, job.timeout) == (NOW + HOUR, timedelta(seconds=30))
+    assert (job.idempotency_key, job.metadata) == ("welcome-7", {"tenant": "acme"})
+
+
+def test_a_job_gets_a_uuid_that_sorts_by_time(harbour: Harbour) -> None:
+    ids = [harbour.enqueue().id for _ in range(10)]
+
+    assert {job_id.version for job_id in ids} == {7}
+    assert ids == sorted(ids)
+
+
+def test_the_attempts_come_from_the_policy_where_the_request_says_nothing() -> None:
+    harbour = Harbour(policy=RetryPolicy(max_attempts=4))
+
+    bare, own = harbour.enqueue(), harbour.enqueue(max_attempts=1)
+
+    assert [harbour.stored(answer.id).max_attempts for answer in (bare, own)] == [4, 1]
+
+
+def test_a_job_is_created_when_the_clients_clock_says_and_due_when_the_stores_does() -> None:
+    harbour = Harbour(clock=ManualClock(NOW - HOUR))
+
+    job = harbour.stored(harbour.enqueue(delay=HOUR).id)
+
+    assert job.created_at == NOW - HOUR
+    assert job.scheduled_for == NOW + HOUR
+
+
+def test_without_a_clock_the_machines_own_is_taken() -> None:
+    driver = MemoryDriver()
+    before = datetime.now(UTC)
+
+    answer = Client(driver).enqueue(request())
+
+    assert before <= driver.inspector.get([answer.id])[answer.id].created_at <= datetime.now(UTC)
+
+
+def test_a_moment_in_another_time_zone_is_stored_as_the_same_moment_in_utc(harbour: Harbour) -> None:
+    there = datetime(2030, 6, 1, 9, tzinfo=timezone(-4 * HOUR))
+
+    job = harbour.stored(harbour.enqueue(scheduled_for=there).id)
+
+    assert job.scheduled_for == datetime(2030, 6, 1, 13, tzinfo=UTC)
+    assert job.scheduled_for.tzinfo is UTC
+
+
+def test_the_second_of_two_equal_hours_in_autumn_is_kept_apart_from_the_first(harbour: Harbour) -> None:
+    first = datetime(2030, 10, 27, 2, 30, tzinfo=Autumn())
+
+    jobs = [harbour.stored(harbour.enqueue(scheduled_for=first.replace(fold=fold)).id) for fold in (0, 1)]
+
+    assert jobs[1].scheduled_for - jobs[0].scheduled_for == HOUR
+
+
+def test_a_moment_in_the_past_is_due_at_once(harbour: Harbour) -> None:
+    job = harbour.stored(harbour.enqueue(scheduled_for=NOW - HOUR).id)
+
+    assert job.scheduled_for == NOW - HOUR
+
+
+def test_what_the_caller_changes_afterwards_does_not_change_the_job(harbour: Harbour) -> None:
+    payload, metadata = {"name": "Ada"}, {"tenant": "acme"}
+    answer = harbour.enqueue(payload=payload, metadata=metadata)
+
+    payload["name"], metadata["tenant"] = "Eve", "evil"
+
+    job = harbour.stored(answer.id)
+    assert (job.data, job.metadata) == ({"name": "Ada"}, {"tenant": "acme"})
+
+
+def test_a_request_may_be_sent_again_under_its_key(harbour: Harbour) -> None:
+    asked = request(payload=[1], idempotency_key="welcome-7")
+
+    first, second = harbour.client.enqueue(asked), harbour.client.enqueue(asked)
+
+    assert (first.existed, second) == (False, Enqueued(first.id, existed=True))
+    assert len(harbour.all()) == 1
+
+
+def test_without_a_key_the_same_request_makes_another_job(harbour: Harbour) -> None:
+    first, second = harbour.enqueue(), harbour.enqueue()
+
+    assert first.id != second.id
+    assert not second.existed
+
+
+def test_the_same_body_is_the_same_in_whatever_order_its_keys_stand(harbour: Harbour) -> None:
+    harbour.enqueue(payload={"a": 1, "b": [{"c": 2, "d": 3}]}, idempotency_key="k")
+
+    again = harbour.enqueue(payload={"b": [{"d": 3, "c": 2}], "a": 1}, idempotency_key="k")
+
+    assert again.existed
+
+
+def test_when_and_how_often_may_differ_between_a_request_and_its_repeat(harbour: Harbour) -> None:
+    harbour.enqueue(idempotency_key="k")
+
+    again = harbour.enqueue(
+        idempotency_key="k", delay=HOUR, priority=1, max_attempts=1, timeout=HOUR, metadata={"try": "2"}
+    )
+
+    assert again.existed
+    assert harbour.all()[0].scheduled_for == NOW
+
+
+@pytest.mark.parametrize("other", [{"payload": {"name": "Eve"}}, {"payload": None}, {"type": "part"}])
+def test_a_key_is_refused_to_another_payload_and_to_another_type(harbour: Harbour, other: dict[str, Any]) -> None:
+    held = {"payload": {"name": "Ada"}, "idempotency_key": "welcome-7"}
+    first = harbour.enqueue(**held)
+
+    with pytest.raises(IdempotencyConflict) as caught:
+        harbour.enqueue(**held | other)
+
+    assert (caught.value.key, caught.value.holder) == ("welcome-7", first.id)
+    assert [job.id for job in harbour.all()] == [first.id]
+
+
+def test_the_border_between_type_and_payload_cannot_be_shifted(harbour: Harbour) -> None:
+    harbour.enqueue(type="a", payload="b", idempotency_key="k")
+
+    with pytest.raises(IdempotencyConflict):
+        harbour.enqueue(type="ab", payload="", idempotency_key="k")
+
+
+def test_a_key_belongs_to_its_queue(harbour: Harbour) -> None:
+    first = harbour.enqueue(queue="mail", idempotency_key="k", payload=1)
+
+    second = harbour.enqueue(queue="reports", idempotency_key="k", payload=2)
+
+    assert not second.existed
+    assert second.id != first.id
+
+
+REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "blank type": ({"type": ""}, "type is '': must match"),
+    "bad queue characters": ({"queue": "e mail"}, "queue is 'e mail': must match"),
+    "negative timeout": ({"timeout": -HOUR}, "timeout is -1 day, 23:00:00: must be above 0 and at most 366 days"),
+    "naive datetime": (
+        {"scheduled_for": NOW.replace(tzinfo=None)},
+        "scheduled_for is datetime.datetime(2030, 1, 1, 12, 0): needs a time zone",
+    ),
+    "10 KB key": ({"idempotency_key": "k" * 10_240}, "idempotency_key is 'kkk"),
+    "no attempts": ({"max_attempts": 0}, "max_attempts is 0: must be from 1 to 1,000,000"),
+    "2 MiB payload": (
+        {"payload": {"blob": "x" * 2_097_152}},
+        "payload is not storable: 2,097,163 bytes encoded, the limit is 1,048,576",
+    ),
+    "non-JSON value deep inside": (
+        {"payload": {"items": [{"price": 1}, {"price": object()}]}},
+        "payload.items[1].price is not storable: a object has no JSON form",
+    ),
+    "NaN deep inside": (
+        {"payload": {"items": [{"price": float("nan")}]}},
+        "payload.items[0].price is not storable: not a finite number",
+    ),
+    "lone surrogate": ({"payload": ["\ud800"]}, "payload[0] is not storable: a lone surrogate"),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_refused_with_its_field_its_value_and_the_limit_and_nothing_is_stored(
+    harbour: Harbour, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        harbour.enqueue(**fields)
+
+    assert str(caught.value).startswith(words)
+    assert harbour.all() == []
+
+
+def test_a_refused_payload_does_not_show_what_it_holds(harbour: Harbour) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        harbour.enqueue(payload={"password": "hunter2", "bad": float("nan")})
+
+    assert "hunter2" not in str(caught.value)
+
+
+def test_many_jobs_are_stored_in_one_statement_and_answered_in_order(harbour: Harbour) -> None:
+    before = harbour.driver.statements
+
+    answers = harbour.client.enqueue_many(request(payload=number) for number in range(50))
+
+    assert harbour.driver.statements - before == 1
+    assert [harbour.stored(answer.id).data for answer in answers] == [*range(50)]
+
+
+def test_of_no_jobs_none_is_stored(harbour: Harbour) -> None:
+    assert harbour.client.enqueue_many([]) == []
+    assert harbour.all() == []
+
+
+def test_one_request_that_breaks_a_rule_stops_all_of_them_and_is_named_by_its_place(harbour: Harbour) -> None:
+    batch = [request(), request(), request(queue="e mail", max_attempts=0), request()]
+
+    with pytest.raises(InvalidRequest) as caught:
+        harbour.client.enqueue_many(batch)
+
+    assert [problem.field for problem in caught.value.problems] == ["jobs[2].queue", "jobs[2].max_attempts"]
+    assert harbour.all() == []
+
+
+def test_one_payload_that_cannot_be_stored_stops_all_of_them_and_is_named_by_its_place(harbour: Harbour) -> None:
+    batch = [request(), request(payload={"to": [object()]})]
+
+    with pytest.raises(InvalidRequest) as caught:
+        harbour.client.enqueue_many(batch)
+
+    assert [problem.field for problem in caught.value.problems] == ["jobs[1].payload.to[0]"]
+    assert harbour.all() == []
+
+
+def test_keys_that_belong_to_other_jobs_are_refused_one_by_one_and_the_others_are_stored(harbour: Harbour) -> None:
+    held = harbour.enqueue(payload="first", idempotency_key="held")
+    batch = [
+        request(payload=0),
+        request(payload=1, idempotency_key="held"),
+        request(payload="first", idempotency_key="held"),
+        request(payload=3, idempotency_key="free"),
+        request(payload=4, idempotency_key="free"),
+    ]
+
+    with pytest.raises(EnqueueRefused) as caught:
+        harbour.client.enqueue_many(batch)
+
+    stored = [job for job in harbour.all() if job.id != held.id]
+    assert [job.data for job in stored] == [0, 3]
+    assert [answer for answer in caught.value.answers if isinstance(answer, Enqueued)] == [
+        Enqueued(stored[0].id, existed=False),
+        Enqueued(held.id, existed=True),
+        Enqueued(stored[1].id, existed=False),
+    ]
+    assert {place: holder(error) for place, error in caught.value.refused.items()} == {1: held.id, 4: stored[1].id}
+
+
+def holder(error: Exception) -> JobId | None:
+    return error.holder if isinstance(error, IdempotencyConflict) else None
+
+
+def test_a_hook_is_told_of_each_job_once_it_is_stored() -> None:
+    told: list[tuple[Fact, bool]] = []
+    harbour: Harbour = Harbour(hooks=[lambda fact: told.append((fact, bool(harbour.all())))])
+
+    answer = harbour.enqueue(queue="mail")
+
+    fact = JobEnqueued(job_id=answer.id, type="greet", queue="mail", existed=False)
+    assert told == [(fact, True)]
+
+
+def test_a_hook_is_told_that_a_job_existed_and_nothing_of_a_refused_one() -> None:
+    told: list[Fact] = []
+    harbour = Harbour()
+    held = harbour.enqueue(payload=1, idempotency_key="held")
+    watched = Client(harbour.driver, clock=harbour.clock, hooks=[told.append])
+
+    with pytest.raises(EnqueueRefused):
+        watched.enqueue_many([request(payload=n, idempotency_key="held") for n in (1, 2)])
+
+    assert told == [JobEnqueued(job_id=held.id, type="greet", queue="default", existed=True)]
+
+
+def test_a_hook_that_breaks_is_logged_and_neither_the_job_nor_the_next_hook_is_harmed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[Fact] = []
+
+    def broken(_fact: Fact) -> NoReturn:
+        raise RuntimeError("the metrics are down")
+
+    harbour = Harbour(hooks=[broken, told.append])
+
+    with caplog.at_level(logging.ERROR):
+        answer = harbour.enqueue()
+
+    assert [job.id for job in harbour.all()] == [answer.id]
+    assert len(told) == 1
+    [record] = caplog.records
+    assert record.name == "taskharbor.client"
+    assert "the metrics are down" in str(record.exc_info)
+
+
+class ReversedCodec:
+    """JSON written backwards, for its own job only."""
+
+    def __init__(self) -> None:
+        self._json = JsonCodec()
+
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        return context + self._json.encode(value, context=context)[::-1]
+
+    def decode(self, data: bytes, *, context: bytes) -> Any:
+        return self._json.decode(data.removeprefix(context)[::-1], context=context)
+
+    def digest(self, value: object) -> bytes:
+        return self._json.digest([value])
+
+
+def test_a_codec_of_ones_own_writes_and_reads_the_payload() -> None:
+    codec = ReversedCodec()
+    harbour = Harbour(codec=codec)
+
+    job = harbour.stored(harbour.enqueue(payload={"name": "Ada"}).id)
+
+    assert job.payload.endswith(b'}"adA":"eman"{')
+    assert replace(job, codec=codec).data == {"name": "Ada"}
+
+
+def test_ids_of_ones_own_are_used() -> None:
+    own = JobId(UUID(int=7))
+    harbour = Harbour(ids=lambda: own)
+
+    assert harbour.enqueue().id == own
+
+
+def test_an_encrypted_payload_can_be_read_with_the_key_and_not_without() -> None:
+    codec = AesGcmCodec({"2030": bytes(range(32))})
+    harbour = Harbour(codec=codec)
+
+    job = harbour.stored(harbour.enqueue(payload={"card": "4111"}).id)
+
+    assert b"4111" not in job.payload
+    assert replace(job, codec=codec).data == {"card": "4111"}
+
+
+@pytest.mark.parametrize("codec", [JsonCodec(), ReversedCodec(), AesGcmCodec({"2030": bytes(32)})])
+def test_a_repeat_is_told_from_another_body_whatever_the_codec(codec: Codec) -> None:
+    harbour = Harbour(codec=codec)
+    first = harbour.enqueue(payload={"card": "4111"}, idempotency_key="k")
+
+    again = harbour.enqueue(payload={"card": "4111"}, idempotency_key="k")
+    with pytest.raises(IdempotencyConflict):
+        harbour.enqueue(payload={"card": "4222"}, idempotency_key="k")
+
+    assert again == Enqueued(first.id, existed=True)
+
+
+class Unreliable(MemoryDriver):
+    """A store that loses the first inserts, or only the replies to them."""
+
+    def __init__(self, *losses: Exception, commits: bool) -> None:
+        super().__init__()
+        self.losses, self.commits = [*losses], commits
+
+    def insert(self, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+        if not self.losses:
+            return super().insert(jobs)
+        if self.commits:
+            super().insert(jobs)
+        raise self.losses.pop(0)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no route"), OSError("broken pipe")])
+def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(error: Exception) -> None:
+    told: list[Fact] = []
+    client = Client(Unreliable(error, error, commits=True), hooks=[told.append])
+
+    with pytest.raises(type(error)) as alone:
+        client.enqueue(request())
+    with pytest.raises(type(error)) as batched:
+        client.enqueue_many([request()])
+
+    assert alone.value is batched.value is error
+    assert told == []
+
+
+def test_a_request_whose_reply_was_lost_can_be_sent_again_under_its_key() -> None:
+    driver = Unreliable(StoreUnavailable("reply lost"), commits=True)
+    client, asked = Client(driver), request(idempotency_key="k")
+    with suppress(StoreUnavailable):
+        client.enqueue(asked)
+
+    again = client.enqueue(asked)
+
+    assert [job.id for job in driver.inspector.find(JobFilter(), limit=10).jobs] == [again.id]
+    assert again.existed

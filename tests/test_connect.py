@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from taskharbor.core.errors import UsageError
+from taskharbor.drivers.connect import NotAUrl, connect, masked, store_of
+from taskharbor.drivers.memory import MemoryDriver
+
+CANARY = "c4n4ry"
+
+
+@pytest.mark.parametrize("url", ["memory://", "MEMORY://"])
+def test_a_memory_url_opens_a_memory_store(url: str) -> None:
+    driver = connect(url)
+
+    assert store_of(url) == "memory"
+    assert isinstance(driver, MemoryDriver)
+
+
+def test_each_memory_store_is_its_own() -> None:
+    connect("memory://").control.pause(["mail"], by="ops")
+
+    assert connect("memory://").inspector.queues() == []
+
+
+def test_no_driver_is_imported_before_its_store_is_opened() -> None:
+    script = "import sys, taskharbor.drivers.connect; print('taskharbor.drivers.memory' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "postgresql", "postgres"])
+def test_a_store_to_come_is_refused_with_what_can_be_used_now(scheme: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        connect(f"{scheme}://app:{CANARY}@db/app")
+
+    assert str(caught.value) == f"this version has no {scheme} driver yet; it opens memory://"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("memmory", "memory"), ("sqlite3", "sqlite"), ("postgre", "postgres"), ("postgresql+psycopg", "postgresql")],
+)
+def test_an_unknown_scheme_is_answered_with_the_nearest_known_one(typed: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        connect(f"{typed}://app:{CANARY}@db/app")
+
+    assert str(caught.value) == f"there is no store {typed!r}; did you mean {meant}://?"
+
+
+def test_a_scheme_like_no_other_is_answered_with_what_can_be_used() -> None:
+    with pytest.raises(UsageError) as caught:
+        connect("redis://localhost")
+
+    assert str(caught.value) == "there is no store 'redis'; this version opens memory://"
+
+
+@pytest.mark.parametrize(
+    ("given_", "shown"),
+    [
+        ("", ""),
+        ("memory", "memory"),
+        ("jobs.db", "jobs.db"),
+        (f"app:{CANARY}@db/app", "app:***@db/app"),
+        (f"host=db user=app password={CANARY}", "***"),
+        (f"postgresql:app:{CANARY}@db", "postgresql:***@db"),
+        (f"postgresql:/app:{CANARY}@db", "***"),
+        (f"postgresql:/app:{CANARY}", "***"),
+    ],
+)
+def test_what_is_no_url_is_shown_without_its_password(given_: str, shown: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        connect(given_)
+
+    assert str(caught.value) == f"{shown!r} is not the URL of a store; this version opens memory://"
+
+
+def test_an_error_about_a_url_carries_no_password_to_wherever_errors_go() -> None:
+    error = NotAUrl(f"app:{CANARY}@db/app")
+
+    assert CANARY not in repr(error)
+    assert CANARY.encode() not in pickle.dumps(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://",
+        "sqlite:///jobs.db",
+        "sqlite:////var/lib/jobs.db",
+        "sqlite:///C:/jobs.db",
+        "postgresql://localhost/app",
+        "postgresql://app@db.example.com:5432/app?sslmode=require&application_name=web",
+        "postgresql://app@[2001:db8::1]:5432/app",
+        "postgresql://one:5432,two:5433/app?target_session_attrs=read-write",
+        "postgresql://%2Fvar%2Frun%2Fpostgresql/app",
+        "postgresql:///app?host=/tmp",
+    ],
+)
+def test_a_url_without_secrets_is_shown_as_it_is(url: str) -> None:
+    assert masked(url) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://app:{}@db:5432/app", "postgresql://app:***@db:5432/app"),
+        ("postgresql://app:a%40{}@db/app", "postgresql://app:***@db/app"),
+        ("postgresql://app:a:{}@db/app", "postgresql://app:***@db/app"),
+        ("redis://:{}@cache", "redis://:***@cache"),
+        ("postgresql://db/app?user=app&password={}", "postgresql://db/app?user=app&password=***"),
+        ("postgresql://db/app?password=a&{}=1", "postgresql://db/app?password=***"),
+        ("postgresql://db/app?sslpassword={}&sslmode=require", "postgresql://db/app?sslpassword=***"),
+        ("postgresql://db/app?OAuth_Client_Secret={}", "postgresql://db/app?OAuth_Client_Secret=***"),
+        ("postgresql://db/app?scram_client_key={}", "postgresql://db/app?scram_client_key=***"),
+        ("https://queue/?access_token={}", "https://queue/?access_token=***"),
+        ("postgresql://db/app?options=-cpassword%3D{}", "postgresql://db/app?options=-cpassword%3D***"),
+    ],
+)
+def test_passwords_and_secret_parameters_are_masked(url: str, shown: str) -> None:
+    assert masked(url.format(CANARY)) == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:a@{}@db/app",
+        "postgresql://app:a/{}@db/app",
+        "postgresql://app:1/{}@db/app",
+        "postgresql://app:a?{}@db/app",
+        "postgresql://app:1?x={}@db/app",
+        "postgresql://app:a#{}@db/app",
+        "postgresql://app:a {}@db/app",
+        "postgresql://app:a\n{}@db/app",
+        "postgresql://app:{}",
+        "postgresql://:{}",
+        "postgresql://app%3A{}%40db/app",
+        "postgresql://db/app?p%61ssword={}",
+        "postgresql://db/app?password=a&{}",
+        "postgresql://db:5432/app?password=a@{}",
+    ],
+)
+def test_of_a_url_that_can_be_read_in_two_ways_only_the_scheme_is_shown(url: str) -> None:
+    assert masked(url.format(CANARY)) == "postgresql://***"
+
+
+@given(st.text(), st.text())
+@example("1/", "")
+@example("@db/?x=", "&")
+def test_no_password_whatever_it_is_made_of_shows_through(before: str, after: str) -> None:
+    url = f"postgresql://app:{before}{CANARY}{after}@db/app"
+
+    assert CANARY not in masked(url)
+
+
+@given(st.text(), st.text())
+@example("a&b=", "")
+@example("a@", "")
+def test_no_secret_parameter_whatever_it_is_made_of_shows_through(before: str, after: str) -> None:
+    url = f"postgresql://db:5432/app?password={before}{CANARY}{after}&sslmode=require"
+
+    assert CANARY not in masked(url)
+
+
+@given(st.one_of(st.text(), st.text(":/@?&=#ab*%.pwd").map("postgresql://{}".format)))
+def test_masking_twice_is_masking_once(url: str) -> None:
+    assert masked(masked(url)) == masked(url)
