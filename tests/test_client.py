@@ -223,13 +223,6 @@ def test_a_key_is_refused_to_another_payload_and_to_another_type(harbour: Harbou
     assert [job.id for job in harbour.all()] == [first.id]
 
 
-def test_the_border_between_type_and_payload_cannot_be_shifted(harbour: Harbour) -> None:
-    harbour.enqueue(type="a", payload="b", idempotency_key="k")
-
-    with pytest.raises(IdempotencyConflict):
-        harbour.enqueue(type="ab", payload="", idempotency_key="k")
-
-
 def test_a_key_belongs_to_its_queue(harbour: Harbour) -> None:
     first = harbour.enqueue(queue="mail", idempotency_key="k", payload=1)
 

@@ -219,6 +219,12 @@ class TooEarly(Snooze):
         Exception.__init__(self, "too early")
 
 
+class InAMinute(Snooze):
+    def __init__(self) -> None:
+        Exception.__init__(self, "in a minute")
+        self.after = 60  # type: ignore[assignment]  # the mistake under test
+
+
 class CalledOff(Cancel):
     def __init__(self) -> None:
         Exception.__init__(self, "called off")
@@ -229,7 +235,7 @@ class Hopeless(DeadLetter):
         Exception.__init__(self, "hopeless")
 
 
-@pytest.mark.parametrize("kind", [TooEarly, CalledOff, Hopeless])
+@pytest.mark.parametrize("kind", [TooEarly, InAMinute, CalledOff, Hopeless])
 def test_a_users_subclass_that_forgot_to_call_its_base_is_recorded_all_the_same(kind: type[Exception]) -> None:
     outcome = decide(job(), kind(), NOW)
 

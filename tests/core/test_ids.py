@@ -170,7 +170,7 @@ from taskharbor.core.ids import JobIds
 ids = JobIds(milliseconds=lambda: 1_900_000_000_000)
 print(ids(), flush=True)
 child = os.fork()
-if child:
+if child:  # it prints after the child has
     os.waitpid(child, 0)
 print(*(ids() for _ in range(500)), sep="\\n", flush=True)
 """
@@ -212,6 +212,14 @@ def test_a_forked_child_does_not_make_the_ids_of_its_parent() -> None:
     made = done.stdout.split()
     assert done.returncode == 0, done.stderr
     assert len(set(made)) == len(made) == 1_001
+
+
+@needs_fork
+def test_a_forked_child_does_not_go_on_from_the_last_id_of_its_parent() -> None:
+    done = run(CHILD_GOES_ITS_OWN_WAY)
+
+    parents, childs, *_ = (UUID(line) for line in done.stdout.split())
+    assert abs(tail(childs) - tail(parents)) > 2**40  # a step is at most 2**32
 
 
 @needs_fork

@@ -97,6 +97,8 @@ UNREADABLE: Final[dict[str, str]] = {
     "no seq": json.dumps({"v": 1, "id": str(JOB)}),
     "a later version": json.dumps(READABLE | {"v": 2}),
     "a version in text": json.dumps(READABLE | {"v": "1"}),
+    "a version that is a truth": json.dumps(READABLE | {"v": True}),
+    "a version and a seq that are truths": json.dumps(READABLE | {"v": True, "seq": True}),
     "an id that is none": json.dumps(READABLE | {"id": "7"}),
     "an id that is a number": json.dumps(READABLE | {"id": 7}),
     "a negative seq": json.dumps(READABLE | {"seq": -1}),

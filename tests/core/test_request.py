@@ -22,7 +22,7 @@ from taskharbor.core.request import (
     PRIORITIES,
     JobRequest,
     check,
-    check_budget,
+    check_attempts,
     check_queue,
 )
 
@@ -256,13 +256,13 @@ def test_what_cannot_be_the_name_of_a_queue_is_refused(queue: Any) -> None:
 
 @pytest.mark.parametrize("budget", [ATTEMPTS[0], ATTEMPTS[-1]])
 def test_the_attempts_of_a_new_life_can_be_checked_alone(budget: int) -> None:
-    check_budget(budget)
+    check_attempts(budget, field="budget")
 
 
 @pytest.mark.parametrize("budget", [0, ATTEMPTS[-1] + 1, True, "3", None])
 def test_what_cannot_be_the_attempts_of_a_new_life_is_refused(budget: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^budget is "):
-        check_budget(budget)
+        check_attempts(budget, field="budget")
 
 
 anything = (

@@ -275,6 +275,7 @@ REFUSED: Final[dict[str, tuple[type, dict[str, Any], str]]] = {
     "seconds for a wait": (Fixed, {"wait": 5}, "wait is 5: "),
     "no attempt at all": (RetryPolicy, {"max_attempts": 0}, "max_attempts is 0: "),
     "half an attempt": (RetryPolicy, {"max_attempts": 2.5}, "max_attempts is 2.5: "),
+    "attempts that are a truth": (RetryPolicy, {"max_attempts": True}, "max_attempts is True: "),
     "text for attempts": (RetryPolicy, {"max_attempts": "3"}, "max_attempts is '3': "),
     "more attempts than a request may ask for": (
         RetryPolicy,

@@ -35,6 +35,16 @@ def test_only_what_no_store_can_keep_is_escaped(text: str, kept: str) -> None:
     assert storable(text) == kept
 
 
+@pytest.mark.parametrize("point", [0, 0xD800, 0xDBFF, 0xDC00, 0xDFFF])
+def test_neither_nul_nor_a_surrogate_is_storable(point: int) -> None:
+    assert not is_storable(chr(point))
+
+
+@pytest.mark.parametrize("point", [1, 0xD7FF, 0xE000, 0x10FFFF])
+def test_every_other_character_is_storable(point: int) -> None:
+    assert is_storable(chr(point))
+
+
 def test_text_exactly_as_long_as_the_limit_is_kept_whole() -> None:
     text = "x" * MAX_TEXT
 

@@ -182,6 +182,9 @@ class LeaseLost(TaskHarborError):
         super().__init__(job_id)
         self.job_id = job_id
 
+    def __str__(self) -> str:
+        return f"the lease on job {self.job_id} is lost"
+
 
 class JobNotInflight(LeaseLost):
     """Nobody is running the job."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -33,9 +34,10 @@ class Failure:
         name = _type_name(error)
         return cls(
             type=storable(name, limit=200),
-            message=storable(_attempt(lambda: str(error), instead=f"(a {name} that cannot be printed)")),
-            traceback=storable(
-                _attempt(lambda: "".join(traceback.format_exception(error)), instead=_bare_traceback(error)),
+            message=_first(lambda: str(error), lambda: f"(a {name} that cannot be printed)"),
+            traceback=_first(
+                lambda: "".join(traceback.format_exception(error)),
+                lambda: "".join(traceback.format_tb(error.__traceback__)),  # ours to print even when the error is not
             ),
             fingerprint=_fingerprint(name, error),
         )
@@ -52,11 +54,12 @@ class Failure:
 _TIMED_OUT: Final = f"{JobTimedOut.__module__}.{JobTimedOut.__qualname__}"
 
 
-def _attempt(produce: Callable[[], str], *, instead: str) -> str:
-    try:
-        return produce()
-    except Exception:  # noqa: BLE001  the error is a user's object: its methods may raise anything
-        return instead
+def _first(*ways: Callable[[], str]) -> str:
+    """Return what the first way gives that works, made storable; nothing, where none does."""
+    for way in ways:
+        with suppress(Exception):  # the error is a user's object: its methods may raise anything
+            return storable(way())
+    return ""
 
 
 def _type_name(error: BaseException) -> str:
@@ -64,15 +67,13 @@ def _type_name(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _bare_traceback(error: BaseException) -> str:
-    """The frames alone: they are ours to print even when the error is not."""
-    return "".join(traceback.format_tb(error.__traceback__))
-
-
 def _fingerprint(name: str, error: BaseException) -> str:
-    """Hash the kind of error and the functions it passed through; line numbers change with every deploy."""
+    """Hash the kind of error and the functions it passed through, each once.
+
+    Not the lines, which change with every deploy, nor the depth of a recursion.
+    """
     places = [
         f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    return hashlib.sha256("\n".join([name, *places]).encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256("\n".join([name, *dict.fromkeys(places)]).encode(errors="replace")).hexdigest()[:16]

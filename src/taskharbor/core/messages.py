@@ -23,6 +23,9 @@ VERSION: Final = 1
 MAX_BODY: Final = 1_000
 """Longer than any message of ours: what is longer is not read."""
 
+SEQS: Final = range(2**63)
+"""The numbers a message can have: what a store can count to."""
+
 FEW: Final = 3
 """How often a message for an unknown job may be seen: its insert may not have committed yet."""
 
@@ -54,8 +57,9 @@ def parse(text: str) -> Message | None:
         return None
     try:
         match json.loads(text):
-            case {"v": 1, "id": str(job_id), "seq": int(seq)} if seq >= 0:
-                return Message(JobId(UUID(job_id)), int(seq))
+            case {"v": int(v), "id": str(job_id), "seq": int(seq)} if v == VERSION and seq in SEQS:
+                is_number = not isinstance(v, bool) and not isinstance(seq, bool)  # to Python, True is a 1
+                return Message(JobId(UUID(job_id)), seq) if is_number else None
     except (ValueError, RecursionError):
         return None
     return None
@@ -122,8 +126,9 @@ def resend_interval(resends: int, *, first: timedelta, cap: timedelta) -> timede
     >>> [resend_interval(n, first=timedelta(minutes=1), cap=timedelta(minutes=10)).seconds for n in (1, 2, 3, 99)]
     [60, 120, 240, 600]
     """
-    doublings = min(max(resends, 1) - 1, 64)
-    return cap if first > cap / 2**doublings else first * 2**doublings
+    # In whole microseconds, which cannot overflow; a hundred doublings reach any cap there is.
+    doublings = min(max(resends, 1) - 1, 100)
+    return timedelta.resolution * min(first // timedelta.resolution << doublings, cap // timedelta.resolution)
 
 
 def _remaining(until: datetime | None, visibility: timedelta, now: datetime) -> timedelta:

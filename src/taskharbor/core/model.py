@@ -42,7 +42,7 @@ class NewJob:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-_UNDECODED: Final = object()
+_UNDECODED: Final = ...  # no payload decodes to it, and a copy of it is itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

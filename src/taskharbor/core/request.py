@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from taskharbor.core.outcome import MAX_DELAY
 from taskharbor.core.text import is_storable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 TYPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 QUEUE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -65,9 +66,9 @@ def check_queue(queue: str) -> None:
         raise InvalidRequest(problems)
 
 
-def check_budget(budget: int) -> None:
-    """Raise `InvalidRequest` where *budget* is no number of attempts a requeued job may have."""
-    if problems := list(_number(budget, "budget", ATTEMPTS)):
+def check_attempts(attempts: int, *, field: str) -> None:
+    """Raise `InvalidRequest` where *attempts* is no number of attempts a job may have."""
+    if problems := list(_number(attempts, field, ATTEMPTS)):
         raise InvalidRequest(problems)
 
 
@@ -134,11 +135,10 @@ def _duration(value: object, name: str, *, least: timedelta, most: timedelta) ->
 
 
 def _metadata(metadata: object) -> Iterator[Problem]:
-    try:
-        items = list(metadata.items())  # type: ignore[attr-defined]  # whatever is no mapping has none
-    except AttributeError:
+    if not isinstance(metadata, Mapping):
         yield _problem("metadata", metadata, "must be a mapping of str to str")
         return
+    items = list(metadata.items())
     if len(items) > MAX_METADATA:
         yield _problem("metadata", f"{len(items):,} entries", f"must have at most {MAX_METADATA}")
     for key, value in items[:MAX_METADATA]:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.request import check_attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +46,9 @@ class Exponential:
     jitter: float = 0.25
 
     def __post_init__(self) -> None:
-        _require(timedelta(0) < self.base <= self.cap, "base", self.base, "above zero and at most cap")
+        _require_duration("base", self.base)
+        _require_duration("cap", self.cap)
+        _require(self.base <= self.cap, "base", self.base, "above zero and at most cap")
         _require(1 <= self.factor < math.inf, "factor", self.factor, "at least 1")
         _require(0 <= self.jitter < 1, "jitter", self.jitter, "at least 0 and below 1")
 
@@ -64,7 +67,7 @@ class Fixed:
     wait: timedelta
 
     def __post_init__(self) -> None:
-        _require(self.wait > timedelta(0), "wait", self.wait, "above zero")
+        _require_duration("wait", self.wait)
 
     def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  it depends on neither
         return self.wait
@@ -99,7 +102,7 @@ class RetryPolicy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.max_attempts >= 1, "max_attempts", self.max_attempts, "at least 1")
+        check_attempts(self.max_attempts, field="max_attempts")
 
     def delay(self, job_id: JobId, attempt: int, error: BaseException) -> timedelta | None:
         """Return how long to wait after *attempt* of this job failed with *error*; None to give up."""
@@ -120,6 +123,11 @@ class RetryPolicy:
 def _chance(seed: int, job_id: JobId, attempt: int) -> float:
     material = b"%d:%b:%d" % (seed, job_id.bytes, attempt)
     return int.from_bytes(hashlib.blake2b(material, digest_size=7).digest()) / (1 << 56)
+
+
+def _require_duration(name: str, value: object) -> None:
+    is_duration = isinstance(value, timedelta) and value > timedelta(0)
+    _require(is_duration, name, value, "above zero, as a timedelta")
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:  # noqa: FBT001  it is the claim itself

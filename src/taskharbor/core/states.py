@@ -110,7 +110,7 @@ def landing(event: Event, *, sent: bool, spent: bool, cancel_requested: bool) ->
         return Status.DEAD
     if event is Event.CANCEL or cancel_requested:
         return Status.CANCELED
-    if spent:
+    if spent and event is not Event.SNOOZE:  # a snooze gives its attempt back, so it can always wait
         return Status.DEAD
     if sent:
         return Status.ENQUEUED

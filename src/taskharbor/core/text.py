@@ -12,6 +12,8 @@ from typing import Final
 MAX_TEXT: Final = 16_384
 """The most characters kept of an error's message or traceback."""
 
+_NOTE: Final = "… {:,} characters left out …"
+
 
 def storable(text: str, *, limit: int = MAX_TEXT) -> str:
     r"""Return *text* as every store can keep it, cut in the middle to at most *limit* characters.
@@ -19,7 +21,7 @@ def storable(text: str, *, limit: int = MAX_TEXT) -> str:
     >>> storable("a\x00b")
     'a\\x00b'
     >>> storable("x" * 100, limit=40)
-    'xxxxxxx… 86 characters left out …xxxxxxx'
+    'xxxxxxx… 87 characters left out ……xxxxxx'
     """
     # Cut first, so that a gigabyte is not copied to keep a page; and once more,
     # because an escape is longer than what it stands for.
@@ -36,9 +38,8 @@ def _cut(text: str, limit: int) -> str:
     """Keep the head and the tail: a traceback's last lines say most."""
     if len(text) <= limit:
         return text
-    note = f"… {len(text) - limit:,} characters left out …"
-    room = max(limit - len(note), 0)
-    note = f"… {len(text) - room:,} characters left out …"
-    room = max(limit - len(note), 0)
+    widest = len(_NOTE.format(len(text)))  # the number left out has at most as many digits as the whole
+    room = max(limit - widest, 0)
+    note = _NOTE.format(len(text) - room).ljust(widest, "…")
     head, tail = (room + 1) // 2, room // 2
     return (text[:head] + note + (text[-tail:] if tail else ""))[:limit]

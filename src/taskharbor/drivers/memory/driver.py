@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from taskharbor.core.answers import Inserted
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.model import Claim, Job, Lease
-from taskharbor.core.request import check_budget
+from taskharbor.core.request import check_attempts
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import claiming, dispatching, operating, settling
 from taskharbor.drivers.memory.control import MemoryControl
@@ -147,7 +147,7 @@ class MemoryDriver:
         delay: timedelta | None = None,
         queue: str | None = None,
     ) -> list[Moved | IllegalTransition | JobNotFound]:
-        check_budget(budget)
+        check_attempts(budget, field="budget")
         with self._tables.statement() as now:
             due = scheduled_for or now + (delay or timedelta(0))
             new = operating.NewLife(token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue)

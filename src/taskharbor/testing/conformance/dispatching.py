@@ -124,6 +124,16 @@ def test_a_claim_makes_room_for_another_dispatch(subject: Subject) -> None:
     assert second.job_id != first.job_id
 
 
+def test_a_retry_that_waits_for_its_time_takes_no_room(subject: Subject) -> None:
+    retried = subject.bring(Status.ENQUEUED)
+    subject.settle(_claimed(subject, retried), Outcome.retry(after=_SECOND))
+    new = subject.insert()
+
+    dispatches = subject.dispatch(unclaimed=1)
+
+    assert dispatches == [Dispatch(new, 1, 1, subject.clock.now() + LOCK)]
+
+
 def test_a_resend_passes_the_bound_and_those_who_wait_for_room(subject: Subject) -> None:
     sent = subject.insert()
     subject.dispatch()
