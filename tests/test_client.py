@@ -248,7 +248,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
     ),
     "non-JSON value deep inside": (
         {"payload": {"items": [{"price": 1}, {"price": object()}]}},
-        "payload.items[1].price is not storable: a object has no JSON form",
+        "payload.items[1].price is not storable: object has no JSON form",
     ),
     "NaN deep inside": (
         {"payload": {"items": [{"price": float("nan")}]}},

@@ -20,8 +20,7 @@ TREE: Final = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
 
 def imports_for_type_checkers() -> dict[str, str]:
     """Return what a type checker sees: the module of every name, by name."""
-    [block] = [node for node in TREE.body if isinstance(node, ast.If)]
-    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    [block] = [node for node in TREE.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return {
         alias.asname or alias.name: statement.module or ""
         for statement in block.body

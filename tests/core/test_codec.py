@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor.core import codec as module
-from taskharbor.core.codec import MAX_BYTES, MAX_DEPTH, JsonCodec
+from taskharbor.core.codec import MAX_BYTES, JsonCodec
 from taskharbor.core.errors import PayloadNotDecodable, PayloadNotEncodable, PayloadTooLarge, UsageError
+from taskharbor.core.jsonform import MAX_DEPTH
 from taskharbor.core.text import is_storable
 
 few = settings(max_examples=60, deadline=None)
@@ -206,15 +207,15 @@ REFUSED: Final[dict[str, tuple[object, str, str]]] = {
     "inside a dataclass": ([Point(x={"y": {1}})], "$[0].x.y", "use a list"),
     "combined flags": ([Right.READ | Right.WRITE], "$[0]", "pass a list of members"),
     "no flags": ([Right(0)], "$[0]", "pass a list of members"),
-    "class": ([Point], "$[0]", "a type has no JSON form"),
+    "class": ([Point], "$[0]", "type has no JSON form"),
     "fraction": (
         Fraction(1, 2),
         "$",
-        "a Fraction has no JSON form; accepted are None, bool, int, float, str, list, dict",
+        "Fraction has no JSON form; accepted are None, bool, int, float, str, list, dict",
     ),
     "time": (time(12), "$", "accepted are"),
     "bytearray": (bytearray(b"x"), "$", "bytes, registered enums and dataclasses"),
-    "generator": ({"gen": (n for n in [1])}, "$.gen", "a generator has no JSON form"),
+    "generator": ({"gen": (n for n in [1])}, "$.gen", "generator has no JSON form"),
 }
 
 

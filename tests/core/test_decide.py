@@ -282,8 +282,6 @@ def test_a_policy_that_answers_nonsense_gives_way_to_the_default_one(answer: Any
     [
         RetryPolicy(backoff=broken),
         RetryPolicy(rules={ValueError: broken}),
-        RetryPolicy(backoff=Never),  # type: ignore[arg-type]  # the class, not an instance
-        RetryPolicy(give_up_on=ValueError),  # type: ignore[arg-type]  # not a tuple of them
     ],
 )
 def test_a_policy_that_breaks_gives_way_to_the_default_one(policy: RetryPolicy) -> None:

@@ -162,6 +162,15 @@ def test_an_error_that_is_broken_in_some_other_way_is_kept_all_the_same(kind: ty
     assert kind.__name__ in failure.type
 
 
+def test_the_place_is_kept_even_where_python_cannot_print_the_error() -> None:
+    def fail() -> NoReturn:
+        raise Noted
+
+    error = caught(fail)
+
+    assert "in fail\n" in Failure.of(error).traceback
+
+
 def test_an_error_that_caused_itself_is_kept_all_the_same() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import hypothesis.strategies  # noqa: F401  loaded once, before the fork, for all that need it
 import pytest
 
 from tests.planted.bugs import KIT, RACES, Bug

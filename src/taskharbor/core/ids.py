@@ -41,7 +41,8 @@ class JobIds:
         self._last_tail = 0
         # A child must neither wait for a lock that some thread of its parent held
         # nor go on from the parent's last id, from which the parent goes on too.
-        os.register_at_fork(after_in_child=self._forget)
+        if hasattr(os, "register_at_fork"):  # not where there is no fork
+            os.register_at_fork(after_in_child=self._forget)
 
     def __call__(self) -> JobId:
         with self._lock:

@@ -39,7 +39,7 @@ class NewJob:
     priority: int = 0
     idempotency_key: str | None = None
     digest: bytes = field(default=b"", repr=False)
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 _UNDECODED: Final = ...  # no payload decodes to it, and a copy of it is itself
@@ -82,7 +82,7 @@ class Job:
     cancel_requested_at: datetime | None = None
     idempotency_key: str | None = None
     result: bytes | None = field(default=None, repr=False)
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
     codec: Codec = field(default=JsonCodec(), repr=False, compare=False)
     _data: Any = field(default=_UNDECODED, init=False, repr=False, compare=False)
 

@@ -103,6 +103,12 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         check_attempts(self.max_attempts, field="max_attempts")
+        for backoff in (self.backoff, *self.rules.values()):
+            _require(
+                _is_backoff(backoff), "backoff", backoff, "such as Exponential(), Fixed(…), Never(), or a function"
+            )
+        for kinds in (self.give_up_on, tuple(self.rules)):
+            _require(_are_errors(kinds), "give_up_on", kinds, "a tuple of exception classes, as the keys of rules are")
 
     def delay(self, job_id: JobId, attempt: int, error: BaseException) -> timedelta | None:
         """Return how long to wait after *attempt* of this job failed with *error*; None to give up."""
@@ -123,6 +129,16 @@ class RetryPolicy:
 def _chance(seed: int, job_id: JobId, attempt: int) -> float:
     material = b"%d:%b:%d" % (seed, job_id.bytes, attempt)
     return int.from_bytes(hashlib.blake2b(material, digest_size=7).digest()) / (1 << 56)
+
+
+def _is_backoff(value: object) -> bool:
+    return not isinstance(value, type) and (callable(value) or hasattr(value, "delay"))
+
+
+def _are_errors(kinds: object) -> bool:
+    if not isinstance(kinds, tuple):
+        return False
+    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
 
 
 def _require_duration(name: str, value: object) -> None:

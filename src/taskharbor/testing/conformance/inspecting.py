@@ -149,7 +149,16 @@ def test_history_and_events_are_told_of_the_asked_jobs_only(subject: Subject) ->
     assert (len(events), {row.event.job_id for row in events}) == (2, asked)
 
 
-def test_queues_are_listed_by_name_with_how_many_jobs_are_in_each_state(subject: Subject) -> None:
+def test_queues_are_listed_by_name(subject: Subject) -> None:
+    for queue in "hgfedcba":
+        subject.insert(queue=queue)
+
+    queues = subject.driver.inspector.queues()
+
+    assert [queue.name for queue in queues] == list("abcdefgh")
+
+
+def test_each_queue_tells_how_many_of_its_jobs_are_in_each_state(subject: Subject) -> None:
     now = subject.clock.now()
     subject.bring(Status.CANCELED, queue="mail")
     # In this order, none of them is taken for another.

@@ -1,0 +1,270 @@
+"""The JSON form of a value: what is copied, what is tagged, and what is refused with its path."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import Any, Final, NoReturn
+from uuid import UUID
+
+from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.failure import Failure
+from taskharbor.core.text import storable
+
+MAX_DEPTH: Final = 200
+"""The most lists, dicts and dataclasses inside each other: few enough to leave the caller its share of the stack."""
+
+
+class Walk:
+    """Copies a value, giving every part of it to the step for its exact type.
+
+    The copy costs no more than finding out whether one is needed, and what was
+    checked is what gets written even while another thread changes the original.
+    """
+
+    def __init__(self, special_key: Callable[[Any], str]) -> None:
+        self._special_key = special_key
+        self.steps: dict[type, _Step] = {
+            type(None): lambda value, _: value,
+            bool: lambda value, _: value,
+            str: _text,
+            int: checked_int,
+            float: checked_float,
+            list: self.items,
+            dict: lambda value, depth: self.pairs(value, value.items(), depth),
+        }
+
+    def __call__(self, value: object) -> Any:
+        return self.steps.get(type(value), _unknown)(value, 1)
+
+    def items(self, items: list[Any], depth: int) -> list[Any]:
+        if depth > MAX_DEPTH:
+            refuse(TOO_DEEP)
+        steps, copy = self.steps, list[Any]()
+        try:
+            for item in items:
+                copy.append(steps.get(type(item), _unknown)(item, depth + 1))
+        except Refused as refused:
+            refused.trail.append((items, f"[{len(copy)}]"))
+            raise
+        return copy
+
+    def pairs(self, owner: object, pairs: Iterable[tuple[Any, Any]], depth: int) -> dict[str, Any]:
+        if depth > MAX_DEPTH:
+            refuse(TOO_DEEP)
+        steps, copy, key = self.steps, dict[str, Any](), None
+        try:
+            for key, item in pairs:
+                name = key if type(key) is str and key.isascii() and "$" not in key else self._special_key(key)
+                copy[name] = steps.get(type(item), _unknown)(item, depth + 1)
+        except Refused as refused:
+            refused.trail.append((owner, _step_to(key)))
+            raise
+        return copy
+
+
+class Refused(Exception):
+    """Carries a refusal out of a walk; each container it passes adds itself and the step that led on from it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.trail: list[tuple[object, str]] = []
+
+    def explained(self) -> tuple[str, str]:
+        """Return the path of what was refused, and why. A container found inside itself is a cycle, not depth."""
+        path, above = "$", dict[int, str]()
+        for container, step in reversed(self.trail):
+            if id(container) in above:
+                return _cut(path), f"a cycle: the same object as {_cut(above[id(container)])}"
+            above[id(container)] = path
+            path += step
+        return _cut(path), str(self)
+
+
+def refuse(why: str) -> NoReturn:
+    raise Refused(why)
+
+
+def _step_to(key: object) -> str:
+    """Return the piece of a path that leads to *key*; none for what cannot be a key, which is its dict's own fault."""
+    if type(key) is not str:
+        return ""
+    return f".{key}" if key.isidentifier() and len(key) <= _MAX_NAME else f"[{short(key)}]"
+
+
+def short(name: str) -> str:
+    return repr(name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "…")
+
+
+def _text(value: str, _depth: int = 0) -> str:
+    try:
+        value.isascii() or value.encode()
+    except UnicodeEncodeError:
+        refuse("a lone surrogate, which has no UTF-8 form")
+    return value
+
+
+def checked_int(value: int, _depth: int = 0) -> int:
+    return value if value.bit_length() <= MAX_BITS else refuse(f"an int of over {MAX_BITS:,} bits: pass a str")
+
+
+def checked_float(value: float, _depth: int = 0) -> float:
+    return value if math.isfinite(value) else refuse("not a finite number")
+
+
+def _decimal(value: Decimal | str) -> Decimal:
+    return number if (number := Decimal(value)).is_finite() else refuse("not a finite number")
+
+
+def _written_moment(value: datetime) -> str:
+    if (value.utcoffset() or timedelta()).microseconds:  # Python itself reads +00:00:00.000001 as UTC
+        refuse("an offset of a fraction of a second")
+    return value.isoformat()
+
+
+def _unknown(value: object, _depth: int) -> NoReturn:
+    kind, name = type(value), type(value).__name__
+    if isinstance(value, Enum) or is_dataclass(kind):
+        refuse(f"{name} is not registered: JsonCodec(types=[{name}])")
+    if isinstance(value, tuple | set | frozenset):
+        refuse(f"a {name} would come back as a list: use a list")
+    for known in _ACCEPTED:
+        if isinstance(value, known):
+            refuse(f"{name} would come back as {known.__name__}: pass a plain {known.__name__}")
+    accepted = ", ".join(known.__name__ for known in _ACCEPTED)
+    refuse(f"{kind.__qualname__} has no JSON form; accepted are None, {accepted}, registered enums and dataclasses")
+
+
+def writing_walk(classes: Mapping[str, type]) -> Walk:
+    walk = Walk(_written_key)
+    for tag, (kind, write, _) in _SCALARS.items():
+        walk.steps[kind] = partial(_write_scalar, tag, write)
+    for name, cls in reversed([*classes.items()]):  # so that of several names the first stays
+        if issubclass(cls, Enum):
+            walk.steps[cls] = partial(_write_enum, name)
+        else:
+            walk.steps[cls] = partial(_write_dataclass, walk, name, _init_fields(cls))
+    return walk
+
+
+def _written_key(key: object) -> str:
+    if type(key) is not str:
+        refuse(f"a key of type {type(key).__name__}: keys must be plain str")
+    return f"${_text(key)}" if key.startswith("$") else _text(key)
+
+
+def _write_scalar(tag: str, write: Callable[[Any], str], value: object, _depth: int) -> dict[str, str]:
+    return {tag: write(value)}
+
+
+def _write_enum(name: str, member: Enum, _depth: int) -> dict[str, list[str]]:
+    if member._name_ not in type(member).__members__:
+        refuse(f"flags of {name} that have no name together: pass a list of members")
+    return {"$enum": [name, member._name_]}
+
+
+def _write_dataclass(walk: Walk, name: str, names: list[str], value: object, depth: int) -> dict[str, list[object]]:
+    return {"$dataclass": [name, walk.pairs(value, [(each, getattr(value, each)) for each in names], depth)]}
+
+
+class Reader:
+    def __init__(self, classes: Mapping[str, type]) -> None:
+        self._enums = {name: cls for name, cls in classes.items() if issubclass(cls, Enum)}
+        self._dataclasses = {name: cls for name, cls in classes.items() if name not in self._enums}
+        self._tags: dict[str, _Step] = {tag: partial(_read_scalar, tag, read) for tag, (_, _, read) in _SCALARS.items()}
+        self._tags |= {"$enum": self._enum, "$dataclass": self._dataclass}
+        self.walk = Walk(_read_key)
+        self.walk.steps[dict] = self._object
+
+    def _object(self, value: dict[str, Any], depth: int) -> object:
+        if len(value) == 1:
+            [(key, held)] = value.items()
+            if key in self._tags:
+                return self._tags[key](held, depth)
+        return self.walk.pairs(value, value.items(), depth)
+
+    def _enum(self, held: object, _depth: int) -> Enum:
+        name, member = _named("$enum", held, str, self._enums)
+        members = self._enums[name].__members__
+        return members[member] if member in members else refuse(f"{name} has no member {short(member)}")
+
+    def _dataclass(self, held: object, depth: int) -> object:
+        name, stored = _named("$dataclass", held, dict, self._dataclasses)
+        values = self.walk.pairs(stored, stored.items(), depth)
+        try:
+            return self._dataclasses[name](**values)
+        except Exception as error:  # the constructor is the user's: it may raise anything
+            why = f"{name} does not take the stored fields: {Failure.of(error)}"
+            raise Refused(why) from error
+
+
+def _read_key(key: str) -> str:
+    if key.startswith("$") and not key.startswith("$$"):
+        refuse("no tag known here, or not alone in its object; a key of one's own takes a second $")
+    return _text(key.removeprefix("$"))
+
+
+def _read_scalar(tag: str, read: Callable[[str], object], held: object, _depth: int) -> object:
+    with suppress(ValueError, ArithmeticError):  # the latter from Decimal
+        if isinstance(held, str):
+            return read(held)
+    return refuse(f"what {tag} holds is malformed")
+
+
+def _named(tag: str, held: object, kind: type, classes: Mapping[str, type]) -> tuple[str, Any]:
+    match held:
+        case [str(name), content] if isinstance(content, kind):
+            if name in classes:
+                return name, content
+            name = short(name)
+            refuse(f"no class {name} is registered: JsonCodec(types=[…]), or types={{{name}: …}} if it was renamed")
+    return refuse(f"what {tag} holds is malformed")
+
+
+def by_name(types: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
+    named = types.items() if isinstance(types, Mapping) else [(getattr(cls, "__name__", "?"), cls) for cls in types]
+    classes: dict[str, type] = {}
+    for name, cls in named:
+        if not isinstance(cls, type) or not (issubclass(cls, Enum) or is_dataclass(cls)):
+            _misuse(repr(cls), "must be the class of an enum or a dataclass, as in JsonCodec(types=[Color])")
+        if classes.setdefault(name, cls) is not cls:
+            _misuse(name, "names two classes; pass a mapping from names of your own choice to classes")
+    return classes
+
+
+def _init_fields(cls: Any) -> list[str]:
+    names = [field.name for field in fields(cls) if field.init]
+    try:
+        inspect.signature(cls).bind(**dict.fromkeys(names))
+    except (TypeError, ValueError) as error:
+        _misuse(cls.__name__, f"could not be built again from its fields ({error})")
+    return names
+
+
+def _misuse(value: str, rule: str) -> NoReturn:
+    raise UsageError(Problem(field="types", value=value, rule=rule)) from None
+
+
+_Step = Callable[[Any, int], Any]  # takes a value of one exact type and how deep it stands
+MAX_BITS: Final = 8192  # Python refuses to read an int of more than 4,300 digits, some 14,000 bits
+_MAX_NAME: Final = 60
+_cut = partial(storable, limit=200)
+MAX_DIGITS: Final = len(str(-(2**MAX_BITS)))
+TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels, or than the stack has room for"
+# What JSON lacks, by its tag: the type, how it becomes a str, how it comes back.
+_SCALARS: Final[Mapping[str, tuple[type, Callable[[Any], str], Callable[[str], object]]]] = {
+    "$datetime": (datetime, _written_moment, datetime.fromisoformat),
+    "$date": (date, date.isoformat, date.fromisoformat),
+    "$uuid": (UUID, str, UUID),
+    "$decimal": (Decimal, lambda value: str(_decimal(value)), _decimal),
+    "$bytes": (bytes, lambda value: b64encode(value).decode(), partial(b64decode, validate=True)),
+}
+_ACCEPTED: Final = (bool, int, float, str, list, dict, *(kind for kind, _, _ in _SCALARS.values()))
