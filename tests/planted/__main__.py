@@ -35,7 +35,8 @@ def main() -> int:
 def plant_all() -> Table:
     """Give each bug a process of its own, forked before TaskHarbor is imported."""
     fork = multiprocessing.get_context("fork")
-    with fork.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+    # Two for each core: a pool takes a moment to replace a process that is done.
+    with fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
         pending = [(bug, pool.apply_async(plant, (bug,))) for bug in all_bugs()]
         table = {}
         for bug, result in pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import io
@@ -12,7 +13,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import hypothesis.strategies  # noqa: F401  loaded once, before the fork, for all that need it
+import hypothesis.strategies  # noqa: F401  loaded once for all, before the forks
 import pytest
 
 from tests.planted.bugs import KIT, RACES, Bug
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, ModuleType
 
-QUIET: Final = ("-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider")
+QUIET: Final = ("-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "filterwarnings=")
 
 
 class Planter:
@@ -77,6 +78,7 @@ class Report:
 
 def plant(bug: Bug) -> Report:
     """Run the tests that should catch *bug*. TaskHarbor must not be imported yet in this process."""
+    gc.disable()  # the process is short
     sys.meta_path.insert(0, Planter(bug))
     report = Report()
     if bug.tests in {KIT, RACES}:

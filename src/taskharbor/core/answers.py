@@ -173,7 +173,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """A queue as people see it. ``oldest_due`` is the due time of the job that has waited longest."""
+    """A queue as people see it.
+
+    ``counts`` has every status, ``oldest_due`` is the due time of the job that has waited longest.
+    """
 
     name: str
     counts: dict[Status, int]

@@ -216,7 +216,10 @@ class Driver(Protocol):
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Moved | IllegalTransition | JobNotFound]:
-        """Move waiting jobs to another time or priority; what is None stays. A message on its way is void."""
+        """Move waiting jobs to *scheduled_for*, or to now + *delay*, or to another priority; what is None stays.
+
+        A message that is on its way is void.
+        """
 
     def close(self) -> None:
         """Give back what the driver holds. Later calls may raise."""
@@ -265,7 +268,11 @@ class Upkeep(Protocol):
         """Take events to publish, oldest death first; nobody else gets them before now + *lock*."""
 
     def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
-        """Record what became of events; False where one is unknown or was done before."""
+        """Record what became of events; False where one is unknown or was done before.
+
+        There is no fence: a relay whose lock ran out may still report. Events are published
+        at least once, and repeats carry the same id.
+        """
 
     def schedules_due(self, *, limit: int) -> list[Schedule]:
         """Return schedules whose ``next_at`` has come and that are not paused, longest due first."""
@@ -274,7 +281,7 @@ class Upkeep(Protocol):
         """Move a schedule on to *next_at*, if its ``next_at`` still is *fired*; True for one caller."""
 
     def roll_up(self, *, keep: timedelta) -> int:
-        """Fold what is pending into the aggregates; drop minutes older than *keep*, and return how many.
+        """Fold what is pending into the aggregates; drop minutes that began more than *keep* ago, return how many.
 
         No answer of the inspector changes by folding.
         """
@@ -296,16 +303,19 @@ class Inspector(Protocol):
         """
 
     def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
-        """Return what is recorded of these jobs, each job's oldest entry first."""
+        """Return what is recorded of these jobs, job by job as asked, each job's oldest entry first."""
 
     def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
-        """Return the events of these jobs' deaths, oldest life first."""
+        """Return the events of these jobs' deaths, job by job as asked, oldest life first."""
 
     def queues(self) -> list[QueueView]:
         """Return every queue that holds jobs or is paused, by name."""
 
     def finished(self, *, since: datetime) -> list[Finished]:
-        """Return how many jobs ended in each minute from *since* on; empty minutes are left out."""
+        """Return how many jobs ended in each minute that begins at *since* or later, oldest minute first.
+
+        A minute, queue and status in which no job ended is left out.
+        """
 
     def workers(self) -> list[WorkerRecord]:
         """Return the known workers, by id."""
@@ -328,7 +338,7 @@ class Control(Protocol):
 
         One that is there with the same cron and timezone keeps its ``next_at``, or a
         process that starts more often than the schedule fires would never fire it.
-        ``fired_at`` and ``paused_at`` are always kept.
+        ``fired_at`` and ``paused_at`` of one that is there are always kept.
         """
 
     def drop_schedules(self, names: Sequence[str]) -> list[bool]:

@@ -162,7 +162,7 @@ class MemoryDriver:
         priority: int | None = None,
     ) -> list[Moved | IllegalTransition | JobNotFound]:
         with self._tables.statement() as now:
-            due = scheduled_for if delay is None else now + delay
+            due = scheduled_for or (None if delay is None else now + delay)
             return [operating.reschedule(self._tables, job_id, now, due=due, priority=priority) for job_id in job_ids]
 
     def close(self) -> None:
