@@ -18,6 +18,8 @@ TaskHarborError
 ├── SchemaOutOfDate              the store's tables and this code do not fit; run the migrations
 └── StoreUnavailable             the store is out of reach; trying again may help
 
+`taskharbor.settings` and `taskharbor.drivers.connect` add usage errors of their own, about URLs.
+
 Drivers *return* the errors that concern one item of a batch, in the place of that
 item's answer, so that one refusal never hides what happened to its neighbours.
 """

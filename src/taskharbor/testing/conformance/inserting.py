@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskharbor.core.model import NewJob
-    from taskharbor.testing.conformance.subject import Subject
+    from taskharbor.testing.conformance.subject import Insert, Subject
 
 
 def test_a_new_job_is_pending_and_no_attempt_is_counted(subject: Subject) -> None:
@@ -210,21 +210,31 @@ class RollBack(Exception):
 
 
 @contextmanager
-def rolled_back(subject: Subject) -> Iterator[None]:
+def rolled_back(subject: Subject) -> Iterator[Insert]:
     """A transaction of the user's that comes to nothing."""
-    with suppress(RollBack), subject.transaction():
-        yield
+    with suppress(RollBack), subject.transaction() as insert:
+        yield insert
         raise RollBack
 
 
 def test_a_rolled_back_insert_leaves_nothing(subject: Subject) -> None:
     new = new_job(idempotency_key="k")
 
-    with rolled_back(subject):
-        subject.driver.insert([new])
+    with rolled_back(subject) as insert:
+        insert([new])
 
     assert subject.driver.inspector.get([new.id]) == {}
     assert subject.reserve() == []
+
+
+def test_a_committed_insert_of_the_users_transaction_is_there(subject: Subject) -> None:
+    new = new_job()
+
+    with subject.transaction() as insert:
+        answers = insert([new])
+
+    assert answers == [Inserted(new.id, existed=False)]
+    assert [claim.job.id for claim in subject.reserve()] == [new.id]
 
 
 def test_a_competitor_that_rolls_back_does_not_take_the_key_with_it(subject: Subject) -> None:
@@ -232,8 +242,8 @@ def test_a_competitor_that_rolls_back_does_not_take_the_key_with_it(subject: Sub
     inserted, go_on = threading.Event(), threading.Event()
 
     def compete() -> None:
-        with rolled_back(subject):
-            subject.driver.insert([new_job(idempotency_key="k")])
+        with rolled_back(subject) as insert:
+            insert([new_job(idempotency_key="k")])
             inserted.set()
             assert go_on.wait(30)
 

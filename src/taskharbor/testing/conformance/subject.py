@@ -14,15 +14,17 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
     from taskharbor.core.answers import Dispatch, Refused, Settled
-    from taskharbor.core.errors import JobNotFound, LeaseLost
+    from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, Lease, OutboxRow
     from taskharbor.drivers.base import Driver
     from taskharbor.testing.clock import ManualClock
+
+    Insert = Callable[[Sequence[NewJob]], list[Inserted | IdempotencyConflict]]
 
 LEASE: Final = timedelta(seconds=30)
 PATIENCE: Final = timedelta(seconds=60)
@@ -53,15 +55,15 @@ class Subject:
     *driver* keeps no job yet and takes its time from *clock*. *spend* makes a waiting
     job spent behind the driver's back, by a raw write: no verb can, and the guards
     against it must hold all the same. *transaction* opens a transaction of the user's
-    own, in which the calling thread's inserts take part: leaving it by an error rolls
-    them back. *statements* tells how many statements the driver has run so far; None,
+    own, and gives an ``insert`` that joins it: leaving it by an error rolls back what
+    was inserted. *statements* tells how many statements the driver has run so far; None,
     if it cannot say.
     """
 
     driver: Driver
     clock: ManualClock
     spend: Callable[[JobId], None]
-    transaction: Callable[[], AbstractContextManager[object]]
+    transaction: Callable[[], AbstractContextManager[Insert]]
     statements: Callable[[], int] | None = None
 
     def insert(self, **fields: Any) -> JobId:
