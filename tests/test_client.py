@@ -4,6 +4,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import UUID
 
@@ -434,6 +435,33 @@ def test_a_repeat_is_told_from_another_body_whatever_the_codec(codec: Codec) -> 
     assert again == Enqueued(first.id, existed=True)
 
 
+class Queue(StrEnum):
+    MAIL = "mail"
+
+
+class Urgency(IntEnum):
+    HIGH = -5
+
+
+def test_a_member_of_an_enum_is_stored_as_its_plain_value() -> None:
+    harbour = Harbour()
+
+    enqueued = harbour.enqueue(
+        type=Queue.MAIL,
+        queue=Queue.MAIL,
+        priority=Urgency.HIGH,
+        idempotency_key=Queue.MAIL,
+        metadata={Queue.MAIL: Queue.MAIL},
+    )
+
+    job = harbour.stored(enqueued.id)
+    [(key, value)] = job.metadata.items()
+    values = [job.type, job.queue, job.idempotency_key, key, value]
+    assert (values, job.priority) == (["mail"] * 5, -5)
+    assert {type(each) for each in values} == {str}
+    assert type(job.priority) is int
+
+
 class Unreliable(MemoryDriver):
     """A store that loses the first inserts, or only the replies to them."""
 
@@ -441,18 +469,28 @@ class Unreliable(MemoryDriver):
         super().__init__()
         self.losses, self.commits = [*losses], commits
 
-    def insert(self, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         if not self.losses:
-            return super().insert(jobs)
+            return super().insert(jobs, repeat=repeat)
         if self.commits:
-            super().insert(jobs)
+            super().insert(jobs, repeat=repeat)
         raise self.losses.pop(0)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("no route"), OSError("broken pipe")])
-def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(error: Exception) -> None:
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_job_whose_reply_was_lost_once_is_stored_once(commits: bool) -> None:
+    driver = Unreliable(StoreUnavailable("reply lost"), commits=commits)
+
+    enqueued = Client(driver).enqueue(request())
+
+    assert [job.id for job in driver.inspector.find(JobFilter(), limit=10).jobs] == [enqueued.id]
+    assert enqueued.existed == commits
+
+
+@pytest.mark.parametrize(("error", "tries"), [(StoreUnavailable("no route"), 2), (OSError("broken pipe"), 1)])
+def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(error: Exception, tries: int) -> None:
     told: list[Fact] = []
-    client = Client(Unreliable(error, error, commits=True), hooks=[told.append])
+    client = Client(Unreliable(*2 * tries * [error], commits=True), hooks=[told.append])
 
     with pytest.raises(type(error)) as alone:
         client.enqueue(request())
@@ -464,7 +502,7 @@ def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(erro
 
 
 def test_a_request_whose_reply_was_lost_can_be_sent_again_under_its_key() -> None:
-    driver = Unreliable(StoreUnavailable("reply lost"), commits=True)
+    driver = Unreliable(*2 * [StoreUnavailable("reply lost")], commits=True)
     client, asked = Client(driver), request(idempotency_key="k")
     with suppress(StoreUnavailable):
         client.enqueue(asked)

@@ -9,17 +9,26 @@ from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.codec import JsonCodec
-from taskharbor.core.errors import EnqueueRefused, IdempotencyConflict, InvalidRequest, PayloadNotEncodable, Problem
+from taskharbor.core.errors import (
+    EnqueueRefused,
+    IdempotencyConflict,
+    InvalidRequest,
+    PayloadNotEncodable,
+    Problem,
+    StoreUnavailable,
+)
 from taskharbor.core.facts import JobEnqueued
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import NewJob, payload_context
 from taskharbor.core.request import check
 from taskharbor.core.retry import RetryPolicy
+from taskharbor.core.text import plain
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taskharbor.core.answers import Inserted
     from taskharbor.core.clock import Clock
     from taskharbor.core.codec import Codec
     from taskharbor.core.facts import Hook
@@ -72,8 +81,8 @@ class Client:
         """Store one job; when this returns, it is committed.
 
         Raises `InvalidRequest`, `IdempotencyConflict` or `StoreUnavailable`. After the last
-        one nobody knows whether the job was stored: give the request an idempotency key,
-        and it can be sent again without harm.
+        one (the store was tried twice, under the same id) nobody knows whether the job was
+        stored: give the request an idempotency key, and it can be sent again without harm.
         """
         [answer] = self._insert([self._prepare(request)])
         if isinstance(answer, IdempotencyConflict):
@@ -95,12 +104,19 @@ class Client:
     def _insert(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
         answers = [
             answer if isinstance(answer, IdempotencyConflict) else Enqueued(answer.job_id, answer.existed)
-            for answer in self._driver.insert(jobs)
+            for answer in self._store(jobs)
         ]
         for job, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Enqueued):
                 self._tell(JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed))
         return answers
+
+    def _store(self, jobs: list[NewJob]) -> list[Inserted | IdempotencyConflict]:
+        """Insert, and once more where the reply was lost: under the same ids, so that nothing is doubled."""
+        try:
+            return self._driver.insert(jobs)
+        except StoreUnavailable:
+            return self._driver.insert(jobs, repeat=True)
 
     def _tell(self, fact: JobEnqueued) -> None:
         for hook in self._hooks:
@@ -128,18 +144,18 @@ class Client:
             raise InvalidRequest([_payload_problem(error)]) from error
         return NewJob(
             id=job_id,
-            type=request.type,
-            queue=request.queue,
+            type=plain(request.type),
+            queue=plain(request.queue),
             payload=payload,
             created_at=self._clock.now(),
-            max_attempts=request.max_attempts or self._policy.max_attempts,
+            max_attempts=int(request.max_attempts or self._policy.max_attempts),
             scheduled_for=None if when is None else when.astimezone(UTC),
             delay=request.delay or timedelta(0),
             timeout=request.timeout,
-            priority=request.priority,
-            idempotency_key=request.idempotency_key,
+            priority=int(request.priority),
+            idempotency_key=None if request.idempotency_key is None else plain(request.idempotency_key),
             digest=b"" if request.idempotency_key is None else self._digest(request),
-            metadata=dict(request.metadata),
+            metadata={plain(key): plain(value) for key, value in request.metadata.items()},
         )
 
     def _digest(self, request: JobRequest) -> bytes:

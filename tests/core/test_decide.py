@@ -127,7 +127,12 @@ def test_asking_for_another_try_does_not_make_more_attempts() -> None:
 def test_a_try_in_the_past_is_a_try_at_once() -> None:
     outcome = decide(job(), Retry(after=-HOUR), NOW)
 
-    assert (outcome.event, outcome.delay) == (Event.RETRY, timedelta(0))
+    assert (outcome.event, outcome.delay) == (Event.RETRY, timedelta.resolution)
+
+
+def test_another_try_after_something_that_is_no_time_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"after is 60: must be a timedelta"):
+        Retry(after=60)  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_a_snoozed_job_comes_back_after_a_while() -> None:

@@ -296,3 +296,9 @@ def test_the_traceback_is_the_one_python_prints() -> None:
     error = caught(reject)
 
     assert Failure.of(error).traceback == "".join(traceback.format_exception(error))
+
+
+def test_a_failure_made_by_hand_can_be_stored_too() -> None:
+    failure = Failure(type="a\x00", message="b\ud800", traceback="c" * 2 * MAX_TEXT)
+
+    assert (failure.type, failure.message, len(failure.traceback)) == ("a\\x00", "b\\ud800", MAX_TEXT)

@@ -1,7 +1,8 @@
 """Plant each bug in turn, and print the table of what caught it.
 
-Every bug must be caught, and every case of the conformance kit must catch one: a
-case that no bug can break proves nothing.
+Every bug must be caught. And every case of the conformance kit must catch a bug that
+at most a few others catch: a case that falls only when everything falls proves
+nothing of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import sys
 from typing import Final
 
-from tests.planted.bugs import KIT, RACES, Bug, all_bugs
+from tests.planted.bugs import KIT, Bug, all_bugs
 from tests.planted.planter import Report, plant
 
 DEADLINE: Final = 90.0
+FEW: Final = 25
 
 Table = dict[Bug, Report]
 
@@ -26,9 +28,9 @@ def main() -> int:
     idle = idle_cases(table)
     for name in survivors:
         print(f"NOT CAUGHT: {name}")
-    for case in idle:
-        print(f"CATCHES NOTHING: {case}")
-    print(f"{len(table) - len(survivors)} of {len(table)} planted bugs caught; {len(idle)} kit cases catch nothing")
+    for case, company in idle.items():
+        print(f"CATCHES NOTHING OF ITS OWN: {case} (its narrowest bug breaks {company or 'no'} cases)")
+    print(f"{len(table) - len(survivors)} of {len(table)} planted bugs caught; {len(idle)} kit cases prove nothing")
     return 1 if survivors or idle else 0
 
 
@@ -54,11 +56,15 @@ def show(table: Table) -> None:
         print(f"{bug.name:<{width}}  {len(report.failed):>4}  {first}")
 
 
-def idle_cases(table: Table) -> list[str]:
-    """Return the kit's cases that failed for no bug."""
-    of_the_kit = [report for bug, report in table.items() if bug.tests in {KIT, RACES}]
+def idle_cases(table: Table) -> dict[str, int]:
+    """Return the kit's cases that fall for no bug, or only together with many; and with how many at least."""
+    of_the_kit = [report for bug, report in table.items() if bug.tests in KIT]
+    narrowest: dict[str, int] = {}
+    for report in of_the_kit:
+        for case in report.failed:
+            narrowest[case] = min(len(report.failed), narrowest.get(case, len(report.failed)))
     ran = {case for report in of_the_kit for case in report.ran}
-    return sorted(ran.difference(*(report.failed for report in of_the_kit)))
+    return {case: narrowest.get(case, 0) for case in sorted(ran) if not 0 < narrowest.get(case, 0) <= FEW}
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ class Retry(Exception):
 
     def __init__(self, reason: object = "", *, after: timedelta | None = None) -> None:
         super().__init__(reason)
+        if not isinstance(after, timedelta | None):
+            raise UsageError(Problem(field="after", value=repr(after), rule="must be a timedelta"))
         self.after = after
 
 
@@ -81,7 +83,7 @@ def decide(job: Job, error: BaseException, now: datetime, *, policy: RetryPolicy
         case DeadLetter():
             return Outcome.fail(failure.message or failure.type, failure=failure)
         case Retry(after=timedelta() as delay):
-            return _fail_or_retry(job, failure, delay)
+            return _fail_or_retry(job, failure, max(delay, timedelta.resolution))
         case _:
             return _fail_or_retry(job, failure, _policy_delay(job, error, policy))
 

@@ -28,6 +28,10 @@ class Failure:
     traceback: str = ""
     fingerprint: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("type", "message", "traceback"):
+            object.__setattr__(self, name, storable(getattr(self, name)))
+
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe *error*, whatever its ``__str__`` does: recording a failure must not fail."""
@@ -57,7 +61,7 @@ _TIMED_OUT: Final = f"{JobTimedOut.__module__}.{JobTimedOut.__qualname__}"
 def _first(*ways: Callable[[], str]) -> str:
     """Return what the first way gives that works, made storable; nothing, where none does."""
     for way in ways:
-        with suppress(Exception):  # the error is a user's object: its methods may raise anything
+        with suppress(Exception, SystemExit):  # the error is a user's object: its methods may raise anything
             return storable(way())
     return ""
 

@@ -36,7 +36,7 @@ class JobIds:
     ) -> None:
         self._milliseconds = milliseconds
         self._entropy = entropy
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
         self._last_time = -1
         self._last_tail = 0
         # A child must neither wait for a lock that some thread of its parent held
@@ -46,18 +46,16 @@ class JobIds:
 
     def __call__(self) -> JobId:
         with self._lock:
-            now = self._milliseconds()
-            if now > self._last_time:
-                self._last_time, self._last_tail = now, self._random_bits(_TAIL_BITS - 1)
-            else:
-                self._last_tail += 1 + self._random_bits(_STEP_BITS)
-                if self._last_tail >> _TAIL_BITS:
-                    self._last_time += 1
-                    self._last_tail = self._random_bits(_TAIL_BITS - 1)
-            return _assemble(self._last_time, self._last_tail)
+            moment, tail = self._milliseconds(), self._random_bits(_TAIL_BITS - 1)
+            if moment <= self._last_time:
+                moment, grown = self._last_time, self._last_tail + 1 + self._random_bits(_STEP_BITS)
+                # Where the random part has no room left to grow, the time part moves on.
+                moment, tail = (moment + 1, tail) if grown >> _TAIL_BITS else (moment, grown)
+            self._last_time, self._last_tail = moment, tail
+            return _assemble(moment, tail)
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._last_time = -1
         self._last_tail = 0
 

@@ -152,6 +152,9 @@ def _problem(name: str, value: object, rule: str) -> Problem:
 
 def _shown(value: object) -> str:
     """Show enough of *value* to recognise it."""
-    text = value if isinstance(value, str) else str(value) if isinstance(value, timedelta) else repr(value)
+    try:
+        text = value if isinstance(value, str) else str(value) if isinstance(value, timedelta) else repr(value)
+    except Exception:  # noqa: BLE001  it is a user's object, or an int of too many digits
+        text = f"a {type(value).__name__} that cannot be shown"
     short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return repr(short) if isinstance(value, str) else short

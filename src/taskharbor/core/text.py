@@ -34,6 +34,11 @@ def is_storable(text: str) -> bool:
     return "\x00" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
+def plain(text: str) -> str:
+    """Return *text* as a str and nothing more: of an enum member, say, its value."""
+    return str.__str__(text)
+
+
 def _cut(text: str, limit: int) -> str:
     """Keep the head and the tail: a traceback's last lines say most."""
     if len(text) <= limit:

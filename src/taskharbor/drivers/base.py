@@ -9,15 +9,18 @@ What holds for every method:
 - **The store's clock decides.** "Now" is one reading of it for the whole call.
   Due: ``scheduled_for <= now``. A lease is valid while ``lease_expires_at > now`` and
   over from ``lease_expires_at <= now`` on; no instant is both.
-- **Every move is one atomic conditional statement.** The guard of the transition table
+- **Every move is one atomic conditional statement** (on SQLite: one IMMEDIATE transaction
+  that decides nothing in Python). The guard of the transition table
   (`taskharbor.core.states`) stands in the statement that makes the move. Never read a
   row in order to decide a write: between the two the row may change hands.
 - **One answer for each item, in the order asked.** A refused item is answered by an
   error, returned and not raised; it changes nothing, and its neighbours are unharmed.
+  The items of one call name different jobs, queues, events or schedules (but see `claim`).
 - **A call that raises** (`StoreUnavailable`) may or may not have taken effect. Each can
   be repeated: insert by the job's id, settle and requeue by their token, and a lost
   reply of reserve or claim is read back by the token the caller chose.
 - **No policy.** Delays, bounds and durations come in as arguments.
+- **Text is storable** (`taskharbor.core.text`) and times are aware, in UTC, before they come here.
 - Methods are called from many threads at once. None waits without a deadline.
 """
 
@@ -52,7 +55,6 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Claim, Job, Lease, NewJob, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.core.states import Status
 
 
 class Driver(Protocol):
@@ -70,16 +72,19 @@ class Driver(Protocol):
     def control(self) -> Control:
         """The same store's control."""
 
-    def insert(self, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         """Store new jobs as PENDING, with no attempt counted.
 
         The first job under a (queue, idempotency key) wins and is never changed. A later
         one with the same digest is answered with the first one's id and ``existed``; with
         another digest it is refused. A key stays taken until its job is pruned, whatever
         becomes of the job; one that is held only by a transaction which then rolls back is
-        free: wait for that transaction rather than answer for it. An id that is already
-        stored is answered with ``existed``, so that a call with a lost reply can be
-        repeated. The rules hold between the items of one call as well.
+        free: wait for that transaction rather than answer for it. Of two jobs of one call
+        under one key the first wins.
+
+        With *repeat* the caller says that it may have inserted these very ids before, and
+        lost the reply: those that are stored are left as they are and answered with
+        ``existed``. Without it ids are new, and a driver need not look for them.
         """
 
     def reserve(
@@ -119,14 +124,16 @@ class Driver(Protocol):
         worker: str,
         lease: timedelta,
         types: Collection[str] | None = None,
+        reclaim: bool = True,
     ) -> list[Claim | Refused]:
         """Take the named jobs, as a delivered message asks for.
 
         The guard and the effects are those of `reserve`, but only ENQUEUED jobs and ended
         leases qualify, and ENQUEUED ones at once when due. A refusal says why (the first
         reason of `Reason` that holds) and until when. An id given twice is claimed once
-        and refused as leased the second time. During a clock hold an ended lease counts
-        as leased until the hold ends.
+        and refused as leased the second time: a queue service delivers duplicates. During a
+        clock hold an ended lease counts as leased until the hold ends, and without *reclaim*
+        until somebody brings it back.
         """
 
     def extend(
@@ -155,7 +162,7 @@ class Driver(Protocol):
         """
 
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
-        """Return the jobs that these tokens hold now, under leases that are not over.
+        """Return the jobs that these tokens hold now, under leases that are not over, in any order.
 
         For a caller that lost the reply of `reserve` or `claim`: what is not here was not
         taken, or is lost again.
@@ -168,9 +175,9 @@ class Driver(Protocol):
         past, while the queue is not paused: by priority, then by how long they could have
         been dispatched (``dispatch_at``, or ``scheduled_for`` where that is null), so that
         neither new jobs nor re-sends starve the other. A job without ``dispatch_at`` is
-        taken only while fewer than *unclaimed* others of the queue have one; a re-send
-        always. The mark comes before the send, so that no worker ever receives an id
-        which it cannot claim yet.
+        taken only while fewer than *unclaimed* due ones of the queue have one (concurrent
+        callers may overshoot by a batch each); a re-send always. The mark comes before the
+        send, so that no worker ever receives an id which it cannot claim yet.
         """
 
     def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
@@ -244,16 +251,21 @@ class Upkeep(Protocol):
         """Learn that the store's clock jumped: it should read *expected*.
 
         Ahead: a clock hold of one *lease* begins, and leases that ended between *expected*
-        and now count as lost to the clock. Back: leases that end later than now + *lease*
-        are cut to that. Several processes may report the same jump.
+        and now count as lost to the clock. Back: a clock hold ends, duties are free at once,
+        and leases that end later than now + *lease* are cut to that. Several processes may
+        report the same jump.
         """
 
-    def prune(self, *, statuses: Collection[Status], older_than: timedelta, limit: int) -> int:
-        """Remove up to *limit* jobs that ended *older_than* ago or earlier, and return how many.
+    def prune(self, *, older_than: timedelta, limit: int) -> int:
+        """Remove SUCCEEDED and CANCELED jobs that ended longer ago than *older_than*; return how many.
 
-        Only final statuses may be asked for (else `UsageError`). A job with an event that
-        is neither published nor given up stays. Keys, attempts and events go with the job.
+        Never earlier, and at the latest a day later: a store may drop whole days. *limit*
+        bounds what is removed row by row in one call. A job with an event that is neither
+        published nor given up stays. Keys, attempts and events go with the job.
         """
+
+    def purge(self, *, older_than: timedelta, limit: int) -> int:
+        """Remove DEAD jobs, by the rules of `prune`. Nobody but a person decides that."""
 
     def take_duty(self, name: str, *, every: timedelta) -> bool:
         """Pass the turnstile of a periodic duty: True for one caller in each period."""
@@ -281,10 +293,7 @@ class Upkeep(Protocol):
         """Move a schedule on to *next_at*, if its ``next_at`` still is *fired*; True for one caller."""
 
     def roll_up(self, *, keep: timedelta) -> int:
-        """Fold what is pending into the aggregates; drop minutes that began more than *keep* ago, return how many.
-
-        No answer of the inspector changes by folding.
-        """
+        """Bring the aggregates up to date; drop minutes that began more than *keep* ago, and return how many."""
 
 
 class Inspector(Protocol):
@@ -303,18 +312,19 @@ class Inspector(Protocol):
         """
 
     def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
-        """Return what is recorded of these jobs, job by job as asked, each job's oldest entry first."""
+        """Return what is recorded of these jobs, job by job as asked, each job's entries by the time they ended."""
 
     def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
         """Return the events of these jobs' deaths, job by job as asked, oldest life first."""
 
     def queues(self) -> list[QueueView]:
-        """Return every queue that holds jobs or is paused, by name."""
+        """Return every queue that holds jobs or is paused, by name; counts as of the last `roll_up` or newer."""
 
     def finished(self, *, since: datetime) -> list[Finished]:
         """Return how many jobs ended in each minute that begins at *since* or later, oldest minute first.
 
-        A minute, queue and status in which no job ended is left out.
+        A minute, queue and status in which no job ended is left out. As of the last `roll_up`
+        or newer.
         """
 
     def workers(self) -> list[WorkerRecord]:

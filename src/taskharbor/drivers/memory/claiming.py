@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from taskharbor.core.answers import Reason, Refused
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.memory.endings import give_back, is_held, is_over, record
+from taskharbor.drivers.memory.endings import give_back, hold_until, is_over, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -28,6 +28,7 @@ class Taker:
     worker: str
     lease: timedelta
     types: Collection[str] | None
+    reclaims: bool
 
     def handles(self, job: Job) -> bool:
         return self.types is None or job.type in self.types
@@ -66,17 +67,19 @@ def _take_in_line(
     line = tables.rows.lines[queue]
     claims: list[Claim] = []
     passed_over: list[Entry] = []
-    for entry in line.pop_due(now) if limit > 0 else ():
-        job = tables.rows.jobs.get(entry[2])
-        if job is None or not job.status.is_waiting or (job.priority, job.scheduled_for) != entry[:2]:
-            continue  # an entry of the past
-        if is_ripe(job):
-            claims.append(_lease(tables, job, taker, now))
-        else:
+    try:
+        for entry in line.pop_due(now) if limit > 0 else ():
+            job = tables.rows.jobs.get(entry[2])
+            if job is None or not job.status.is_waiting or (job.priority, job.scheduled_for) != entry[:2]:
+                continue  # an entry of the past
             passed_over.append(entry)
-        if len(claims) == limit:
-            break
-    line.put_back(passed_over)
+            if is_ripe(job):
+                claims.append(_lease(tables, job, taker, now))
+                passed_over.pop()
+            if len(claims) == limit:
+                break
+    finally:  # whatever went wrong, no job drops out of line
+        line.put_back(passed_over)
     return claims
 
 
@@ -85,7 +88,7 @@ def take_over(tables: Tables, queue: str, taker: Taker, *, now: datetime, limit:
     inflight = [tables.rows.jobs[job_id] for job_id in tables.rows.inflight]
     ended = [job for job in inflight if job.queue == queue and _refusal(tables, job, taker, now) is None]
     ended.sort(key=lambda job: (job.lease_expires_at, job.id))
-    return [_lease(tables, job, taker, now) for job in ended[:limit]]
+    return [_lease(tables, job, taker, now) for job in ended[: max(limit, 0)]]
 
 
 def claim(tables: Tables, job_id: JobId, taker: Taker, now: datetime) -> Claim | Refused:
@@ -98,18 +101,19 @@ def claim(tables: Tables, job_id: JobId, taker: Taker, now: datetime) -> Claim |
 
 def _refusal(tables: Tables, job: Job, taker: Taker, now: datetime) -> tuple[Reason, datetime | None] | None:
     """Return the first reason why this job may not be claimed by its id, if there is one."""
-    is_running, hold = job.status is Status.PROCESSING, is_held(tables, now)
-    leased_until = hold if hold is not None and is_over(job, now) else job.lease_expires_at
+    is_running, hold = job.status is Status.PROCESSING, hold_until(tables, now)
+    is_taken = is_running and (hold is not None or not is_over(job, now) or not taker.reclaims)
+    leased_until = hold if is_over(job, now) else job.lease_expires_at
     _, attempts = give_back(tables, job)
     checks = (
         (job.status.is_final, Reason.FINAL, None),
-        (is_running and (hold is not None or not is_over(job, now)), Reason.LEASED, leased_until),
+        (is_taken, Reason.LEASED, leased_until),
         (job.status in {Status.PENDING, Status.FAILED}, Reason.NOT_ENQUEUED, None),
         (job.cancel_requested_at is not None, Reason.CANCEL_REQUESTED, None),
         (attempts >= job.max_attempts, Reason.SPENT, None),
         (job.queue in tables.rows.paused, Reason.PAUSED, None),
         (not taker.handles(job), Reason.UNHANDLED, None),
-        (job.scheduled_for > now, Reason.NOT_DUE, job.scheduled_for),
+        (job.scheduled_for > now and not is_running, Reason.NOT_DUE, job.scheduled_for),
     )
     return next(((reason, until) for holds, reason, until in checks if holds), None)
 

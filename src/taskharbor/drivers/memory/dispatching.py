@@ -24,7 +24,7 @@ def dispatch(
         return []
     waiting = [tables.rows.jobs[job_id] for job_id in tables.rows.waiting[queue]]
     ripe = sorted((job for job in waiting if _is_ripe(job, now)), key=_turn)
-    room = unclaimed - sum(job.dispatch_at is not None for job in waiting)
+    room = unclaimed - sum(job.dispatch_at is not None and job.scheduled_for <= now for job in waiting)
     return [_mark(tables, job, now, lock) for job in list(_within(ripe, room))[:limit]]
 
 

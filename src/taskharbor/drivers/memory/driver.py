@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Inserted
@@ -64,9 +65,9 @@ class MemoryDriver:
         """Make one transaction of what this thread does inside: an error takes all of it back."""
         return self._tables.transaction()
 
-    def insert(self, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         with self._tables.statement() as now:
-            return [_insert(self._tables, job, now) for job in jobs]
+            return [_insert(self._tables, job, now, repeat=repeat) for job in jobs]
 
     def reserve(
         self,
@@ -80,12 +81,10 @@ class MemoryDriver:
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types)
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._tables.statement() as now:
             claims = claiming.take_due(self._tables, queue, taker, now=now, limit=limit, patience=patience)
-            if reclaim:
-                claims += claiming.take_over(self._tables, queue, taker, now=now, limit=limit - len(claims))
-            return claims
+            return claims + claiming.take_over(self._tables, queue, taker, now=now, limit=limit - len(claims))
 
     def claim(
         self,
@@ -95,8 +94,9 @@ class MemoryDriver:
         worker: str,
         lease: timedelta,
         types: Collection[str] | None = None,
+        reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types)
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._tables.statement() as now:
             return [claiming.claim(self._tables, job_id, taker, now) for job_id in job_ids]
 
@@ -169,8 +169,8 @@ class MemoryDriver:
         """Do nothing: what is in memory goes with the process."""
 
 
-def _insert(tables: Tables, new: NewJob, now: datetime) -> Inserted | IdempotencyConflict:
-    if new.id in tables.rows.jobs:
+def _insert(tables: Tables, new: NewJob, now: datetime, *, repeat: bool) -> Inserted | IdempotencyConflict:
+    if repeat and new.id in tables.rows.jobs:
         return Inserted(new.id, existed=True)
     if new.idempotency_key is not None:
         key = tables.rows.keys.setdefault((new.queue, new.idempotency_key), Key(new.id, new.digest))
@@ -191,7 +191,7 @@ def _insert(tables: Tables, new: NewJob, now: datetime) -> Inserted | Idempotenc
         attempt_count=0,
         max_attempts=new.max_attempts,
         idempotency_key=new.idempotency_key,
-        metadata=new.metadata,
+        metadata=MappingProxyType(dict(new.metadata)),  # nobody changes a row from outside
     )
     tables.put(job, now=now)
     return Inserted(new.id, existed=False)

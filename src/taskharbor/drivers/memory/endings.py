@@ -23,7 +23,7 @@ def is_over(job: Job, now: datetime) -> bool:
     return job.lease_expires_at is not None and job.lease_expires_at <= now
 
 
-def is_held(tables: Tables, now: datetime) -> datetime | None:
+def hold_until(tables: Tables, now: datetime) -> datetime | None:
     """Until when nobody may bring back ended leases, because the clock jumped."""
     jump = tables.rows.jump
     return jump.hold if jump is not None and now < jump.hold else None

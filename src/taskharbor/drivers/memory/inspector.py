@@ -52,7 +52,7 @@ class MemoryInspector:
 
     def _view(self, name: str, now: datetime) -> QueueView:
         rows = self._tables.rows
-        waiting = (rows.jobs[job_id].scheduled_for for job_id in rows.waiting[name])
+        waiting = (rows.jobs[job_id].scheduled_for for job_id in rows.waiting.get(name, ()))
         paused_at, paused_by = rows.paused.get(name, (None, None))
         return QueueView(
             name=name,

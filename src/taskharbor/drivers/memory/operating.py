@@ -50,7 +50,7 @@ def requeue(tables: Tables, job_id: JobId, new: NewLife, now: datetime) -> Answe
     job = tables.rows.jobs.get(job_id)
     if job is None or new.queue not in {None, job.queue}:
         return JobNotFound(job_id)
-    if new.token in tables.rows.attempts[job_id]:
+    if new.token in tables.rows.attempts.get(job_id, ()):
         return Moved(job_id, Status.PENDING)
     if not next_statuses(job.status, Event.REQUEUE):
         return IllegalTransition(job_id, job.status, Event.REQUEUE)

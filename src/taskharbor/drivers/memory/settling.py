@@ -74,7 +74,7 @@ def _settled_before(tables: Tables, lease: Lease, outcome: Outcome) -> Status | 
         return None
     if outcome.event is Event.ACK:
         return job.status if job.status is Status.SUCCEEDED and job.settled_token == lease.token else None
-    attempt = tables.rows.attempts[job.id].get(lease.token)
+    attempt = tables.rows.attempts.get(job.id, {}).get(lease.token)
     return attempt.status if attempt is not None and attempt.event is outcome.event else None
 
 

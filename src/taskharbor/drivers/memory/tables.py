@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
 
 Entry = tuple[int, datetime, JobId]
+_FORKED: Final = "the memory store stays with the process that made it, and this is a fork of that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,13 @@ class Tables:
         self.rows = Rows()
         self.statements = 0
         self._lock = threading.RLock()
+        self._pid = os.getpid()
 
     @contextmanager
     def statement(self) -> Iterator[datetime]:
         """Hold the store still, and say what time it is for everything inside."""
+        if os.getpid() != self._pid:
+            raise StoreUnavailable(_FORKED)
         with self._lock:
             self.statements += 1
             yield self.clock.now()
@@ -136,13 +142,22 @@ class Tables:
         if old is not None:
             rows.counts[old.queue, old.status] -= 1
         rows.counts[job.queue, job.status] += 1
+        _keep(rows.waiting[job.queue], job.id, job.status.is_waiting)
         if job.status.is_waiting and (old is None or not old.status.is_waiting or _place(old) != _place(job)):
             rows.lines[job.queue].add(job)
-        _keep(rows.waiting[job.queue], job.id, job.status.is_waiting)
+            self._clear_out(job.queue)
         _keep(rows.inflight, job.id, job.status is Status.PROCESSING)
         if job.status.is_final:
             rows.finished[now.replace(second=0, microsecond=0), job.queue, job.status] += 1
         return job
+
+    def _clear_out(self, queue: str) -> None:
+        """Drop the entries of the past, once they are most of the line."""
+        line, waiting = self.rows.lines[queue], self.rows.waiting[queue]
+        if len(line.scheduled) + len(line.runnable) > 2 * len(waiting) + 1_000:
+            self.rows.lines[queue] = WaitingLine()
+            for job_id in waiting:
+                self.rows.lines[queue].add(self.rows.jobs[job_id])
 
     def remove(self, job: Job) -> None:
         """Forget a job and everything that hangs on it."""

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Expired, Published
-from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.outcome import LEASE_LOST, SPENT
-from taskharbor.core.states import FINAL, Event, Status, landing
-from taskharbor.drivers.memory.endings import die, give_back, is_held, is_over, record
+from taskharbor.core.states import Event, Status, landing
+from taskharbor.drivers.memory.endings import die, give_back, hold_until, is_over, record
 from taskharbor.drivers.memory.tables import ClockJump
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.answers import Unpublished
@@ -28,7 +27,7 @@ class MemoryUpkeep:
 
     def expire(self, *, limit: int) -> list[Expired]:
         with self._tables.statement() as now:
-            if is_held(self._tables, now) is not None:
+            if hold_until(self._tables, now) is not None:
                 return []
             inflight = [self._tables.rows.jobs[job_id] for job_id in self._tables.rows.inflight]
             ended = [job for job in inflight if is_over(job, now)]
@@ -73,6 +72,10 @@ class MemoryUpkeep:
             if now > expected:
                 self._hold(expected, now, now + lease)
                 return
+            # What an earlier jump ahead held back, or put off, would else wait until its time comes a second time.
+            self._tables.rows.jump = None
+            duties = self._tables.rows.duties
+            duties.update({name: min(next_at, now) for name, next_at in duties.items()})
             for job in [self._tables.rows.jobs[job_id] for job_id in self._tables.rows.inflight]:
                 if job.lease_expires_at is not None and job.lease_expires_at > now + lease:
                     self._tables.put(replace(job, lease_expires_at=now + lease), now=now)
@@ -81,27 +84,24 @@ class MemoryUpkeep:
         """Begin a clock hold, or widen the one that another process began for the same jump."""
         known = self._tables.rows.jump
         if known is not None and after < known.hold:
-            before, after = min(before, known.before), max(after, known.after)
+            before, after, until = min(before, known.before), max(after, known.after), max(until, known.hold)
         self._tables.rows.jump = ClockJump(before, after, until)
 
-    def prune(self, *, statuses: Collection[Status], older_than: timedelta, limit: int) -> int:
-        if not FINAL.issuperset(statuses):
-            rule = f"only {', '.join(sorted(FINAL))} can be pruned"
-            raise UsageError(Problem(field="statuses", value=", ".join(sorted(statuses)), rule=rule))
+    def prune(self, *, older_than: timedelta, limit: int) -> int:
+        return self._remove({Status.SUCCEEDED, Status.CANCELED}, older_than, limit)
+
+    def purge(self, *, older_than: timedelta, limit: int) -> int:
+        return self._remove({Status.DEAD}, older_than, limit)
+
+    def _remove(self, statuses: set[Status], older_than: timedelta, limit: int) -> int:
         with self._tables.statement() as now:
             rows = self._tables.rows
-            pending = {row.event.job_id for row in rows.outbox.values() if not row.is_done}
-            old = [
-                job
-                for job in rows.jobs.values()
-                if job.status in statuses
-                and job.completed_at is not None
-                and job.completed_at <= now - older_than
-                and job.id not in pending
-            ][:limit]
-            for job in old:
+            untold = {row.event.job_id for row in rows.outbox.values() if not row.is_done}
+            ended = [job for job in rows.jobs.values() if job.status in statuses and job.id not in untold]
+            old = [job for job in ended if job.completed_at is not None and job.completed_at <= now - older_than]
+            for job in old[:limit]:
                 self._tables.remove(job)
-            return len(old)
+            return len(old[:limit])
 
     def take_duty(self, name: str, *, every: timedelta) -> bool:
         with self._tables.statement() as now:

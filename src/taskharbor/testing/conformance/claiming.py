@@ -89,7 +89,7 @@ def test_a_job_that_nobody_dispatched_cannot_be_claimed_by_its_id(subject: Subje
 
 def test_a_spent_job_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
-    subject.spend(job_id)
+    subject.make_spent(job_id)
 
     assert subject.claim(job_id) == [Refused(job_id, Reason.SPENT, sends=1)]
 
@@ -170,6 +170,12 @@ def test_an_ended_lease_counts_as_leased_until_a_clock_hold_ends(subject: Subjec
     assert subject.claim(job_id) == [Refused(job_id, Reason.LEASED, end)]
 
 
+def test_an_ended_lease_is_left_to_others_by_a_claim_that_does_not_want_it(subject: Subject) -> None:
+    job_id = lose(subject)
+
+    assert subject.claim(job_id, reclaim=False) == [Refused(job_id, Reason.LEASED)]
+
+
 def test_a_job_whose_message_came_twice_in_one_batch_is_claimed_once(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
 
@@ -186,7 +192,7 @@ def test_of_several_reasons_the_first_of_the_list_is_told(subject: Subject) -> N
     told = [subject.claim(job_id, types=["other"])]
     subject.driver.control.pause(["default"], by="ops")
     told.append(subject.claim(job_id, types=["other"]))
-    subject.spend(job_id)
+    subject.make_spent(job_id)
     told.append(subject.claim(job_id, types=["other"]))
 
     reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
@@ -228,16 +234,18 @@ def test_what_a_lost_reply_of_a_reservation_held_is_read_back_by_its_token(subje
     token = new_token()
     claims = subject.reserve(limit=2, token=token)
 
-    assert subject.driver.read_back([token]) == claims
+    assert {claim.job.id: claim for claim in subject.driver.read_back([token])} == {
+        each.job.id: each for each in claims
+    }
 
 
 def test_several_tokens_are_read_back_at_once(subject: Subject) -> None:
     subject.insert()
     subject.insert()
     tokens = [new_token(), new_token()]
-    claims = [*subject.reserve(token=tokens[0]), *subject.reserve(token=tokens[1])]
+    held = {claim.job.id for token in tokens for claim in subject.reserve(token=token)}
 
-    assert subject.driver.read_back(tokens) == claims
+    assert {claim.job.id for claim in subject.driver.read_back(tokens)} == held
 
 
 def test_a_token_reads_back_nothing_of_others(subject: Subject) -> None:

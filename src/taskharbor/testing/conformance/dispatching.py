@@ -85,7 +85,7 @@ def test_nothing_of_a_paused_queue_is_dispatched_until_it_is_resumed(subject: Su
 
 def test_a_spent_job_is_not_dispatched(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.spend(job_id)
+    subject.make_spent(job_id)
     before = subject.everything(job_id)
 
     dispatches = subject.dispatch()
@@ -132,6 +132,15 @@ def test_a_retry_that_waits_for_its_time_takes_no_room(subject: Subject) -> None
     dispatches = subject.dispatch(unclaimed=1)
 
     assert dispatches == [Dispatch(new, 1, 1, subject.clock.now() + LOCK)]
+
+
+def test_a_declined_job_that_is_due_later_takes_no_room_under_the_bound(subject: Subject) -> None:
+    later = subject.bring(Status.ENQUEUED)
+    subject.driver.reschedule([later], delay=timedelta(days=1))
+    subject.driver.dispatched([Declined(later, 1)])
+    due = subject.insert()
+
+    assert [dispatch.job_id for dispatch in subject.dispatch(unclaimed=1)] == [due]
 
 
 def test_a_resend_passes_the_bound_and_those_who_wait_for_room(subject: Subject) -> None:

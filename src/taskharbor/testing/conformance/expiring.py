@@ -155,7 +155,7 @@ def test_a_poison_job_dies_after_exactly_its_attempts(subject: Subject) -> None:
 
 def test_a_waiting_job_that_is_spent_is_buried(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.spend(job_id)
+    subject.make_spent(job_id)
 
     buried = subject.driver.upkeep.bury(limit=10)
 
@@ -175,7 +175,7 @@ def test_jobs_with_attempts_left_and_jobs_that_run_are_not_buried(subject: Subje
 
 def test_no_more_jobs_are_buried_than_asked_for(subject: Subject) -> None:
     for _ in range(3):
-        subject.spend(subject.insert())
+        subject.make_spent(subject.insert())
 
     assert [len(subject.driver.upkeep.bury(limit=2)) for _ in range(3)] == [2, 1, 0]
 
@@ -286,3 +286,41 @@ def test_work_goes_on_during_a_clock_hold(subject: Subject) -> None:
     [claim] = subject.reserve()
 
     assert isinstance(claim, Claim)
+
+
+def test_a_jump_back_ends_the_hold_of_a_jump_ahead(subject: Subject) -> None:
+    jump(subject)
+    jump(subject, -JUMP)
+    job_id = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+
+    expire(subject)
+
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.LOST]
+    assert subject.job(job_id).attempt_count == 1
+
+
+def test_a_shorter_report_does_not_shorten_a_hold(subject: Subject) -> None:
+    lease_and_jump(subject)
+    expected = subject.clock.now() - MOMENT
+    subject.driver.upkeep.clock_jumped(expected=expected, lease=MOMENT)
+    subject.advance(LEASE - MOMENT)
+
+    assert expire(subject) == []
+
+
+def test_after_a_jump_back_no_duty_waits_for_its_time_to_come_again(subject: Subject) -> None:
+    subject.driver.upkeep.take_duty("expire", every=timedelta(seconds=5))
+    jump(subject, -JUMP)
+
+    assert subject.driver.upkeep.take_duty("expire", every=timedelta(seconds=5))
+
+
+def test_after_a_jump_back_an_ended_lease_is_taken_over_although_its_job_is_due_later(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    jump(subject, -JUMP)
+    subject.advance(LEASE)
+
+    [claim] = subject.reserve()
+
+    assert claim.job.id == job_id

@@ -79,10 +79,20 @@ def test_a_job_inserted_again_after_a_lost_reply_is_one_job(subject: Subject) ->
     new = new_job()
     subject.driver.insert([new])
 
-    answers = subject.driver.insert([new])
+    answers = subject.driver.insert([new], repeat=True)
 
     assert answers == [Inserted(new.id, existed=True)]
     assert len(subject.reserve(limit=10)) == 1
+
+
+def test_a_repeated_insert_stores_the_jobs_that_were_not_stored_before(subject: Subject) -> None:
+    stored, lost = new_job(), new_job(idempotency_key="k")
+    subject.driver.insert([stored])
+
+    answers = subject.driver.insert([stored, lost], repeat=True)
+
+    assert answers == [Inserted(stored.id, existed=True), Inserted(lost.id, existed=False)]
+    assert len(subject.reserve(limit=10)) == 2
 
 
 def test_a_job_inserted_again_is_not_thrown_back(subject: Subject) -> None:
@@ -90,7 +100,7 @@ def test_a_job_inserted_again_is_not_thrown_back(subject: Subject) -> None:
     subject.driver.insert([new])
     subject.settle(subject.take(), Outcome.ack())
 
-    subject.driver.insert([new])
+    subject.driver.insert([new], repeat=True)
 
     assert subject.job(new.id).status is Status.SUCCEEDED
 
@@ -99,16 +109,7 @@ def test_a_job_with_a_key_inserted_again_by_its_own_id_existed(subject: Subject)
     new = new_job(idempotency_key="k")
     subject.driver.insert([new])
 
-    assert subject.driver.insert([new]) == [Inserted(new.id, existed=True)]
-
-
-def test_one_id_twice_in_a_batch_is_one_job(subject: Subject) -> None:
-    new = new_job()
-
-    answers = subject.driver.insert([new, new])
-
-    assert answers == [Inserted(new.id, existed=False), Inserted(new.id, existed=True)]
-    assert len(subject.reserve(limit=10)) == 1
+    assert subject.driver.insert([new], repeat=True) == [Inserted(new.id, existed=True)]
 
 
 def test_a_second_job_under_a_key_is_answered_with_the_first(subject: Subject) -> None:

@@ -5,71 +5,79 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-import pytest
-
 from taskharbor.core.answers import Inserted, Published, Unpublished
-from taskharbor.core.errors import JobNotFound, UsageError
+from taskharbor.core.errors import JobNotFound
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.states import FINAL, Status
+from taskharbor.core.states import Status
 from taskharbor.testing.conformance.subject import MOMENT, Subject, new_job
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
 
-_DAY: Final = timedelta(days=1)
+RETENTION: Final = timedelta(days=30)
+LATEST: Final = RETENTION + timedelta(days=1)
 
 
-def test_a_job_is_pruned_from_the_instant_it_ended_so_long_ago(subject: Subject) -> None:
+def test_no_job_is_removed_before_its_retention_is_over(subject: Subject) -> None:
+    job_ids = [subject.bring(status) for status in (Status.SUCCEEDED, Status.CANCELED, Status.DEAD)]
+    publish(subject, job_ids[2])
+    subject.advance(RETENTION - MOMENT)
+
+    assert (prune(subject), purge(subject)) == (0, 0)
+    assert len(subject.driver.inspector.get(job_ids)) == 3
+
+
+def test_a_finished_job_is_removed_a_day_after_its_retention_at_the_latest(subject: Subject) -> None:
+    job_ids = [subject.bring(status) for status in (Status.SUCCEEDED, Status.CANCELED)]
+    subject.advance(LATEST)
+
+    assert prune(subject) == 2
+    assert subject.driver.inspector.get(job_ids) == {}
+
+
+def test_a_dead_letter_stays_until_it_is_purged(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    publish(subject, job_id)
+    subject.advance(LATEST)
+    assert prune(subject) == 0
+
+    assert purge(subject) == 1
+    assert subject.driver.inspector.get([job_id]) == {}
+
+
+def test_purging_dead_letters_leaves_finished_jobs_alone(subject: Subject) -> None:
     job_id = subject.bring(Status.SUCCEEDED)
+    subject.advance(LATEST)
 
-    subject.advance(_DAY - MOMENT)
-    too_early = _prune(subject), set(subject.driver.inspector.get([job_id]))
-    subject.advance(MOMENT)
-    in_time = _prune(subject), set(subject.driver.inspector.get([job_id]))
-
-    assert too_early == (0, {job_id})
-    assert in_time == (1, set())
+    assert purge(subject) == 0
+    assert set(subject.driver.inspector.get([job_id])) == {job_id}
 
 
-def test_only_jobs_in_the_asked_states_are_pruned(subject: Subject) -> None:
-    kept, pruned = subject.bring(Status.SUCCEEDED), subject.bring(Status.CANCELED)
-    subject.advance(_DAY)
+def test_jobs_that_have_not_ended_stay_however_old_they_are(subject: Subject) -> None:
+    job_ids = [subject.bring(status) for status in (Status.PROCESSING, Status.ENQUEUED, Status.FAILED, Status.PENDING)]
+    subject.advance(10 * LATEST)
 
-    count = _prune(subject, Status.CANCELED)
-
-    assert count == 1
-    assert subject.driver.inspector.get([kept, pruned]).keys() == {kept}
+    assert (prune(subject), purge(subject)) == (0, 0)
+    assert set(subject.driver.inspector.get(job_ids)) == set(job_ids)
 
 
-def test_jobs_that_have_not_ended_cannot_be_pruned(subject: Subject) -> None:
-    job_id = subject.bring(Status.SUCCEEDED)
-    subject.advance(_DAY)
-    before = subject.everything(job_id)
-
-    for status in set(Status) - FINAL:
-        with pytest.raises(UsageError):
-            _prune(subject, Status.SUCCEEDED, status)
-
-    assert subject.everything(job_id) == before
-
-
-def test_no_more_jobs_are_pruned_than_asked_for(subject: Subject) -> None:
+def test_everything_is_removed_in_the_end_however_small_the_bites(subject: Subject) -> None:
     for _ in range(3):
         subject.bring(Status.SUCCEEDED)
-    subject.advance(_DAY)
+    subject.advance(LATEST)
 
-    counts = [_prune(subject, limit=2) for _ in range(3)]
+    removed = [prune(subject, limit=1) for _ in range(4)]
 
-    assert counts == [2, 1, 0]
+    assert (sum(removed), removed[-1]) == (3, 0)
 
 
 def test_a_dead_job_is_kept_until_its_event_is_published(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
-    subject.advance(_DAY)
+    subject.advance(LATEST)
 
-    before = _prune(subject)
-    _publish(subject, job_id)
-    after = _prune(subject)
+    before = purge(subject)
+    publish(subject, job_id)
+    after = purge(subject)
 
     assert (before, after) == (0, 1)
 
@@ -77,12 +85,12 @@ def test_a_dead_job_is_kept_until_its_event_is_published(subject: Subject) -> No
 def test_a_dead_job_is_kept_until_its_event_is_given_up(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     [row] = subject.outbox(job_id)
-    subject.advance(_DAY)
+    subject.advance(LATEST)
 
-    subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no route", again_in=_DAY)])
-    while_failing = _prune(subject)
+    subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no route", again_in=LATEST)])
+    while_failing = purge(subject)
     subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no route", again_in=None)])
-    given_up = _prune(subject)
+    given_up = purge(subject)
 
     assert (while_failing, given_up) == (0, 1)
 
@@ -91,29 +99,29 @@ def test_a_job_that_succeeded_is_kept_while_the_event_of_an_earlier_death_is_unp
     job_id = subject.bring(Status.DEAD)
     subject.requeue(job_id)
     subject.settle(subject.take(), Outcome.ack())
-    subject.advance(_DAY)
+    subject.advance(LATEST)
 
-    before = _prune(subject)
-    _publish(subject, job_id)
-    after = _prune(subject)
+    before = prune(subject)
+    publish(subject, job_id)
+    after = prune(subject)
 
     assert (before, after) == (0, 1)
 
 
 def test_the_history_and_the_events_of_a_job_go_with_it(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
-    _publish(subject, job_id)
-    subject.advance(_DAY)
+    publish(subject, job_id)
+    subject.advance(LATEST)
 
-    _prune(subject)
+    purge(subject)
 
     assert subject.everything(job_id) == ({}, [], [])
 
 
 def test_the_idempotency_key_of_a_pruned_job_is_free_again(subject: Subject) -> None:
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
-    subject.advance(_DAY)
-    _prune(subject)
+    subject.advance(LATEST)
+    prune(subject)
     job = new_job(idempotency_key="once")
 
     answers = subject.driver.insert([job])
@@ -125,8 +133,8 @@ def test_a_pruned_job_cannot_be_settled_again(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     subject.settle(claim, Outcome.ack())
-    subject.advance(_DAY)
-    _prune(subject)
+    subject.advance(LATEST)
+    prune(subject)
 
     answer = subject.settle(claim, Outcome.ack())
 
@@ -134,20 +142,23 @@ def test_a_pruned_job_cannot_be_settled_again(subject: Subject) -> None:
 
 
 def test_a_pruned_job_stays_counted_in_the_minute_it_ended(subject: Subject) -> None:
-    start = subject.clock.now() - _DAY
+    start = subject.clock.now() - LATEST
     subject.bring(Status.SUCCEEDED)
-    before = subject.driver.inspector.finished(since=start)
-    subject.advance(_DAY)
+    before = subject.finished(since=start)
+    subject.advance(LATEST)
 
-    _prune(subject)
+    prune(subject)
 
-    assert subject.driver.inspector.finished(since=start) == before != []
-
-
-def _prune(subject: Subject, *statuses: Status, limit: int = 10) -> int:
-    """Remove jobs that ended a day ago: in these states, or else in any."""
-    return subject.driver.upkeep.prune(statuses=statuses or FINAL, older_than=_DAY, limit=limit)
+    assert subject.finished(since=start) == before != []
 
 
-def _publish(subject: Subject, job_id: JobId) -> None:
+def prune(subject: Subject, *, limit: int = 10) -> int:
+    return subject.driver.upkeep.prune(older_than=RETENTION, limit=limit)
+
+
+def purge(subject: Subject) -> int:
+    return subject.driver.upkeep.purge(older_than=RETENTION, limit=10)
+
+
+def publish(subject: Subject, job_id: JobId) -> None:
     subject.driver.upkeep.outbox_done([Published(row.event.event_id) for row in subject.outbox(job_id)])

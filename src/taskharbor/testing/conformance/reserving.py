@@ -225,7 +225,7 @@ def test_a_job_rescheduled_before_it_was_taken_is_not_taken_twice(subject: Subje
 
 
 def test_a_spent_job_is_never_taken(subject: Subject) -> None:
-    subject.spend(subject.insert())
+    subject.make_spent(subject.insert())
 
     assert subject.reserve() == []
 

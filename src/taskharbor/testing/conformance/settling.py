@@ -273,9 +273,9 @@ def test_a_job_canceled_by_its_handler_is_canceled(subject: Subject) -> None:
 
 def test_snoozed_released_and_canceled_attempts_are_recorded_too(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.settle(subject.take(), Outcome.snooze(after=timedelta(0)))
-    subject.settle(subject.take(), Outcome.release())
-    subject.settle(subject.take(), Outcome.cancel("enough"))
+    for outcome in (Outcome.snooze(after=timedelta(0)), Outcome.release(), Outcome.cancel("enough")):
+        subject.settle(subject.take(), outcome)
+        subject.advance(MOMENT)
 
     attempts = subject.attempts(job_id)
     assert [attempt.outcome for attempt in attempts] == ["SNOOZED", "RELEASED", "CANCELED"]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
+
 from taskharbor.core.answers import Inserted, Sent, Settlement
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id, new_token
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
-    from taskharbor.core.answers import Dispatch, Refused, Settled
+    from taskharbor.core.answers import Dispatch, Finished, QueueView, Refused, Settled
     from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, Lease, OutboxRow
@@ -32,6 +34,7 @@ LOCK: Final = timedelta(seconds=15)
 RESEND: Final = timedelta(seconds=60)
 MOMENT: Final = timedelta(microseconds=1)
 BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f00d")
+AGES: Final = timedelta(days=3650)
 AGES_AGO: Final = datetime(2029, 12, 31, tzinfo=UTC)
 
 
@@ -54,15 +57,16 @@ class Subject:
 
     *driver* keeps no job yet and takes its time from *clock*. *spend* makes a waiting
     job spent behind the driver's back, by a raw write: no verb can, and the guards
-    against it must hold all the same. *transaction* opens a transaction of the user's
+    against it must hold all the same; None, if the store itself refuses such a row.
+    *transaction* opens a transaction of the user's
     own, and gives an ``insert`` that joins it: leaving it by an error rolls back what
-    was inserted. *statements* tells how many statements the driver has run so far; None,
-    if it cannot say.
+    was inserted. *statements* tells how many statements the driver has run so far (on
+    SQLite: transactions that decide nothing in Python); None, if it cannot say.
     """
 
     driver: Driver
     clock: ManualClock
-    spend: Callable[[JobId], None]
+    spend: Callable[[JobId], None] | None
     transaction: Callable[[], AbstractContextManager[Insert]]
     statements: Callable[[], int] | None = None
 
@@ -105,8 +109,11 @@ class Subject:
         token: Token | None = None,
         worker: str = "worker",
         types: Collection[str] | None = None,
+        reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        return self.driver.claim(job_ids, token=token or new_token(), worker=worker, lease=LEASE, types=types)
+        return self.driver.claim(
+            job_ids, token=token or new_token(), worker=worker, lease=LEASE, types=types, reclaim=reclaim
+        )
 
     def settle(self, held: Claim | Lease, outcome: Outcome) -> Settled | JobNotFound | LeaseLost:
         """Record one outcome."""
@@ -122,6 +129,11 @@ class Subject:
         [dispatch] = self.dispatch()
         assert self.driver.dispatched([Sent(dispatch, RESEND)]) == [True]
         return dispatch
+
+    def make_spent(self, job_id: JobId) -> None:
+        if self.spend is None:
+            pytest.skip("this store refuses a waiting job that is spent")
+        self.spend(job_id)
 
     def cancel(self, job_id: JobId) -> Any:
         [answer] = self.driver.cancel([job_id])
@@ -146,6 +158,14 @@ class Subject:
 
     def outbox(self, job_id: JobId) -> list[OutboxRow]:
         return self.driver.inspector.outbox([job_id])
+
+    def queues(self) -> list[QueueView]:
+        self.driver.upkeep.roll_up(keep=AGES)
+        return self.driver.inspector.queues()
+
+    def finished(self, *, since: datetime) -> list[Finished]:
+        self.driver.upkeep.roll_up(keep=AGES)
+        return self.driver.inspector.finished(since=since)
 
     def advance(self, by: timedelta) -> None:
         self.clock.advance(by)

@@ -12,7 +12,7 @@ from taskharbor.core.answers import Declined, Dispatch, Published, Sent, Unsent
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.states import FINAL, TRANSITIONS, Event, Status
+from taskharbor.core.states import TRANSITIONS, Event, Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE, PATIENCE, RESEND, new_job
 
 if TYPE_CHECKING:
@@ -54,19 +54,20 @@ def after(wait: timedelta, attempt: Try) -> Try:
 
 def bury(subject: Subject, job: Job) -> object:
     if job.status.is_waiting:
-        subject.spend(job.id)
+        subject.make_spent(job.id)
     return subject.driver.upkeep.bury(limit=9)
 
 
 def prune(subject: Subject, job: Job) -> object:
     subject.driver.upkeep.outbox_done([Published(row.event.event_id) for row in subject.outbox(job.id)])
-    return subject.driver.upkeep.prune(statuses=FINAL, older_than=timedelta(0), limit=9)
+    upkeep = subject.driver.upkeep
+    return upkeep.prune(older_than=timedelta(0), limit=9), upkeep.purge(older_than=timedelta(0), limit=9)
 
 
 # What is tried, and the events by which that may move a job.
 # fmt: off
 TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
-    "insert": ({Event.INSERT}, lambda it, job: it.driver.insert([new_job(id=job.id, priority=7)])),
+    "insert": ({Event.INSERT}, lambda it, job: it.driver.insert([new_job(id=job.id, priority=7)], repeat=True)),
     "dispatch": ({Event.DISPATCH}, after(RESEND, lambda it, _: it.dispatch())),
     "sent": ({Event.SENT}, lambda it, job: it.driver.dispatched([Sent(made(job), timedelta(hours=1))])),
     "unsent": ({Event.UNSENT}, lambda it, job: it.driver.dispatched([Unsent(made(job))])),
@@ -85,7 +86,7 @@ TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
     "bury": ({Event.BURY}, bury),
     "reschedule": ({Event.RESCHEDULE}, lambda it, job: it.driver.reschedule([job.id], delay=timedelta(hours=1))),
     "requeue": ({Event.REQUEUE}, lambda it, job: it.requeue(job.id)),
-    "prune": ({Event.PRUNE}, prune),
+    "prune": ({Event.PRUNE}, after(timedelta(days=1), prune)),
 }
 # fmt: on
 

@@ -1,0 +1,107 @@
+"""What the memory driver promises beyond the contract."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor import MemoryDriver
+from taskharbor.core.answers import JobFilter, Settlement
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import Claim
+from taskharbor.core.outcome import Outcome
+from taskharbor.testing.conformance.subject import LEASE, LOCK, PATIENCE, new_job
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
+
+
+def reserve(driver: MemoryDriver, **wanted: Any) -> list[Claim]:
+    defaults: Final[dict[str, Any]] = {"lease": LEASE, "limit": 1, "patience": PATIENCE}
+    return driver.reserve("default", token=new_token(), worker="w", **defaults | wanted)
+
+
+@pytest.mark.parametrize("wrong", [{"types": 5}, {"lease": timedelta.max}])
+def test_a_call_that_breaks_leaves_every_job_in_line(wrong: dict[str, Any]) -> None:
+    driver = MemoryDriver()
+    driver.insert([new_job(), new_job()])
+
+    with pytest.raises((TypeError, OverflowError)):
+        reserve(driver, **wrong)
+
+    assert len(reserve(driver, limit=9)) == 2
+
+
+def test_a_negative_limit_takes_nothing_over() -> None:
+    driver = MemoryDriver()
+    driver.insert([new_job(), new_job()])
+    reserve(driver, limit=2, lease=timedelta(0))
+
+    assert reserve(driver, limit=-1) == []
+
+
+def test_nobody_changes_a_stored_job_from_outside() -> None:
+    driver = MemoryDriver()
+    given = {"tenant": "a"}
+    job = new_job(metadata=given)
+    driver.insert([job])
+    [claim] = reserve(driver)
+
+    given["tenant"] = "b"
+    with suppress(TypeError):
+        claim.job.metadata["tenant"] = "c"  # type: ignore[index]  # what a careless handler does
+
+    assert driver.inspector.get([job.id])[job.id].metadata == {"tenant": "a"}
+
+
+def test_a_forked_process_does_not_silently_get_a_store_of_its_own() -> None:
+    driver = MemoryDriver()
+
+    child = os.fork()
+    if child == 0:
+        try:
+            driver.insert([new_job()])
+        except StoreUnavailable:
+            os._exit(7)
+        os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_line_does_not_grow_with_what_has_passed_through_it() -> None:
+    driver = MemoryDriver()
+    [job_id] = [answer.job_id for answer in driver.insert([new_job()])]  # type: ignore[union-attr]  # no key, no conflict
+    for _ in range(5_000):
+        go_round(driver, job_id)
+
+    line = driver._tables.rows.lines["default"]  # noqa: SLF001  what grows is not seen from outside
+    assert len(line.scheduled) + len(line.runnable) < 2_000
+    assert len(reserve(driver, patience=-PATIENCE)) == 1
+
+
+def go_round(driver: MemoryDriver, job_id: JobId) -> None:
+    """Dispatch, claim by id, snooze: nothing here ever looks at the line."""
+    driver.dispatch("default", limit=1, lock=LOCK, unclaimed=9)
+    [claim] = driver.claim([job_id], token=new_token(), worker="w", lease=LEASE)
+    assert isinstance(claim, Claim)
+    driver.settle([Settlement(claim.lease, Outcome.snooze(after=timedelta(0)))])
+
+
+def test_what_a_transaction_did_is_taken_back_whole() -> None:
+    driver = MemoryDriver()
+    driver.insert([new_job(), replace(new_job(), idempotency_key="k")])
+    before = driver.inspector.find(JobFilter(), limit=9), driver.inspector.queues()
+
+    with suppress(ZeroDivisionError), driver.transaction():
+        driver.settle([Settlement(claim.lease, Outcome.fail("x")) for claim in reserve(driver, limit=2)])
+        driver.control.pause(["default"], by="ops")
+        raise ZeroDivisionError
+
+    assert (driver.inspector.find(JobFilter(), limit=9), driver.inspector.queues()) == before
+    assert len(reserve(driver, limit=9)) == 2
