@@ -23,7 +23,6 @@ from taskharbor.core.request import (
     JobRequest,
     check,
     check_attempts,
-    check_queue,
 )
 
 SECOND: Final = timedelta(seconds=1)
@@ -241,17 +240,6 @@ def test_what_is_exactly_at_its_limit_is_accepted(fields: dict[str, Any]) -> Non
 
 def test_a_request_does_not_show_its_payload() -> None:
     assert "hunter2" not in repr(request(payload={"password": "hunter2"}))
-
-
-@pytest.mark.parametrize("queue", ["default", "q" * 64])
-def test_the_name_of_a_queue_can_be_checked_alone(queue: str) -> None:
-    check_queue(queue)
-
-
-@pytest.mark.parametrize("queue", ["", "e mail", "q" * 65, None])
-def test_what_cannot_be_the_name_of_a_queue_is_refused(queue: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"^queue is "):
-        check_queue(queue)
 
 
 @pytest.mark.parametrize("budget", [ATTEMPTS[0], ATTEMPTS[-1]])

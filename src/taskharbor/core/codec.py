@@ -28,7 +28,7 @@ from taskharbor.core.jsonform import (
     MAX_DIGITS,
     TOO_DEEP,
     Reader,
-    Refused,
+    Unfit,
     by_name,
     checked_float,
     checked_int,
@@ -110,7 +110,7 @@ class JsonCodec:
             text = data.decode()
             parsed = _PARSER.decode(text)
             return parsed if _needs_no_walk(text) else self._from_json(parsed)
-        except Refused as refused:
+        except Unfit as refused:
             raise PayloadNotDecodable(": ".join(refused.explained())) from refused.__cause__
         except (RecursionError, ValueError) as error:  # not UTF-8, not JSON, or no stack left
             raise PayloadNotDecodable(TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
@@ -121,7 +121,7 @@ class JsonCodec:
     def _dump(self, value: object, encoder: json.JSONEncoder) -> bytes:
         try:
             return encoder.encode(self._to_json(value)).encode()
-        except Refused as refused:
+        except Unfit as refused:
             raise PayloadNotEncodable(*refused.explained()) from None
         except (RecursionError, ValueError) as error:  # no stack left, or Python's limit on digits was lowered
             raise PayloadNotEncodable("$", TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None

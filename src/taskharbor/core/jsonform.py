@@ -52,7 +52,7 @@ class Walk:
         try:
             for item in items:
                 copy.append(steps.get(type(item), _unknown)(item, depth + 1))
-        except Refused as refused:
+        except Unfit as refused:
             refused.trail.append((items, f"[{len(copy)}]"))
             raise
         return copy
@@ -65,13 +65,13 @@ class Walk:
             for key, item in pairs:
                 name = key if type(key) is str and key.isascii() and "$" not in key else self._special_key(key)
                 copy[name] = steps.get(type(item), _unknown)(item, depth + 1)
-        except Refused as refused:
+        except Unfit as refused:
             refused.trail.append((owner, _step_to(key)))
             raise
         return copy
 
 
-class Refused(Exception):
+class Unfit(Exception):
     """Carries a refusal out of a walk; each container it passes adds itself and the step that led on from it."""
 
     def __init__(self, why: str) -> None:
@@ -90,7 +90,7 @@ class Refused(Exception):
 
 
 def refuse(why: str) -> NoReturn:
-    raise Refused(why)
+    raise Unfit(why)
 
 
 def _step_to(key: object) -> str:
@@ -203,7 +203,7 @@ class Reader:
             return self._dataclasses[name](**values)
         except Exception as error:  # the constructor is the user's: it may raise anything
             why = f"{name} does not take the stored fields: {Failure.of(error)}"
-            raise Refused(why) from error
+            raise Unfit(why) from error
 
 
 def _read_key(key: str) -> str:

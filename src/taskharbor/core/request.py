@@ -60,12 +60,6 @@ def check(request: JobRequest) -> None:
         raise InvalidRequest(problems)
 
 
-def check_queue(queue: str) -> None:
-    """Raise `InvalidRequest` where *queue* cannot be the name of a queue."""
-    if problems := list(_name(queue, "queue", QUEUE_PATTERN)):
-        raise InvalidRequest(problems)
-
-
 def check_attempts(attempts: int, *, field: str) -> None:
     """Raise `InvalidRequest` where *attempts* is no number of attempts a job may have."""
     if problems := list(_number(attempts, field, ATTEMPTS)):
