@@ -3,14 +3,20 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskharbor.core.errors import UsageError
-from taskharbor.drivers.connect import NotAUrl, connect, masked, store_of
+from taskharbor.drivers.connect import NotAUrl, connect, masked, schema_of, store_of
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.migrate import up
+from taskharbor.drivers.sqlite import SqliteDriver
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CANARY = "c4n4ry"
 
@@ -29,20 +35,85 @@ def test_each_memory_store_is_its_own() -> None:
     assert connect("memory://").inspector.queues() == []
 
 
+def test_a_sqlite_url_opens_the_file_that_it_names(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+
+    driver = connect(url)
+
+    assert store_of(url) == "sqlite"
+    assert isinstance(driver, SqliteDriver)
+    assert (tmp_path / "jobs.db").exists()
+    driver.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("sqlite:///jobs.db", "jobs.db"),
+        ("SQLite:///jobs.db", "jobs.db"),
+        ("sqlite:///sub/jobs.db", "sub/jobs.db"),
+        ("sqlite:///my%20jobs%3F.db", "my jobs?.db"),
+        ("sqlite:///{}/jobs.db", "jobs.db"),
+    ],
+)
+def test_three_slashes_start_where_the_process_runs_and_a_fourth_is_the_root(
+    url: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub" if "{}" in url else tmp_path)
+
+    at_hand = schema_of(url.format(tmp_path))
+
+    assert at_hand is not None
+    up(*at_hand)
+    assert (tmp_path / file).exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite://", "sqlite:///", "sqlite:///folder/", "sqlite://jobs.db", "sqlite:///jobs.db?mode=ro"],
+)
+def test_a_sqlite_url_without_a_file_is_answered_with_how_to_name_one(url: str) -> None:
+    with pytest.raises(NotAUrl) as caught:
+        connect(url)
+
+    hint = "is not the URL of a file; write sqlite:///jobs.db or sqlite:////var/lib/jobs.db"
+    assert str(caught.value) == f"{url!r} {hint}"
+
+
+def test_a_sqlite_store_that_no_second_connection_could_see_is_refused() -> None:
+    with pytest.raises(NotAUrl):
+        connect("sqlite:///:memory:")
+
+
+def test_a_sqlite_url_with_a_password_is_refused_without_showing_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        connect(f"sqlite://app:{CANARY}@db/app")
+
+    assert CANARY not in str(caught.value)
+
+
+def test_a_store_in_memory_has_no_schema() -> None:
+    assert schema_of("memory://") is None
+
+
 def test_no_driver_is_imported_before_its_store_is_opened() -> None:
-    script = "import sys, taskharbor.drivers.connect; print('taskharbor.drivers.memory' in sys.modules)"
+    script = (
+        "import sys, taskharbor.drivers.connect;"
+        "print({'sqlite3', 'taskharbor.drivers.memory', 'taskharbor.drivers.sqlite'} & {*sys.modules})"
+    )
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "postgresql", "postgres"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
 def test_a_store_to_come_is_refused_with_what_can_be_used_now(scheme: str) -> None:
     with pytest.raises(UsageError) as caught:
         connect(f"{scheme}://app:{CANARY}@db/app")
 
-    assert str(caught.value) == f"this version has no {scheme} driver yet; it opens memory://"
+    assert str(caught.value) == f"this version has no {scheme} driver yet; it opens memory:// and sqlite:///jobs.db"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +131,7 @@ def test_a_scheme_like_no_other_is_answered_with_what_can_be_used() -> None:
     with pytest.raises(UsageError) as caught:
         connect("redis://localhost")
 
-    assert str(caught.value) == "there is no store 'redis'; this version opens memory://"
+    assert str(caught.value) == "there is no store 'redis'; this version opens memory:// and sqlite:///jobs.db"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +151,9 @@ def test_what_is_no_url_is_shown_without_its_password(given_: str, shown: str) -
     with pytest.raises(UsageError) as caught:
         connect(given_)
 
-    assert str(caught.value) == f"{shown!r} is not the URL of a store; this version opens memory://"
+    assert (
+        str(caught.value) == f"{shown!r} is not the URL of a store; this version opens memory:// and sqlite:///jobs.db"
+    )
 
 
 def test_an_error_about_a_url_carries_no_password_to_wherever_errors_go() -> None:

@@ -1,13 +1,26 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import pytest
 
 from taskharbor.cli.exits import Exit
 from taskharbor.cli.root import root, run
+from taskharbor.drivers.sqlite.schema import MIGRATIONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VERBS = ["up", "status", "sql", "check"]
+NAMES = [migration.name for migration in MIGRATIONS]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/jobs.db"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -32,10 +45,129 @@ def test_as_json_the_memory_store_has_no_schema_and_nothing_pending(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_store_that_this_version_cannot_open_is_refused(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", verb, "--url", "sqlite:///jobs.db"])
+    ended = run(root, ["migrate", verb, "--url", "postgres://db/app"])
 
+    line = "error: this version has no postgres driver yet; it opens memory:// and sqlite:///jobs.db\n"
     assert ended == Exit.USAGE
-    assert capsys.readouterr().err == "error: this version has no sqlite driver yet; it opens memory://\n"
+    assert capsys.readouterr().err == line
+
+
+def test_up_names_what_it_applied_and_the_second_time_says_that_nothing_is_left(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(root, ["migrate", "up", "--url", url]) == Exit.OK
+    assert capsys.readouterr() == ("\n".join(NAMES) + "\n", "")
+
+    assert run(root, ["migrate", "up", "--url", url]) == Exit.OK
+    assert capsys.readouterr() == ("", f"the schema is up to date: {len(NAMES)}\n")
+
+
+def test_status_shows_what_is_there_and_what_is_pending(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = run(root, ["migrate", "status", "--url", url])
+
+    assert ended == Exit.OK
+    assert capsys.readouterr() == (f"schema   0\nwanted   {len(NAMES)}\npending  {' '.join(NAMES)}\n", "")
+
+
+def test_status_of_a_schema_that_fits_has_nothing_pending(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(root, ["migrate", "up", "--url", url, "--json"])
+    capsys.readouterr()
+
+    run(root, ["migrate", "status", "--url", url])
+
+    assert capsys.readouterr().out.endswith("pending  none\n")
+
+
+@pytest.mark.parametrize("verb", ["status", "sql", "check"])
+def test_only_up_creates_the_file(verb: str, url: str, tmp_path: Path) -> None:
+    run(root, ["migrate", verb, "--url", url])
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_printed_sql_brings_the_schema_up_to_date(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(root, ["migrate", "sql", "--url", url])
+
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+        connection.executescript(capsys.readouterr().out)
+
+    assert run(root, ["migrate", "check", "--url", url]) == Exit.OK
+    assert run(root, ["migrate", "sql", "--url", url]) == Exit.OK
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("verb", ["status", "sql"])
+def test_as_json_it_tells_where_a_file_that_is_not_there_stands(
+    verb: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(root, ["migrate", verb, "--url", url, "--json"])
+
+    assert ended == Exit.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"store": "sqlite", "schema": 0, "wanted": len(NAMES), "pending": NAMES}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
+    verb: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(root, ["migrate", "up", "--url", url])
+    capsys.readouterr()
+
+    ended = run(root, ["migrate", verb, "--url", url, "--json"])
+
+    assert ended == Exit.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"store": "sqlite", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
+
+
+def test_check_exits_with_9_and_says_how_to_migrate(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = run(root, ["migrate", "check", "--url", url])
+
+    line = f"error: the store's schema is 0, this code needs {len(NAMES)}: run 'taskharbor migrate up'\n"
+    assert ended == Exit.SCHEMA_OUT_OF_DATE
+    assert capsys.readouterr() == ("", line)
+
+
+@pytest.mark.parametrize("verb", ["up", "sql", "check"])
+def test_a_schema_newer_than_the_code_exits_with_9_and_is_not_touched(
+    verb: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_newer(url, tmp_path)
+    before = (tmp_path / "jobs.db").read_bytes()
+    capsys.readouterr()
+
+    ended = run(root, ["migrate", verb, "--url", url])
+
+    line = f"error: the store's schema is 99, this code needs {len(NAMES)}: update TaskHarbor\n"
+    assert ended == Exit.SCHEMA_OUT_OF_DATE
+    assert capsys.readouterr() == ("", line)
+    assert (tmp_path / "jobs.db").read_bytes() == before
+
+
+def test_status_of_a_newer_schema_shows_both_numbers(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_newer(url, tmp_path)
+    capsys.readouterr()
+
+    run(root, ["migrate", "status", "--url", url, "--json"])
+
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"store": "sqlite", "schema": 99, "wanted": len(NAMES), "pending": []}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_file_out_of_reach_exits_with_3_and_one_line(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(root, ["migrate", verb, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])
+
+    out, err = capsys.readouterr()
+    assert ended == Exit.CANNOT_CONNECT
+    assert (out, err.count("\n")) == ("", 1)
 
 
 def test_the_url_may_come_from_the_environment(
@@ -65,3 +197,9 @@ def test_without_a_url_it_says_where_to_give_one(capsys: pytest.CaptureFixture[s
     assert ended == Exit.USAGE
     assert "--url" in err
     assert "TASKHARBOR_URL" in err
+
+
+def make_newer(url: str, tmp_path: Path) -> None:
+    run(root, ["migrate", "up", "--url", url])
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection, connection:
+        connection.execute("INSERT INTO th_migrations VALUES (99, '0099_later', 0)")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,7 +47,45 @@ def memory() -> Subject:
     )
 
 
-@pytest.fixture(params=[memory])
-def subject(request: pytest.FixtureRequest) -> Subject:
-    made: Subject = request.param()
-    return made
+@cache
+def empty_file() -> bytes:
+    """The schema is made once for all cases, or it would take most of their time."""
+    from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  as below
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "empty.db"
+        SqliteDriver(file).close()
+        return file.read_bytes()
+
+
+def sqlite(folder: Path) -> Subject:
+    from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  hundreds of planted runs do without
+
+    clock = ManualClock()
+    file = folder / "jobs.db"
+    file.write_bytes(empty_file())
+    driver = SqliteDriver(file, clock=clock, synchronous="NORMAL")
+
+    def spend(job_id: JobId) -> None:
+        with closing(sqlite3.connect(file)) as db, db:
+            db.execute("UPDATE th_jobs SET attempt_count = max_attempts WHERE id = ?", (job_id.bytes,))
+
+    @contextmanager
+    def transaction() -> Iterator[Insert]:
+        with closing(sqlite3.connect(file, timeout=30)) as db, db:
+            yield partial(driver.insert_in, db)
+
+    return Subject(
+        driver=driver,
+        clock=clock,
+        spend=spend,
+        transaction=transaction,
+        statements=lambda: driver.statements,
+    )
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    made = memory() if request.param == "memory" else sqlite(tmp_path)
+    yield made
+    made.driver.close()

@@ -46,9 +46,10 @@ class JobIds:
 
     def __call__(self) -> JobId:
         with self._lock:
-            moment, tail = self._milliseconds(), self._random_bits(_TAIL_BITS - 1)
+            chance = int.from_bytes(self._entropy(10))
+            moment, tail = self._milliseconds(), chance >> (80 - _TAIL_BITS + 1)
             if moment <= self._last_time:
-                moment, grown = self._last_time, self._last_tail + 1 + self._random_bits(_STEP_BITS)
+                moment, grown = self._last_time, self._last_tail + 1 + chance % (1 << _STEP_BITS)
                 # Where the random part has no room left to grow, the time part moves on.
                 moment, tail = (moment + 1, tail) if grown >> _TAIL_BITS else (moment, grown)
             self._last_time, self._last_tail = moment, tail
@@ -58,9 +59,6 @@ class JobIds:
         self._lock = threading.RLock()
         self._last_time = -1
         self._last_tail = 0
-
-    def _random_bits(self, bits: int) -> int:
-        return int.from_bytes(self._entropy(10)) >> (80 - bits)
 
 
 _TAIL_BITS: Final = 74

@@ -46,7 +46,7 @@ class Outcome:
     @classmethod
     def ack(cls, result: bytes | None = None) -> Outcome:
         """It succeeded; *result* is encoded already."""
-        return _make(Event.ACK, result=result)
+        return _PLAIN_ACK if result is None else _make(Event.ACK, result=result)
 
     @classmethod
     def retry(cls, *, after: timedelta, failure: Failure | None = None) -> Outcome:
@@ -119,3 +119,6 @@ def _make(
     for name, value in fields.items():
         object.__setattr__(outcome, name, value)
     return outcome
+
+
+_PLAIN_ACK: Final = _make(Event.ACK)  # most outcomes are this one

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from taskharbor.core.errors import UsageError
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskharbor.drivers.base import Driver
+    from taskharbor.drivers.migrate import Migration, Schema
 
 
 def connect(url: str) -> Driver:
@@ -41,6 +44,17 @@ def store_of(url: str) -> str:
     return store
 
 
+def schema_of(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
+    """Return the schema of the store that *url* names, with what this code can apply; None if it keeps none.
+
+    No driver is opened: that would migrate the store, or refuse it.
+
+    >>> schema_of("memory://") is None
+    True
+    """
+    return _sqlite_schema(url) if store_of(url) == "sqlite" else None
+
+
 def masked(url: str) -> str:
     """Return *url* fit to be shown: no password, no secret among the parameters.
 
@@ -63,13 +77,15 @@ def masked(url: str) -> str:
 
 
 class NotAUrl(UsageError):
-    """What was given has no scheme."""
+    """What was given has no scheme, or names no file where the scheme needs one."""
 
     def __init__(self, url: str) -> None:
         self.shown = masked(url)
         super().__init__(self.shown)  # never the URL itself: errors travel to logs and trackers
 
     def __str__(self) -> str:
+        if self.shown.lower().startswith("sqlite:"):
+            return f"{self.shown!r} is not the URL of a file; write sqlite:///jobs.db or sqlite:////var/lib/jobs.db"
         return f"{self.shown!r} is not the URL of a store; this version opens {_usable()}"
 
 
@@ -98,7 +114,7 @@ class NoSuchDriverYet(UsageError):
 
 
 def _usable() -> str:
-    return ", ".join(f"{scheme}://" for scheme in _OPEN)
+    return "memory:// and sqlite:///jobs.db"
 
 
 def _open_memory(_url: str) -> Driver:
@@ -107,10 +123,31 @@ def _open_memory(_url: str) -> Driver:
     return MemoryDriver()
 
 
-_OPEN: Final[Mapping[str, Callable[[str], Driver]]] = MappingProxyType({"memory": _open_memory})
-_PLANNED: Final = ("postgres", "postgresql", "sqlite")
+def _open_sqlite(url: str) -> Driver:
+    from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  a store that is not used is not imported
+
+    return SqliteDriver(_path_in(url))
+
+
+def _sqlite_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
+    from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema  # noqa: PLC0415  as above
+
+    return SqliteSchema(_path_in(url)), MIGRATIONS
+
+
+def _path_in(url: str) -> Path:
+    parts = _FILE.fullmatch(url)
+    # SQLite takes :memory: for a store that no second connection sees.
+    if parts is None or parts["path"] == ":memory:":
+        raise NotAUrl(url)
+    return Path(unquote(parts["path"]))
+
+
+_OPEN: Final[Mapping[str, Callable[[str], Driver]]] = MappingProxyType({"memory": _open_memory, "sqlite": _open_sqlite})
+_PLANNED: Final = ("postgres", "postgresql")
 
 _SCHEME: Final = re.compile(r"(?P<name>[a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_FILE: Final = re.compile(r"sqlite:///(?P<path>[^?#]*[^?#/])", re.IGNORECASE)  # parameters may come to mean something
 
 # What can be read in one way: at most one raw @, right behind the user, and a colon only there,
 # before a port of digits, or in a drive's name.

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.options import json_option, url_option
 from taskharbor.cli.output import say, show
-from taskharbor.drivers.connect import store_of
+from taskharbor.drivers import migrate as runner
+from taskharbor.drivers.connect import schema_of, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskharbor.drivers.migrate import Migration, Schema, Standing
 
 
 @click.group(cls=LazyGroup)
@@ -14,7 +22,9 @@ def migrate() -> None:
 
     With --json every command prints where the store stands:
 
-    {"store": "memory", "schema": null, "wanted": null, "pending": []}
+    {"store": "sqlite", "schema": 0, "wanted": 1, "pending": ["0001_foundation"]}
+
+    A store in memory keeps no schema: both numbers are null.
     """
 
 
@@ -22,8 +32,8 @@ def migrate() -> None:
 @url_option
 @json_option
 def up(*, url: str, as_json: bool) -> None:
-    """Apply every pending migration."""
-    _tell_where_it_stands(url, as_json=as_json)
+    """Apply every pending migration, and name each."""
+    _run(_up, url, as_json=as_json)
 
 
 @migrate.command()
@@ -31,7 +41,7 @@ def up(*, url: str, as_json: bool) -> None:
 @json_option
 def status(*, url: str, as_json: bool) -> None:
     """Show the schema that is there, and what is pending."""
-    _tell_where_it_stands(url, as_json=as_json)
+    _run(_status, url, as_json=as_json)
 
 
 @migrate.command()
@@ -39,7 +49,7 @@ def status(*, url: str, as_json: bool) -> None:
 @json_option
 def sql(*, url: str, as_json: bool) -> None:
     """Print the pending migrations as SQL, and apply nothing."""
-    _tell_where_it_stands(url, as_json=as_json)
+    _run(runner.as_sql, url, as_json=as_json)
 
 
 @migrate.command()
@@ -47,13 +57,49 @@ def sql(*, url: str, as_json: bool) -> None:
 @json_option
 def check(*, url: str, as_json: bool) -> None:
     """Exit with 9 if the schema does not fit this version."""
-    _tell_where_it_stands(url, as_json=as_json)
+    _run(_check, url, as_json=as_json)
 
 
-def _tell_where_it_stands(url: str, *, as_json: bool) -> None:
-    # The URL and not a driver: a driver may refuse to open a store with an old schema.
-    store = store_of(url)
-    # Every store that this version opens is kept in memory; the first with tables brings the runner.
+def _run(verb: Callable[[Schema, Sequence[Migration]], str], url: str, *, as_json: bool) -> None:
+    """Run *verb* on the store's schema, and print the text it returns, or as JSON where the store stands then."""
+    # The URL and not a driver: a driver migrates a store, or refuses it, when it opens it.
+    store, at_hand = store_of(url), schema_of(url)
+    if at_hand is None:
+        _tell_of_no_schema(store, as_json=as_json)
+        return
+    text = verb(*at_hand)
+    where = runner.standing(*at_hand)
+    if as_json or text:
+        show(_data(store, where), as_json=as_json, plain=text.rstrip("\n"))
+    else:
+        say(f"the schema is up to date: {where.found}")
+
+
+def _up(schema: Schema, migrations: Sequence[Migration]) -> str:
+    return _names(runner.up(schema, migrations))
+
+
+def _status(schema: Schema, migrations: Sequence[Migration]) -> str:
+    where = runner.standing(schema, migrations)
+    pending = _names(where.pending).replace("\n", " ") or "none"
+    return f"schema   {where.found}\nwanted   {where.wanted}\npending  {pending}"
+
+
+def _check(schema: Schema, migrations: Sequence[Migration]) -> str:
+    runner.check(schema, migrations)
+    return ""
+
+
+def _names(migrations: Sequence[Migration]) -> str:
+    return "\n".join(migration.name for migration in migrations)
+
+
+def _data(store: str, where: Standing) -> dict[str, object]:
+    pending = [migration.name for migration in where.pending]
+    return {"store": store, "schema": where.found, "wanted": where.wanted, "pending": pending}
+
+
+def _tell_of_no_schema(store: str, *, as_json: bool) -> None:
     if as_json:
         show({"store": store, "schema": None, "wanted": None, "pending": []}, as_json=True, plain="")
     else:

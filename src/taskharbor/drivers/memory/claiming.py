@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.claims import refusal
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.memory.endings import give_back, hold_until, is_over, record
+from taskharbor.drivers.memory.endings import give_back, hold_until, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -100,22 +101,16 @@ def claim(tables: Tables, job_id: JobId, taker: Taker, now: datetime) -> Claim |
 
 
 def _refusal(tables: Tables, job: Job, taker: Taker, now: datetime) -> tuple[Reason, datetime | None] | None:
-    """Return the first reason why this job may not be claimed by its id, if there is one."""
-    is_running, hold = job.status is Status.PROCESSING, hold_until(tables, now)
-    is_taken = is_running and (hold is not None or not is_over(job, now) or not taker.reclaims)
-    leased_until = hold if is_over(job, now) else job.lease_expires_at
     _, attempts = give_back(tables, job)
-    checks = (
-        (job.status.is_final, Reason.FINAL, None),
-        (is_taken, Reason.LEASED, leased_until),
-        (job.status in {Status.PENDING, Status.FAILED}, Reason.NOT_ENQUEUED, None),
-        (job.cancel_requested_at is not None, Reason.CANCEL_REQUESTED, None),
-        (attempts >= job.max_attempts, Reason.SPENT, None),
-        (job.queue in tables.rows.paused, Reason.PAUSED, None),
-        (not taker.handles(job), Reason.UNHANDLED, None),
-        (job.scheduled_for > now and not is_running, Reason.NOT_DUE, job.scheduled_for),
+    return refusal(
+        job,
+        now=now,
+        hold=hold_until(tables, now),
+        attempts=attempts,
+        is_paused=job.queue in tables.rows.paused,
+        is_handled=taker.handles(job),
+        reclaims=taker.reclaims,
     )
-    return next(((reason, until) for holds, reason, until in checks if holds), None)
 
 
 def _lease(tables: Tables, job: Job, taker: Taker, now: datetime) -> Claim:

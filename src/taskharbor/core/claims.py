@@ -1,0 +1,45 @@
+"""Why a job cannot be claimed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskharbor.core.answers import Reason
+from taskharbor.core.states import Status
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from taskharbor.core.model import Job
+
+
+def refusal(
+    job: Job,
+    *,
+    now: datetime,
+    hold: datetime | None,
+    attempts: int,
+    is_paused: bool,
+    is_handled: bool,
+    reclaims: bool,
+) -> tuple[Reason, datetime | None] | None:
+    """Return the first reason why this job may not be claimed by its id, and until when; None, if it may.
+
+    *hold* is the end of a clock hold that lasts, *attempts* what counts once an attempt
+    that was lost to the clock is given back. A driver that was refused by its own
+    conditional statement finds the words for it here.
+    """
+    is_running = job.status is Status.PROCESSING
+    is_over = job.lease_expires_at is not None and job.lease_expires_at <= now
+    is_taken = is_running and (hold is not None or not is_over or not reclaims)
+    checks = (
+        (job.status.is_final, Reason.FINAL, None),
+        (is_taken, Reason.LEASED, hold if is_over else job.lease_expires_at),
+        (job.status in {Status.PENDING, Status.FAILED}, Reason.NOT_ENQUEUED, None),
+        (job.cancel_requested_at is not None, Reason.CANCEL_REQUESTED, None),
+        (attempts >= job.max_attempts, Reason.SPENT, None),
+        (is_paused, Reason.PAUSED, None),
+        (not is_handled, Reason.UNHANDLED, None),
+        (job.scheduled_for > now and not is_running, Reason.NOT_DUE, job.scheduled_for),
+    )
+    return next(((reason, until) for holds, reason, until in checks if holds), None)

@@ -1,0 +1,194 @@
+"""Taking jobs: by queue, by id, and from those who lost them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.claims import refusal
+from taskharbor.core.model import Claim, Lease
+from taskharbor.drivers.sqlite.rows import JOB, job, maybe_moment, moment, span
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection, Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taker:
+    """Who takes jobs, under which token, for how long, and of which types."""
+
+    token: Token
+    worker: str
+    lease: timedelta
+    types: Collection[str] | None
+    reclaims: bool
+
+    def parameters(self, now: int) -> dict[str, Any]:
+        return {
+            "token": self.token.bytes,
+            "worker": self.worker,
+            "now": now,
+            "ends": now + span(self.lease),
+            "types": None if self.types is None else json.dumps(sorted(self.types)),
+            "reclaims": self.reclaims,
+        }
+
+
+_HANDLED: Final = "(:types IS NULL OR type IN (SELECT value FROM json_each(:types)))"
+_NOT_PAUSED: Final = "NOT EXISTS (SELECT 1 FROM th_queues WHERE name = queue)"
+LOST_TO_CLOCK: Final = (
+    "EXISTS (SELECT 1 FROM th_clock WHERE jumped_from < lease_expires_at AND lease_expires_at <= jumped_to)"
+)
+# A lease that ended, of a job that may be taken over. An attempt lost to the clock is given back.
+_LOST: Final = f"""
+    status = 'PROCESSING'
+    AND lease_expires_at <= :now
+    AND :reclaims
+    AND cancel_requested_at IS NULL
+    AND attempt_count - {LOST_TO_CLOCK} < max_attempts
+    AND NOT EXISTS (SELECT 1 FROM th_clock WHERE hold_until > :now)
+    AND {_HANDLED}
+    AND {_NOT_PAUSED}
+"""
+_TAKE: Final = """
+    UPDATE th_jobs
+       SET status = 'PROCESSING',
+           lease_token = :token,
+           lease_expires_at = :ends,
+           worker_id = :worker,
+           processing_started_at = :now,
+           dispatch_at = NULL,
+           resends = 0,
+           attempt_count = attempt_count + 1
+"""
+_TAKE_OVER: Final = f"{_TAKE} - (status = 'PROCESSING' AND {LOST_TO_CLOCK})"
+_RECORD_LOST: Final = f"""
+    INSERT INTO th_attempts (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
+    SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, 'reclaim', 'PROCESSING',
+           CASE WHEN {LOST_TO_CLOCK} THEN 'CLOCK' ELSE 'LOST' END
+      FROM th_jobs
+"""
+
+_TAKE_DUE: Final = f"""
+    {_TAKE}
+     WHERE id IN (
+        SELECT id
+          FROM th_jobs
+         WHERE queue = :queue
+           AND status IN ('PENDING', 'ENQUEUED', 'FAILED')
+           AND scheduled_for <= :now
+           AND (status <> 'ENQUEUED' OR scheduled_for < :overdue)
+           AND attempt_count < max_attempts
+           AND {_HANDLED}
+           AND NOT EXISTS (SELECT 1 FROM th_queues WHERE name = :queue)
+         ORDER BY priority, scheduled_for, id
+         LIMIT :limit
+     )
+    RETURNING {JOB}
+"""
+
+
+def take_due(
+    db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int, patience: timedelta
+) -> list[Claim]:
+    asked = {"queue": queue, "limit": max(limit, 0), "overdue": now - span(patience)}
+    rows = db.execute(_TAKE_DUE, taker.parameters(now) | asked).fetchall()
+    jobs = sorted(map(job, rows), key=lambda each: (each.priority, each.scheduled_for, each.id))
+    return [_claimed(each) for each in jobs]
+
+
+_ENDED: Final = f"""
+     WHERE id IN (
+        SELECT id
+          FROM th_jobs
+         WHERE queue = :queue
+           AND {_LOST}
+         ORDER BY lease_expires_at, id
+         LIMIT :limit
+     )
+"""
+_RECORD_ENDED: Final = _RECORD_LOST + _ENDED
+_TAKE_ENDED: Final = f"{_TAKE_OVER} {_ENDED} RETURNING {JOB}"
+_ENDS: Final = f"SELECT id, lease_expires_at FROM th_jobs {_ENDED}"
+
+
+def take_over(db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int) -> list[Claim]:
+    """Take jobs whose lease is over, longest over first."""
+    asked = taker.parameters(now) | {"queue": queue, "limit": max(limit, 0)}
+    ends = dict(db.execute(_ENDS, asked).fetchall())
+    db.execute(_RECORD_ENDED, asked)
+    jobs = [job(row) for row in db.execute(_TAKE_ENDED, asked).fetchall()]
+    return [_claimed(each) for each in sorted(jobs, key=lambda each: (ends[each.id.bytes], each.id))]
+
+
+_NAMED: Final = f"""
+     WHERE id IN (SELECT value FROM temp.th_asked)
+       AND (
+        ({_LOST})
+        OR (
+            status = 'ENQUEUED'
+            AND scheduled_for <= :now
+            AND attempt_count < max_attempts
+            AND {_HANDLED}
+            AND {_NOT_PAUSED}
+        )
+       )
+"""
+_RECORD_NAMED: Final = f"{_RECORD_LOST} {_NAMED} AND status = 'PROCESSING'"
+_TAKE_NAMED: Final = f"{_TAKE_OVER} {_NAMED} RETURNING {JOB}"
+
+
+def claim(db: sqlite3.Connection, job_ids: Sequence[JobId], taker: Taker, now: int) -> list[Claim | Refused]:
+    asked = taker.parameters(now)
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS th_asked (value BLOB PRIMARY KEY) WITHOUT ROWID")
+    db.execute("DELETE FROM temp.th_asked")
+    db.executemany("INSERT OR IGNORE INTO temp.th_asked VALUES (?)", [(each.bytes,) for each in job_ids])
+    db.execute(_RECORD_NAMED, asked)
+    taken = {each.id: each for each in map(job, db.execute(_TAKE_NAMED, asked).fetchall())}
+    # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
+    return [
+        _claimed(taken.pop(each)) if each in taken else _refused(db, each, taker, now)  # the first one to ask gets it
+        for each in job_ids
+    ]
+
+
+def _claimed(taken: Job) -> Claim:
+    assert taken.lease_token is not None  # noqa: S101  it was taken
+    assert taken.lease_expires_at is not None  # noqa: S101  it was taken
+    return Claim(taken, Lease(taken.id, taken.lease_token, taken.lease_expires_at))
+
+
+_LOOK: Final = f"""
+    SELECT {JOB},
+           EXISTS (SELECT 1 FROM th_queues WHERE name = queue),
+           (SELECT hold_until FROM th_clock WHERE hold_until > :now),
+           attempt_count - {LOST_TO_CLOCK}
+      FROM th_jobs
+     WHERE id = :id
+"""
+
+
+def _refused(db: sqlite3.Connection, job_id: JobId, taker: Taker, now: int) -> Refused:
+    row = db.execute(_LOOK, {"id": job_id.bytes, "now": now}).fetchone()
+    if row is None:
+        return Refused(job_id, Reason.NOT_FOUND)
+    found = job(row)
+    is_paused, hold, attempts = row[-3:]
+    reason = refusal(
+        found,
+        now=moment(now),
+        hold=maybe_moment(hold),
+        attempts=attempts,
+        is_paused=bool(is_paused),
+        is_handled=taker.types is None or found.type in taker.types,
+        reclaims=taker.reclaims,
+    )
+    assert reason is not None  # noqa: S101  or it would have been taken
+    return Refused(job_id, *reason, found.sends)

@@ -1,0 +1,132 @@
+"""Connections to the file, and the one way to write to it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.drivers.sqlite.rows import micros
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+    from pathlib import Path
+
+    from taskharbor.core.clock import Clock
+
+
+class Connections:
+    """Gives each call a connection of its own, and lets one thread of the process write at a time.
+
+    SQLite has one writer; those who wait for it poll, and may starve. So the threads
+    of a process queue up for a lock of ours first, and only processes compete for the
+    file. Every wait ends by the deadline.
+    """
+
+    def __init__(self, path: Path, *, clock: Clock, deadline: timedelta, synchronous: str) -> None:
+        self.path = path
+        self.clock = clock
+        self.statements = 0
+        self._deadline = deadline
+        self._synchronous = synchronous
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._pid = os.getpid()
+        self._idle: list[sqlite3.Connection] = []
+        self._writing = threading.Lock()
+        self._is_closed = False
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """Give a connection whose statements see one snapshot each."""
+        connection = self._take()
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise explained(error, self.path) from error
+        finally:
+            self._give_back(connection)
+
+    @contextmanager
+    def write(self) -> Iterator[tuple[sqlite3.Connection, int]]:
+        """Run one IMMEDIATE transaction; the time is read once it is alone, so that times follow its order."""
+        connection = self._take()
+        if not self._writing.acquire(timeout=self._deadline.total_seconds()):
+            self._give_back(connection)
+            raise StoreUnavailable(f"{self.path}: {_CROWDED}")  # noqa: TRY003  it says which file
+        try:
+            self.statements += 1
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection, micros(self.clock.now())
+            connection.execute("COMMIT")
+        except BaseException as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise explained(error, self.path) from error
+            raise
+        finally:
+            self._writing.release()
+            self._give_back(connection)
+
+    def close(self) -> None:
+        """Close what is not in use; what is, is closed when it is given back."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _take(self) -> sqlite3.Connection:
+        if self._pid != os.getpid():
+            self._start_anew()  # a connection must not be used, nor closed, on the other side of a fork
+        if self._is_closed:
+            raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._open()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        if self._is_closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self.path,
+                timeout=self._deadline.total_seconds(),
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=512,
+            )
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        except sqlite3.Error as error:
+            raise explained(error, self.path) from error
+        return connection
+
+
+_CROWDED: Final = "other threads of this process have been writing to it for too long; try again"
+_CLOSED: Final = "this driver was closed"
+_HINTS: Final = {
+    "SQLITE_BUSY": "another process has been writing to it for too long; try again",
+    "SQLITE_FULL": "the disk is full; nothing of this call was stored. Make room and try again",
+    "SQLITE_CANTOPEN": "it cannot be opened; does its folder exist, and may this user write there?",
+    "SQLITE_READONLY": "it is read-only for this user",
+    "SQLITE_NOTADB": "it is no SQLite database",
+    "SQLITE_CORRUPT": "it is damaged; restore it from a copy",
+    "SQLITE_IOERR": "the disk does not answer as it should",
+}
+
+
+def explained(error: sqlite3.Error, path: Path) -> Exception:
+    """Turn what means that the store is away into that; a mistake in our own SQL stays what it is."""
+    name = getattr(error, "sqlite_errorname", "")
+    hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
+    return error if hint is None else StoreUnavailable(f"{path}: {hint} ({error})")

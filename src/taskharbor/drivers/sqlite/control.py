@@ -1,0 +1,102 @@
+"""What people steer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, LiteralString
+
+from taskharbor.drivers.sqlite.rows import maybe_micros
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.model import Schedule
+    from taskharbor.drivers.sqlite.connection import Connections
+
+
+class SqliteControl:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    _PAUSE: LiteralString = """
+        INSERT INTO th_queues (name, paused_at, paused_by)
+        VALUES (:name, :now, :by)
+            ON CONFLICT (name) DO NOTHING
+    """
+
+    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
+        return self._each(self._PAUSE, queues, by=by)
+
+    _RESUME: LiteralString = """
+        DELETE FROM th_queues
+         WHERE name = :name
+    """
+
+    def resume(self, queues: Sequence[str]) -> list[bool]:
+        return self._each(self._RESUME, queues)
+
+    _PUT_SCHEDULE: LiteralString = """
+        INSERT INTO th_schedules
+               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at)
+        VALUES (:name, :cron, :timezone, :type, :queue, :payload, :options, :next_at, :fired_at, :paused_at)
+            ON CONFLICT (name) DO UPDATE
+           SET cron = :cron,
+               timezone = :timezone,
+               type = :type,
+               queue = :queue,
+               payload = :payload,
+               options = :options,
+               next_at = iif(cron = :cron AND timezone = :timezone, next_at, :next_at)
+    """
+
+    def put_schedules(self, schedules: Sequence[Schedule]) -> None:
+        with self._connections.write() as (db, _):
+            db.executemany(self._PUT_SCHEDULE, [_columns(schedule) for schedule in schedules])
+
+    _DROP_SCHEDULE: LiteralString = """
+        DELETE FROM th_schedules
+         WHERE name = :name
+    """
+
+    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+        return self._each(self._DROP_SCHEDULE, names)
+
+    _PAUSE_SCHEDULE: LiteralString = """
+        UPDATE th_schedules
+           SET paused_at = :now
+         WHERE name = :name
+           AND paused_at IS NULL
+    """
+
+    def pause_schedules(self, names: Sequence[str]) -> list[bool]:
+        return self._each(self._PAUSE_SCHEDULE, names)
+
+    _RESUME_SCHEDULE: LiteralString = """
+        UPDATE th_schedules
+           SET paused_at = NULL
+         WHERE name = :name
+           AND paused_at IS NOT NULL
+    """
+
+    def resume_schedules(self, names: Sequence[str]) -> list[bool]:
+        return self._each(self._RESUME_SCHEDULE, names)
+
+    def _each(self, statement: str, names: Sequence[str], *, by: str | None = None) -> list[bool]:
+        """Run *statement* for every name in one transaction, and tell for which it changed anything."""
+        with self._connections.write() as (db, now):
+            return [db.execute(statement, {"name": name, "now": now, "by": by}).rowcount == 1 for name in names]
+
+
+def _columns(schedule: Schedule) -> dict[str, str | bytes | int | None]:
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "timezone": schedule.timezone,
+        "type": schedule.type,
+        "queue": schedule.queue,
+        "payload": schedule.payload,
+        "options": json.dumps(dict(schedule.options)),
+        "next_at": maybe_micros(schedule.next_at),
+        "fired_at": maybe_micros(schedule.fired_at),
+        "paused_at": maybe_micros(schedule.paused_at),
+    }

@@ -1,0 +1,201 @@
+"""The verbs that move jobs: each is one IMMEDIATE transaction that decides nothing in Python."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from taskharbor.core.model import Claim, Lease
+from taskharbor.core.request import check_attempts
+from taskharbor.core.states import Event
+from taskharbor.drivers import migrate
+from taskharbor.drivers.sqlite import claiming, dispatching, inserting, operating, settling
+from taskharbor.drivers.sqlite.connection import Connections
+from taskharbor.drivers.sqlite.control import SqliteControl
+from taskharbor.drivers.sqlite.inspector import SqliteInspector
+from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
+from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
+from taskharbor.drivers.sqlite.upkeep import SqliteUpkeep
+from taskharbor.runtime import SystemClock
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection, Sequence
+    from datetime import datetime
+
+    from taskharbor.core.answers import (
+        Declined,
+        Dispatch,
+        Extended,
+        Inserted,
+        Moved,
+        Refused,
+        Sent,
+        Settled,
+        Settlement,
+        Skipped,
+        Unsent,
+    )
+    from taskharbor.core.clock import Clock
+    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import NewJob
+
+DEADLINE: Final = timedelta(seconds=5)
+
+
+class SqliteDriver:
+    """Keeps jobs in one file, for any number of processes and threads of one machine.
+
+    The machine's clock is the store's. *synchronous* is SQLite's: FULL commits survive a
+    power cut, NORMAL ones a crash of the process, at several times the speed. The
+    schema is brought up to date as the file is opened.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Clock | None = None,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        deadline: timedelta = DEADLINE,
+    ) -> None:
+        file = Path(path)
+        migrate.up(SqliteSchema(file), MIGRATIONS)
+        self._connections = Connections(file, clock=clock or SystemClock(), deadline=deadline, synchronous=synchronous)
+        self.upkeep = SqliteUpkeep(self._connections)
+        self.inspector = SqliteInspector(self._connections)
+        self.control = SqliteControl(self._connections)
+
+    @property
+    def statements(self) -> int:
+        """How many transactions were run so far."""
+        return self._connections.statements
+
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+        with self._connections.write() as (db, now):
+            return inserting.insert(db, jobs, now=now, repeat=repeat)
+
+    def insert_in(self, db: sqlite3.Connection, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+        """Store jobs in the transaction that *db*, a connection of the caller's to the same file, has open.
+
+        They are there when it commits, and never were if it rolls back.
+        """
+        return inserting.insert(db, jobs, now=micros(self._connections.clock.now()), repeat=False)
+
+    def reserve(
+        self,
+        queue: str,
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        limit: int,
+        patience: timedelta,
+        types: Collection[str] | None = None,
+        reclaim: bool = True,
+    ) -> list[Claim]:
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        with self._connections.write() as (db, now):
+            claims = claiming.take_due(db, queue, taker, now=now, limit=limit, patience=patience)
+            if len(claims) < limit and reclaim:
+                claims += claiming.take_over(db, queue, taker, now=now, limit=limit - len(claims))
+            return claims
+
+    def claim(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        types: Collection[str] | None = None,
+        reclaim: bool = True,
+    ) -> list[Claim | Refused]:
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        with self._connections.write() as (db, now):
+            return claiming.claim(db, job_ids, taker, now)
+
+    def extend(
+        self,
+        leases: Sequence[Lease],
+        *,
+        lease: timedelta,
+    ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
+        with self._connections.write() as (db, now):
+            return [settling.extend(db, held, lease, now) for held in leases]
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        acks = [each for each in settlements if each.outcome.event is Event.ACK]
+        with self._connections.write() as (db, now):
+            acked = iter(settling.ack(db, acks, now) if acks else ())
+            return [
+                next(acked) if each.outcome.event is Event.ACK else settling.settle(db, each.lease, each.outcome, now)
+                for each in settlements
+            ]
+
+    _READ_BACK: Final = f"""
+        SELECT {JOB}
+          FROM th_jobs
+         WHERE status = 'PROCESSING'
+           AND lease_expires_at > :now
+           AND lease_token = :token
+    """
+
+    def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
+        with self._connections.read() as db:
+            now = micros(self._connections.clock.now())
+            asked = [{"now": now, "token": token.bytes} for token in tokens]
+            held = [job(row) for each in asked for row in db.execute(self._READ_BACK, each)]
+            return [
+                Claim(each, Lease(each.id, each.lease_token, each.lease_expires_at))
+                for each in held
+                if each.lease_token is not None and each.lease_expires_at is not None
+            ]
+
+    def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
+        with self._connections.write() as (db, now):
+            return dispatching.dispatch(db, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
+
+    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+        with self._connections.write() as (db, now):
+            return [dispatching.dispatched(db, result, now) for result in results]
+
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+        with self._connections.write() as (db, now):
+            return [operating.cancel(db, job_id, now) for job_id in job_ids]
+
+    def requeue(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        budget: int,
+        by: str,
+        why: str,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        queue: str | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        check_attempts(budget, field="budget")
+        with self._connections.write() as (db, now):
+            due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
+            new = operating.NewLife(token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue)
+            return [operating.requeue(db, job_id, new, now) for job_id in job_ids]
+
+    def reschedule(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        priority: int | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        with self._connections.write() as (db, now):
+            later = None if delay is None else now + span(delay)
+            due = later if scheduled_for is None else maybe_micros(scheduled_for)
+            return [operating.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]
+
+    def close(self) -> None:
+        self._connections.close()

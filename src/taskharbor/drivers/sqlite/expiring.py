@@ -1,0 +1,160 @@
+"""Leases that are over, jobs that are spent, and a clock that jumped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, LiteralString
+from uuid import UUID
+
+from taskharbor.core.answers import Expired
+from taskharbor.core.ids import Token
+from taskharbor.core.outcome import LEASE_LOST, SPENT
+from taskharbor.core.states import Status
+from taskharbor.drivers.sqlite.rows import job_id, micros, span
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.drivers.sqlite.connection import Connections
+
+
+class Expiring:
+    """What brings back jobs that nobody runs any more."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    _RECORD: LiteralString = """
+        -- Says where each job lands, and whether the clock took its lease: _LAND reads both from here.
+        INSERT INTO th_attempts
+               (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
+        SELECT job.id,
+               job.lease_token,
+               job.life,
+               job.attempt_count,
+               job.worker_id,
+               job.processing_started_at,
+               :now,
+               'expire',
+               CASE
+                   WHEN job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
+                   WHEN job.attempt_count - (jump.id IS NOT NULL) >= job.max_attempts THEN 'DEAD'
+                   WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
+                   ELSE 'FAILED'
+               END,
+               iif(jump.id IS NOT NULL, 'CLOCK', 'LOST')
+          FROM th_jobs AS job
+          LEFT JOIN th_clock AS jump
+            ON jump.jumped_from < job.lease_expires_at
+           AND jump.jumped_to >= job.lease_expires_at
+         WHERE job.status = 'PROCESSING'
+           AND job.lease_expires_at <= :now
+           AND NOT EXISTS (SELECT 1 FROM th_clock WHERE hold_until > :now)
+         ORDER BY job.lease_expires_at, job.id
+         LIMIT :limit
+        RETURNING (SELECT lease_expires_at FROM th_jobs WHERE id = job_id), job_id, token, status
+    """
+
+    _LAND: LiteralString = """
+        -- A job that still holds the lease under which an attempt was recorded: there is
+        -- none but between the statement above and this one.
+        UPDATE th_jobs
+           SET status = lost.status,
+               attempt_count = attempt_count - (lost.outcome = 'CLOCK'),
+               scheduled_for = iif(lost.status IN ('ENQUEUED', 'FAILED'), :now, scheduled_for),
+               last_error = :error,
+               failed_at = :now,
+               lease_token = NULL,
+               lease_expires_at = NULL,
+               completed_at = iif(lost.status IN ('DEAD', 'CANCELED'), :now, NULL),
+               dead_at = iif(lost.status = 'DEAD', :now, NULL),
+               dead_reason = iif(lost.status = 'DEAD', :spent, NULL)
+          FROM th_attempts AS lost
+         WHERE th_jobs.id IN (
+               SELECT id
+                 FROM th_jobs
+                WHERE status = 'PROCESSING'
+                  AND lease_expires_at <= :now
+                ORDER BY lease_expires_at, id
+                LIMIT :limit
+               )
+           AND lost.job_id = th_jobs.id
+           AND lost.token = th_jobs.lease_token
+    """
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        with self._connections.write() as (db, now):
+            lost = db.execute(self._RECORD, {"now": now, "limit": limit}).fetchall()
+            db.execute(self._LAND, {"now": now, "limit": limit, "error": LEASE_LOST, "spent": SPENT})
+        # Sorted, since SQLite promises no order of what a statement returns.
+        return [Expired(job_id(id), Token(UUID(bytes=token)), Status(status)) for _, id, token, status in sorted(lost)]
+
+    _SPENT: LiteralString = """
+        SELECT id
+          FROM th_jobs INDEXED BY th_jobs_spent
+         WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+           AND attempt_count >= max_attempts
+         LIMIT :limit
+    """
+
+    _BURY: LiteralString = """
+        UPDATE th_jobs
+           SET status = 'DEAD',
+               last_error = coalesce(last_error, :spent),
+               failed_at = :now,
+               completed_at = :now,
+               dead_at = :now,
+               dead_reason = :spent,
+               dispatch_at = NULL
+         WHERE id = :id
+           AND status IN ('PENDING', 'ENQUEUED', 'FAILED')
+           AND attempt_count >= max_attempts
+    """
+
+    def bury(self, *, limit: int) -> list[JobId]:
+        # There are none, as a rule, and then nobody has to write: what is found is but a
+        # hint, and the guard stands once more in the write.
+        with self._connections.read() as db:
+            spent = [id for (id,) in db.execute(self._SPENT, {"limit": limit})]
+        if not spent:
+            return []
+        with self._connections.write() as (db, now):
+            buried = [id for id in spent if db.execute(self._BURY, {"id": id, "now": now, "spent": SPENT}).rowcount]
+        return [job_id(id) for id in buried]
+
+    _AHEAD: tuple[LiteralString, ...] = (
+        """
+        -- A report within the hold is of the same jump, and widens it. The ends need no such
+        -- guard: a jump that came after the hold ended later.
+        INSERT INTO th_clock (id, jumped_from, jumped_to, hold_until)
+        VALUES (1, :expected, :now, :until)
+            ON CONFLICT (id) DO UPDATE
+           SET jumped_from = iif(:now < hold_until, min(jumped_from, :expected), :expected),
+               jumped_to = max(jumped_to, :now),
+               hold_until = max(hold_until, :until)
+        """,
+    )
+
+    # What an earlier jump ahead held back, or put off, would else wait until its time comes a second time.
+    _BACK: tuple[LiteralString, ...] = (
+        """
+        DELETE FROM th_clock
+        """,
+        """
+        UPDATE th_duties
+           SET next_at = :now
+         WHERE next_at > :now
+        """,
+        """
+        UPDATE th_jobs
+           SET lease_expires_at = :until
+         WHERE status = 'PROCESSING'
+           AND lease_expires_at > :until
+        """,
+    )
+
+    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+        with self._connections.write() as (db, now):
+            jump = {"expected": micros(expected), "now": now, "until": now + span(lease)}
+            for statement in self._AHEAD if now > jump["expected"] else self._BACK:
+                db.execute(statement, jump)

@@ -1,0 +1,235 @@
+"""Reads."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from taskharbor.core.answers import Finished, Page, QueueView
+from taskharbor.core.states import Status
+from taskharbor.drivers.sqlite.rows import (
+    ATTEMPT,
+    JOB,
+    OUTBOX,
+    SCHEDULE,
+    attempt,
+    job,
+    maybe_micros,
+    maybe_moment,
+    micros,
+    moment,
+    outbox_row,
+    schedule,
+    worker,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from taskharbor.core.answers import JobFilter
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.drivers.sqlite.connection import Connections
+
+
+class SqliteInspector:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def now(self) -> datetime:
+        return self._connections.clock.now()
+
+    _GET: LiteralString = f"""
+        SELECT {JOB}
+          FROM th_jobs
+         WHERE id IN (%s)
+    """
+
+    def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+        found = {each.id: each for each in map(job, self._of(self._GET, job_ids))}
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    _FIND: LiteralString = f"""
+        SELECT {JOB}
+          FROM th_jobs
+         WHERE id < :after
+           AND (:queue IS NULL OR queue = :queue)
+           AND (:type IS NULL OR type = :type)
+           AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
+           AND (:since IS NULL OR created_at >= :since)
+           AND (:until IS NULL OR created_at < :until)
+         ORDER BY id DESC
+         LIMIT :limit
+    """
+
+    def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
+        asked = {
+            "after": _ABOVE_ALL if after is None else after.bytes,
+            "queue": wanted.queue,
+            "type": wanted.type,
+            "statuses": None if wanted.statuses is None else json.dumps(sorted(wanted.statuses)),
+            "since": maybe_micros(wanted.since),
+            "until": maybe_micros(wanted.until),
+            "limit": limit + 1,  # one more tells whether there is a next page
+        }
+        with self._connections.read() as db:
+            found = [job(row) for row in db.execute(self._FIND, asked)]
+        page = tuple(found[:limit])
+        return Page(page, page[-1].id if page and len(found) > limit else None)
+
+    _ATTEMPTS: LiteralString = f"""
+        -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
+        SELECT {ATTEMPT}
+          FROM th_attempts
+         WHERE job_id IN (%s)
+         ORDER BY ended_at, life, event = 'requeue', attempt
+    """
+
+    def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
+        recorded: defaultdict[JobId, list[Attempt]] = defaultdict(list)
+        for each in map(attempt, self._of(self._ATTEMPTS, job_ids)):
+            recorded[each.job_id].append(each)
+        return [each for job_id in job_ids for each in recorded[job_id]]
+
+    _OUTBOX: LiteralString = f"""
+        SELECT {OUTBOX}
+          FROM th_outbox
+         WHERE job_id IN (%s)
+         ORDER BY life
+    """
+
+    def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
+        events: defaultdict[JobId, list[OutboxRow]] = defaultdict(list)
+        for row in map(outbox_row, self._of(self._OUTBOX, job_ids)):
+            events[row.event.job_id].append(row)
+        return [row for job_id in job_ids for row in events[job_id]]
+
+    def _of(self, statement: str, job_ids: Sequence[JobId]) -> list[Any]:
+        """Run *statement* for these jobs, so many at a time."""
+        ids = [job_id.bytes for job_id in dict.fromkeys(job_ids)]
+        rows: list[Any] = []
+        with self._connections.read() as db:
+            for start in range(0, len(ids), _CHUNK):
+                chunk = ids[start : start + _CHUNK]
+                rows += db.execute(statement % ", ".join("?" * len(chunk)), chunk)
+        return rows
+
+    _QUEUES: LiteralString = """
+        -- A line is what waits in a queue at one priority. Each step leaps to the head of
+        -- the next line, so the cost is of the lines there are, not of the jobs in them.
+        WITH RECURSIVE
+        line (queue, priority, scheduled_for) AS (
+            SELECT head.queue, head.priority, head.scheduled_for
+              FROM th_jobs AS head
+             WHERE head.id = (
+                   SELECT id
+                     FROM th_jobs INDEXED BY th_jobs_waiting
+                    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+                    ORDER BY queue, priority, scheduled_for
+                    LIMIT 1
+                   )
+             UNION ALL
+            SELECT head.queue, head.priority, head.scheduled_for
+              FROM line
+              JOIN th_jobs AS head
+                ON head.id = coalesce(
+                   (
+                   SELECT id
+                     FROM th_jobs INDEXED BY th_jobs_waiting
+                    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+                      AND queue = line.queue
+                      AND priority > line.priority
+                    ORDER BY priority, scheduled_for
+                    LIMIT 1
+                   ),
+                   (
+                   SELECT id
+                     FROM th_jobs INDEXED BY th_jobs_waiting
+                    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+                      AND queue > line.queue
+                    ORDER BY queue, priority, scheduled_for
+                    LIMIT 1
+                   )
+                   )
+        ),
+        due (name, oldest) AS (
+            SELECT queue, min(scheduled_for)
+              FROM line
+             WHERE scheduled_for <= :now
+             GROUP BY queue
+        ),
+        counted (name, counts) AS (
+            SELECT queue, json_group_object(status, count)
+              FROM th_counts
+             WHERE count > 0
+             GROUP BY queue
+        ),
+        known (name) AS (
+            SELECT name FROM counted
+             UNION
+            SELECT name FROM th_queues
+        )
+        SELECT name, coalesce(counts, '{}'), oldest, paused_at, paused_by
+          FROM known
+          LEFT JOIN counted USING (name)
+          LEFT JOIN due USING (name)
+          LEFT JOIN th_queues USING (name)
+         ORDER BY name
+    """
+
+    def queues(self) -> list[QueueView]:
+        now = micros(self._connections.clock.now())
+        with self._connections.read() as db:
+            return [_queue_view(row) for row in db.execute(self._QUEUES, {"now": now})]
+
+    _FINISHED: LiteralString = """
+        SELECT minute, queue, status, count
+          FROM th_finished
+         WHERE minute >= :since
+         ORDER BY minute, queue, status
+    """
+
+    def finished(self, *, since: datetime) -> list[Finished]:
+        with self._connections.read() as db:
+            return [
+                Finished(minute=moment(minute), queue=queue, status=Status(status), count=count)
+                for minute, queue, status, count in db.execute(self._FINISHED, {"since": micros(since)})
+            ]
+
+    _WORKERS: LiteralString = """
+        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at
+          FROM th_workers
+         ORDER BY id
+    """
+
+    def workers(self) -> list[WorkerRecord]:
+        with self._connections.read() as db:
+            return [worker(row) for row in db.execute(self._WORKERS)]
+
+    _SCHEDULES: LiteralString = f"""
+        SELECT {SCHEDULE}
+          FROM th_schedules
+         ORDER BY name
+    """
+
+    def schedules(self) -> dict[str, Schedule]:
+        with self._connections.read() as db:
+            return {each.name: each for each in map(schedule, db.execute(self._SCHEDULES))}
+
+
+_ABOVE_ALL: Final = b"\xff" * 17  # an id has 16 bytes
+_CHUNK: Final = 500  # of ids in one statement: SQLite bounds its parameters
+
+
+def _queue_view(row: Sequence[Any]) -> QueueView:
+    name, counts, oldest_due, paused_at, paused_by = row
+    counted = json.loads(counts)
+    return QueueView(
+        name=name,
+        counts={status: counted.get(status, 0) for status in Status},
+        oldest_due=maybe_moment(oldest_due),
+        paused_at=maybe_moment(paused_at),
+        paused_by=paused_by,
+    )

@@ -1,0 +1,228 @@
+-- Moments are INTEGER microseconds since 1970 in UTC, durations INTEGER microseconds,
+-- ids and tokens BLOBs of 16 bytes, whose order is that of the UUIDs.
+
+CREATE TABLE th_jobs (
+    id BLOB PRIMARY KEY NOT NULL CHECK (length(id) = 16),
+    type TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    status TEXT NOT NULL CHECK (
+        status IN ('PENDING', 'ENQUEUED', 'PROCESSING', 'FAILED', 'SUCCEEDED', 'DEAD', 'CANCELED')
+    ),
+    scheduled_for INTEGER NOT NULL,
+    timeout INTEGER CHECK (timeout > 0),
+    created_at INTEGER NOT NULL,
+    attempt_count INTEGER NOT NULL CHECK (attempt_count >= 0),
+    max_attempts INTEGER NOT NULL CHECK (max_attempts >= 1),
+    last_error TEXT,
+    failed_at INTEGER,
+    lease_token BLOB,
+    lease_expires_at INTEGER,
+    worker_id TEXT,
+    processing_started_at INTEGER,
+    completed_at INTEGER,
+    settled_token BLOB,
+    life INTEGER NOT NULL DEFAULT 1,
+    dispatch_at INTEGER,
+    sent_at INTEGER,
+    sends INTEGER NOT NULL DEFAULT 0,
+    resends INTEGER NOT NULL DEFAULT 0,
+    releases INTEGER NOT NULL DEFAULT 0,
+    dead_reason TEXT,
+    dead_at INTEGER,
+    cancel_requested_at INTEGER,
+    idempotency_key TEXT,
+    result BLOB,
+    metadata TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(metadata)),
+    CONSTRAINT th_jobs_lease CHECK (
+        (status = 'PROCESSING') = (lease_token IS NOT NULL)
+        AND (lease_token IS NULL) = (lease_expires_at IS NULL)
+    ),
+    CONSTRAINT th_jobs_completed CHECK (
+        (status IN ('SUCCEEDED', 'DEAD', 'CANCELED')) = (completed_at IS NOT NULL)
+    ),
+    CONSTRAINT th_jobs_dead CHECK (
+        (status = 'DEAD') = (dead_at IS NOT NULL)
+        AND (dead_at IS NULL) = (dead_reason IS NULL)
+    )
+) WITHOUT ROWID;
+
+-- What a reserve walks: due jobs of one queue in the order they run, whatever the history.
+CREATE INDEX th_jobs_waiting ON th_jobs (queue, priority, scheduled_for, id)
+    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED');
+
+CREATE INDEX th_jobs_processing ON th_jobs (lease_expires_at, id)
+    WHERE status = 'PROCESSING';
+
+-- What retention walks, oldest end first.
+CREATE INDEX th_jobs_finished ON th_jobs (completed_at)
+    WHERE status IN ('SUCCEEDED', 'CANCELED');
+
+CREATE INDEX th_jobs_dead ON th_jobs (completed_at)
+    WHERE status = 'DEAD';
+
+-- Always empty, if all is well: what the janitor's net looks at.
+CREATE INDEX th_jobs_spent ON th_jobs (id)
+    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED') AND attempt_count >= max_attempts;
+
+-- No statement, ours or another's, makes a move that the transition table does not know.
+CREATE TRIGGER th_jobs_transition BEFORE UPDATE OF status ON th_jobs
+    WHEN NEW.status <> OLD.status AND NOT (
+        (OLD.status IN ('PENDING', 'ENQUEUED', 'FAILED') AND NEW.status IN ('ENQUEUED', 'PROCESSING', 'DEAD', 'CANCELED'))
+        OR OLD.status = 'PROCESSING'
+        OR (OLD.status IN ('DEAD', 'CANCELED') AND NEW.status = 'PENDING')
+    )
+BEGIN
+    SELECT RAISE(ABORT, 'th_jobs: the transition table does not know this move');
+END;
+
+-- Nor does INSERT OR REPLACE, which would begin a job anew.
+CREATE TRIGGER th_jobs_beginning BEFORE INSERT ON th_jobs
+    WHEN NEW.status <> 'PENDING' OR EXISTS (SELECT 1 FROM th_jobs WHERE id = NEW.id)
+BEGIN
+    SELECT RAISE(ABORT, 'th_jobs: a job begins as PENDING, and once');
+END;
+
+CREATE TABLE th_keys (
+    queue TEXT NOT NULL,
+    key TEXT NOT NULL,
+    job_id BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (queue, key)
+) WITHOUT ROWID;
+
+CREATE INDEX th_keys_job ON th_keys (job_id);
+
+CREATE TABLE th_attempts (
+    job_id BLOB NOT NULL,
+    token BLOB NOT NULL,
+    life INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    worker_id TEXT,
+    started_at INTEGER,
+    ended_at INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    status TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    error_type TEXT,
+    message TEXT,
+    traceback TEXT,
+    fingerprint TEXT,
+    PRIMARY KEY (job_id, token)
+) WITHOUT ROWID;
+
+CREATE TABLE th_outbox (
+    job_id BLOB NOT NULL,
+    life INTEGER NOT NULL,
+    type TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    worker_id TEXT,
+    attempt_count INTEGER NOT NULL,
+    max_attempts INTEGER NOT NULL,
+    error TEXT NOT NULL,
+    dead_at INTEGER NOT NULL,
+    next_at INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    last_error TEXT,
+    published_at INTEGER,
+    given_up_at INTEGER,
+    PRIMARY KEY (job_id, life)
+) WITHOUT ROWID;
+
+CREATE INDEX th_outbox_pending ON th_outbox (next_at)
+    WHERE published_at IS NULL AND given_up_at IS NULL;
+
+-- Every death has its event, by whatever statement the job died.
+CREATE TRIGGER th_jobs_death AFTER UPDATE OF status ON th_jobs
+    WHEN NEW.status = 'DEAD' AND OLD.status <> 'DEAD'
+BEGIN
+    INSERT INTO th_outbox (job_id, life, type, queue, worker_id, attempt_count, max_attempts, error, dead_at, next_at)
+    VALUES (NEW.id, NEW.life, NEW.type, NEW.queue, NEW.worker_id, NEW.attempt_count, NEW.max_attempts,
+        coalesce(NEW.last_error, NEW.dead_reason), NEW.dead_at, NEW.dead_at);
+END;
+
+CREATE TABLE th_queues (
+    name TEXT PRIMARY KEY NOT NULL,
+    paused_at INTEGER NOT NULL,
+    paused_by TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE th_duties (
+    name TEXT PRIMARY KEY NOT NULL,
+    next_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- At most one row: the last jump ahead of the clock.
+CREATE TABLE th_clock (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    jumped_from INTEGER NOT NULL,
+    jumped_to INTEGER NOT NULL,
+    hold_until INTEGER NOT NULL
+);
+
+CREATE TABLE th_workers (
+    id TEXT PRIMARY KEY NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    queues TEXT NOT NULL,
+    types TEXT NOT NULL,
+    concurrency INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    seen_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE th_schedules (
+    name TEXT PRIMARY KEY NOT NULL,
+    cron TEXT NOT NULL,
+    timezone TEXT NOT NULL,
+    type TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    options TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(options)),
+    next_at INTEGER,
+    fired_at INTEGER,
+    paused_at INTEGER
+) WITHOUT ROWID;
+
+-- Counts for people, kept by triggers: nobody counts over history.
+CREATE TABLE th_counts (
+    queue TEXT NOT NULL,
+    status TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (queue, status)
+) WITHOUT ROWID;
+
+CREATE TABLE th_finished (
+    minute INTEGER NOT NULL,
+    queue TEXT NOT NULL,
+    status TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (minute, queue, status)
+) WITHOUT ROWID;
+
+CREATE TRIGGER th_jobs_count_in AFTER INSERT ON th_jobs
+BEGIN
+    INSERT INTO th_counts VALUES (NEW.queue, NEW.status, 1)
+        ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+
+CREATE TRIGGER th_jobs_count_move AFTER UPDATE OF status ON th_jobs
+    WHEN NEW.status <> OLD.status
+BEGIN
+    UPDATE th_counts SET count = count - 1 WHERE queue = OLD.queue AND status = OLD.status;
+    INSERT INTO th_counts VALUES (NEW.queue, NEW.status, 1)
+        ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+
+CREATE TRIGGER th_jobs_count_end AFTER UPDATE OF status ON th_jobs
+    WHEN NEW.completed_at IS NOT NULL AND OLD.completed_at IS NULL
+BEGIN
+    INSERT INTO th_finished VALUES (NEW.completed_at / 60000000 * 60000000, NEW.queue, NEW.status, 1)
+        ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+
+CREATE TRIGGER th_jobs_count_out AFTER DELETE ON th_jobs
+BEGIN
+    UPDATE th_counts SET count = count - 1 WHERE queue = OLD.queue AND status = OLD.status;
+END;

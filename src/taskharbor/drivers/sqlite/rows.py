@@ -1,0 +1,188 @@
+"""From values to columns, and back."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from taskharbor.core.failure import Failure
+from taskharbor.core.ids import JobId, Token
+from taskharbor.core.model import Attempt, AttemptOutcome, DeadTaskEvent, Job, OutboxRow, Schedule, WorkerRecord
+from taskharbor.core.states import Event, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def micros(moment: datetime) -> int:
+    """Return *moment* as a column keeps it, exactly."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def span(duration: timedelta) -> int:
+    return duration // _MICROSECOND
+
+
+def moment(value: int) -> datetime:
+    return EPOCH + timedelta(microseconds=value)
+
+
+def maybe_moment(value: int | None) -> datetime | None:
+    return None if value is None else EPOCH + timedelta(microseconds=value)
+
+
+def maybe_micros(value: datetime | None) -> int | None:
+    return None if value is None else micros(value)
+
+
+def job_id(value: bytes) -> JobId:
+    return JobId(UUID(bytes=value))
+
+
+def maybe_token(value: bytes | None) -> Token | None:
+    return None if value is None else Token(UUID(bytes=value))
+
+
+def text_map(value: str) -> Mapping[str, str]:
+    return _EMPTY if value == "{}" else MappingProxyType(json.loads(value))
+
+
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+JOB: Final = (
+    "id, type, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count, max_attempts,"
+    " last_error, failed_at, lease_token, lease_expires_at, worker_id, processing_started_at, completed_at,"
+    " settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,"
+    " idempotency_key, result, metadata"
+)
+"""The columns of a job, in the order `job` reads them."""
+
+
+def job(row: Sequence[Any]) -> Job:
+    return Job(
+        id=job_id(row[0]),
+        type=row[1],
+        queue=row[2],
+        priority=row[3],
+        payload=row[4],
+        status=Status(row[5]),
+        scheduled_for=moment(row[6]),
+        timeout=None if row[7] is None else timedelta(microseconds=row[7]),
+        created_at=moment(row[8]),
+        attempt_count=row[9],
+        max_attempts=row[10],
+        last_error=row[11],
+        failed_at=maybe_moment(row[12]),
+        lease_token=maybe_token(row[13]),
+        lease_expires_at=maybe_moment(row[14]),
+        worker_id=row[15],
+        processing_started_at=maybe_moment(row[16]),
+        completed_at=maybe_moment(row[17]),
+        settled_token=maybe_token(row[18]),
+        life=row[19],
+        dispatch_at=maybe_moment(row[20]),
+        sent_at=maybe_moment(row[21]),
+        sends=row[22],
+        resends=row[23],
+        releases=row[24],
+        dead_reason=row[25],
+        dead_at=maybe_moment(row[26]),
+        cancel_requested_at=maybe_moment(row[27]),
+        idempotency_key=row[28],
+        result=row[29],
+        metadata=text_map(row[30]),
+    )
+
+
+ATTEMPT: Final = (
+    "job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,"
+    " error_type, message, traceback, fingerprint"
+)
+
+
+def attempt(row: Sequence[Any]) -> Attempt:
+    has_failed = row[10] is not None
+    return Attempt(
+        job_id=job_id(row[0]),
+        token=Token(UUID(bytes=row[1])),
+        life=row[2],
+        attempt=row[3],
+        worker_id=row[4],
+        started_at=maybe_moment(row[5]),
+        ended_at=moment(row[6]),
+        event=Event(row[7]),
+        status=Status(row[8]),
+        outcome=AttemptOutcome(row[9]),
+        failure=Failure(type=row[10], message=row[11], traceback=row[12], fingerprint=row[13]) if has_failed else None,
+    )
+
+
+OUTBOX: Final = (
+    "job_id, life, type, queue, worker_id, attempt_count, max_attempts, error, dead_at,"
+    " next_at, attempts, last_error, published_at, given_up_at"
+)
+
+
+def outbox_row(row: Sequence[Any]) -> OutboxRow:
+    event = DeadTaskEvent(
+        job_id=job_id(row[0]),
+        life=row[1],
+        type=row[2],
+        queue=row[3],
+        worker_id=row[4],
+        attempt_count=row[5],
+        max_attempts=row[6],
+        error=row[7],
+        dead_at=moment(row[8]),
+    )
+    return OutboxRow(
+        event=event,
+        next_at=moment(row[9]),
+        attempts=row[10],
+        last_error=row[11],
+        published_at=maybe_moment(row[12]),
+        given_up_at=maybe_moment(row[13]),
+    )
+
+
+def marks(values: Sequence[object]) -> str:
+    """Return a question mark for each of *values*."""
+    return ", ".join("?" * len(values))
+
+
+SCHEDULE: Final = "name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at"
+
+
+def schedule(row: Sequence[Any]) -> Schedule:
+    return Schedule(
+        name=row[0],
+        cron=row[1],
+        timezone=row[2],
+        type=row[3],
+        queue=row[4],
+        payload=row[5],
+        options=text_map(row[6]),
+        next_at=maybe_moment(row[7]),
+        fired_at=maybe_moment(row[8]),
+        paused_at=maybe_moment(row[9]),
+    )
+
+
+def worker(row: Sequence[Any]) -> WorkerRecord:
+    return WorkerRecord(
+        id=row[0],
+        host=row[1],
+        pid=row[2],
+        queues=tuple(json.loads(row[3])),
+        types=tuple(json.loads(row[4])),
+        concurrency=row[5],
+        started_at=moment(row[6]),
+        seen_at=moment(row[7]),
+    )

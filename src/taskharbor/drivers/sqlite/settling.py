@@ -1,0 +1,173 @@
+"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.answers import Extended, Settled
+from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch
+from taskharbor.core.model import Lease
+from taskharbor.core.outcome import SPENT
+from taskharbor.core.states import Event, Status
+from taskharbor.drivers.sqlite.rows import moment, span
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.answers import Settlement
+    from taskharbor.core.outcome import Outcome
+
+# The fence: only the holder of a lease that is not over gets through.
+_FENCE: Final = """
+    id = :id
+    AND status = 'PROCESSING'
+    AND lease_token = :token
+    AND lease_expires_at > :now
+"""
+
+_EXTEND: Final = f"""
+    UPDATE th_jobs
+       SET lease_expires_at = :ends
+     WHERE {_FENCE}
+    RETURNING cancel_requested_at
+"""
+
+
+def extend(db: sqlite3.Connection, held: Lease, lease: timedelta, now: int) -> Extended | JobNotFound | LeaseLost:
+    ends = now + span(lease)
+    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "ends": ends}
+    row = db.execute(_EXTEND, asked).fetchone()
+    if row is None:
+        return _lost(db, held)
+    return Extended(Lease(held.job_id, held.token, moment(ends)), row[0] is not None)
+
+
+_ACK: Final = f"""
+    UPDATE th_jobs
+       SET status = 'SUCCEEDED',
+           settled_token = lease_token,
+           lease_token = NULL,
+           lease_expires_at = NULL,
+           completed_at = :now,
+           result = :result
+     WHERE {_FENCE}
+"""
+
+# Where an attempt lands is decided here, and only here; the job follows what is written down.
+_RECORD: Final = f"""
+    INSERT INTO th_attempts (
+        job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,
+        error_type, message, traceback, fingerprint
+    )
+    SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, :event,
+           CASE
+               WHEN :event = 'fail' THEN 'DEAD'
+               WHEN :event = 'cancel' OR cancel_requested_at IS NOT NULL THEN 'CANCELED'
+               WHEN :event <> 'snooze'
+                   AND attempt_count - (:event = 'release' AND releases < :bound) >= max_attempts THEN 'DEAD'
+               WHEN sent_at IS NOT NULL THEN 'ENQUEUED'
+               WHEN :event = 'retry' THEN 'FAILED'
+               ELSE 'PENDING'
+           END,
+           :outcome, :error_type, :message, :traceback, :fingerprint
+      FROM th_jobs
+     WHERE {_FENCE}
+    RETURNING status
+"""
+
+_FOLLOW: Final = f"""
+    UPDATE th_jobs
+       SET status = :status,
+           attempt_count = attempt_count - (:event = 'snooze' OR (:event = 'release' AND releases < :bound)),
+           releases = releases + (:event = 'release'),
+           settled_token = lease_token,
+           lease_token = NULL,
+           lease_expires_at = NULL,
+           scheduled_for = CASE
+               WHEN :event IN ('retry', 'snooze') AND :status IN ('PENDING', 'ENQUEUED', 'FAILED') THEN :due
+               ELSE scheduled_for
+           END,
+           last_error = CASE
+               WHEN :status = 'DEAD' THEN coalesce(:error, :reason)
+               WHEN :event = 'retry' THEN :error
+               ELSE last_error
+           END,
+           failed_at = CASE WHEN :status = 'DEAD' OR :event = 'retry' THEN :now ELSE failed_at END,
+           completed_at = CASE WHEN :status IN ('DEAD', 'CANCELED') THEN :now END,
+           dead_at = CASE WHEN :status = 'DEAD' THEN :now END,
+           dead_reason = CASE WHEN :status = 'DEAD' THEN :reason END
+     WHERE {_FENCE}
+"""
+
+
+def ack(db: sqlite3.Connection, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
+    """Record successes, all with one prepared statement."""
+    done = db.executemany(
+        _ACK,
+        [
+            {"id": each.lease.job_id.bytes, "token": each.lease.token.bytes, "now": now, "result": each.outcome.result}
+            for each in settlements
+        ],
+    )
+    if done.rowcount == len(settlements):
+        return [Settled(each.lease.job_id, Status.SUCCEEDED) for each in settlements]
+    # Somebody was refused; what is recorded tells who.
+    return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
+
+
+def settle(db: sqlite3.Connection, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
+    asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
+    asked |= _columns(outcome, now)
+    row = db.execute(_RECORD, asked).fetchone()
+    if row is None:
+        return _settled_before(db, lease, outcome) or _lost(db, lease)
+    db.execute(_FOLLOW, asked | {"status": row[0]})
+    return Settled(lease.job_id, Status(row[0]))
+
+
+def _columns(outcome: Outcome, now: int) -> dict[str, Any]:
+    failure = outcome.recorded
+    return {
+        "event": outcome.event,
+        "bound": outcome.bound,
+        "outcome": outcome.attempt_outcome,
+        "due": now + span(outcome.delay),
+        "reason": outcome.reason if outcome.event is Event.FAIL and outcome.reason else SPENT,
+        "error": None if failure is None else str(failure) or None,
+        "error_type": None if failure is None else failure.type,
+        "message": None if failure is None else failure.message,
+        "traceback": None if failure is None else failure.traceback,
+        "fingerprint": None if failure is None else failure.fingerprint,
+    }
+
+
+_BEFORE: Final = """
+    SELECT CASE
+               WHEN :event = 'ack' THEN CASE WHEN status = 'SUCCEEDED' AND settled_token = :token THEN status END
+               ELSE (SELECT status FROM th_attempts WHERE job_id = :id AND token = :token AND event = :event)
+           END
+      FROM th_jobs
+     WHERE id = :id
+"""
+
+
+def _settled_before(db: sqlite3.Connection, lease: Lease, outcome: Outcome) -> Settled | None:
+    """Return the answer that this very settlement was given, if it is committed already."""
+    asked = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
+    row = db.execute(_BEFORE, asked).fetchone()
+    return None if row is None or row[0] is None else Settled(lease.job_id, Status(row[0]))
+
+
+_HOLDER: Final = "SELECT status, lease_token FROM th_jobs WHERE id = ?"
+
+
+def _lost(db: sqlite3.Connection, lease: Lease) -> JobNotFound | LeaseLost:
+    """Say why the fence did not let this lease through."""
+    row = db.execute(_HOLDER, (lease.job_id.bytes,)).fetchone()
+    if row is None:
+        return JobNotFound(lease.job_id)
+    if row[0] != Status.PROCESSING:
+        return JobNotInflight(lease.job_id)
+    return LeaseMismatch(lease.job_id) if row[1] != lease.token.bytes else LeaseExpired(lease.job_id)

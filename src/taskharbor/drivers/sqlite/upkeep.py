@@ -1,0 +1,239 @@
+"""What keeps the store healthy."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, LiteralString
+from uuid import UUID
+
+from taskharbor.core.answers import Published
+from taskharbor.drivers.sqlite.expiring import Expiring
+from taskharbor.drivers.sqlite.rows import OUTBOX, SCHEDULE, maybe_micros, micros, outbox_row, schedule, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.answers import Expired, Unpublished
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import OutboxRow, Schedule, WorkerRecord
+    from taskharbor.drivers.sqlite.connection import Connections
+
+
+_OLD: LiteralString = """
+    DELETE FROM th_jobs
+     WHERE id IN (
+           SELECT id
+             FROM th_jobs AS job INDEXED BY {index}
+            WHERE {states}
+              AND completed_at <= :until
+              AND NOT EXISTS (
+                  SELECT 1
+                    FROM th_outbox
+                   WHERE job_id = job.id
+                     AND published_at IS NULL
+                     AND given_up_at IS NULL
+                  )
+            ORDER BY completed_at
+            LIMIT :limit
+           )
+    RETURNING id
+"""
+
+
+class SqliteUpkeep:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._expiring = Expiring(connections)
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        return self._expiring.expire(limit=limit)
+
+    def bury(self, *, limit: int) -> list[JobId]:
+        return self._expiring.bury(limit=limit)
+
+    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+        self._expiring.clock_jumped(expected=expected, lease=lease)
+
+    def prune(self, *, older_than: timedelta, limit: int) -> int:
+        return self._remove(self._PRUNE, older_than, limit)
+
+    def purge(self, *, older_than: timedelta, limit: int) -> int:
+        return self._remove(self._PURGE, older_than, limit)
+
+    # The states are named as the index names them: SQLite uses it for nothing less.
+    _PRUNE: LiteralString = _OLD.format(index="th_jobs_finished", states="status IN ('SUCCEEDED', 'CANCELED')")
+    _PURGE: LiteralString = _OLD.format(index="th_jobs_dead", states="status = 'DEAD'")
+
+    _REMOVE_WITH: tuple[LiteralString, ...] = (
+        """
+        DELETE FROM th_keys
+         WHERE job_id = ?
+        """,
+        """
+        DELETE FROM th_attempts
+         WHERE job_id = ?
+        """,
+        """
+        DELETE FROM th_outbox
+         WHERE job_id = ?
+        """,
+    )
+
+    def _remove(self, old: LiteralString, older_than: timedelta, limit: int) -> int:
+        with self._connections.write() as (db, now):
+            removed = db.execute(old, {"until": now - span(older_than), "limit": limit}).fetchall()
+            for statement in self._REMOVE_WITH:
+                db.executemany(statement, removed)
+        return len(removed)
+
+    _TAKE_DUTY: LiteralString = """
+        INSERT INTO th_duties (name, next_at)
+        VALUES (:name, :next_at)
+            ON CONFLICT (name) DO UPDATE
+           SET next_at = :next_at
+         WHERE next_at <= :now
+    """
+
+    def take_duty(self, name: str, *, every: timedelta) -> bool:
+        with self._connections.write() as (db, now):
+            turn = {"name": name, "now": now, "next_at": now + span(every)}
+            return db.execute(self._TAKE_DUTY, turn).rowcount == 1
+
+    _BEAT_WORKER: LiteralString = """
+        REPLACE INTO th_workers
+               (id, host, pid, queues, types, concurrency, started_at, seen_at)
+        VALUES (:id, :host, :pid, :queues, :types, :concurrency, :started_at, :now)
+    """
+
+    def beat_worker(self, worker: WorkerRecord) -> None:
+        alive = {
+            "id": worker.id,
+            "host": worker.host,
+            "pid": worker.pid,
+            "queues": json.dumps(worker.queues),
+            "types": json.dumps(worker.types),
+            "concurrency": worker.concurrency,
+            "started_at": micros(worker.started_at),
+        }
+        with self._connections.write() as (db, now):
+            db.execute(self._BEAT_WORKER, alive | {"now": now})
+
+    _FORGET_WORKERS: LiteralString = """
+        DELETE FROM th_workers
+         WHERE seen_at <= :until
+    """
+
+    def forget_workers(self, *, unseen_for: timedelta) -> int:
+        with self._connections.write() as (db, now):
+            return db.execute(self._FORGET_WORKERS, {"until": now - span(unseen_for)}).rowcount
+
+    _OUTBOX_TAKE: LiteralString = f"""
+        UPDATE th_outbox
+           SET attempts = attempts + 1,
+               next_at = :locked_until
+         WHERE (job_id, life) IN (
+               SELECT job_id, life
+                 FROM th_outbox
+                WHERE published_at IS NULL
+                  AND given_up_at IS NULL
+                  AND next_at <= :now
+                ORDER BY dead_at, job_id, life
+                LIMIT :limit
+               )
+        RETURNING {OUTBOX}
+    """
+
+    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+        with self._connections.write() as (db, now):
+            taken = db.execute(self._OUTBOX_TAKE, {"now": now, "locked_until": now + span(lock), "limit": limit})
+            rows = [outbox_row(row) for row in taken]
+        # Sorted once more, since SQLite promises no order of what a statement returns.
+        return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
+
+    _OUTBOX_DONE: LiteralString = """
+        UPDATE th_outbox
+           SET published_at = :published_at,
+               given_up_at = :given_up_at,
+               next_at = coalesce(:next_at, next_at),
+               last_error = coalesce(:error, last_error)
+         WHERE job_id = :job_id
+           AND CAST(life AS TEXT) = :life
+           AND published_at IS NULL
+           AND given_up_at IS NULL
+    """
+
+    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+        with self._connections.write() as (db, now):
+            return [db.execute(self._OUTBOX_DONE, _done(result, now)).rowcount == 1 for result in results]
+
+    _SCHEDULES_DUE: LiteralString = f"""
+        SELECT {SCHEDULE}
+          FROM th_schedules
+         WHERE paused_at IS NULL
+           AND next_at <= :now
+         ORDER BY next_at, name
+         LIMIT :limit
+    """
+
+    def schedules_due(self, *, limit: int) -> list[Schedule]:
+        now = micros(self._connections.clock.now())
+        with self._connections.read() as db:
+            return [schedule(row) for row in db.execute(self._SCHEDULES_DUE, {"now": now, "limit": limit})]
+
+    _SCHEDULE_FIRED: LiteralString = """
+        UPDATE th_schedules
+           SET next_at = :next_at,
+               fired_at = :fired
+         WHERE name = :name
+           AND next_at = :fired
+    """
+
+    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
+        moved = {"name": name, "fired": micros(fired), "next_at": maybe_micros(next_at)}
+        with self._connections.write() as (db, _):
+            return db.execute(self._SCHEDULE_FIRED, moved).rowcount == 1
+
+    _DROP_MINUTES: LiteralString = """
+        DELETE FROM th_finished
+         WHERE minute < :since
+        RETURNING minute
+    """
+
+    _DROP_COUNTS: LiteralString = """
+        DELETE FROM th_counts
+         WHERE count = 0
+    """
+
+    def roll_up(self, *, keep: timedelta) -> int:
+        """Drop what is old: triggers keep the aggregates up to date."""
+        with self._connections.write() as (db, now):
+            dropped = db.execute(self._DROP_MINUTES, {"since": now - span(keep)}).fetchall()
+            db.execute(self._DROP_COUNTS)
+        return len(set(dropped))
+
+
+def _done(result: Published | Unpublished, now: int) -> dict[str, bytes | int | str | None]:
+    """Return what *result* writes, and on which event; an id that is none of ours is no event's."""
+    job, _, life = result.event_id.rpartition(":")
+    done: dict[str, bytes | int | str | None] = {
+        "job_id": _uuid_bytes(job),
+        "life": life,
+        "published_at": None,
+        "given_up_at": None,
+        "next_at": None,
+        "error": None,
+    }
+    if isinstance(result, Published):
+        return done | {"published_at": now}
+    if result.again_in is None:
+        return done | {"given_up_at": now, "error": result.error}
+    return done | {"next_at": now + span(result.again_in), "error": result.error}
+
+
+def _uuid_bytes(text: str) -> bytes | None:
+    try:
+        uuid = UUID(text)
+    except ValueError:
+        return None
+    return uuid.bytes if str(uuid) == text else None

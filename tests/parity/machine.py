@@ -1,0 +1,441 @@
+"""Drives any number of stores with the same calls at the same moments, and compares every answer and every row.
+
+The first store is the reference. Ids, tokens and moments are made here, once for all
+of them. The contract's preconditions hold: the items of a call name different jobs, ids
+are new unless a repeat says otherwise, tokens are fresh, and retention is never asked
+about the one day in which stores may differ. What was handed out (leases, dispatches,
+requeues) is kept for the rest of the run, so that most of it is used again when it is stale.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from taskharbor.core.answers import (
+    Declined,
+    Dispatch,
+    Extended,
+    JobFilter,
+    Published,
+    Sent,
+    Settlement,
+    Unpublished,
+    Unsent,
+)
+from taskharbor.core.model import Claim, Lease, NewJob, Schedule, WorkerRecord
+from taskharbor.core.states import FINAL, WAITING, Status
+from taskharbor.testing.conformance.subject import LEASE, MOMENT, PATIENCE
+from tests.parity import values as v
+from tests.parity.comparing import answer_of, differences, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.core.outcome import Outcome
+    from taskharbor.testing.conformance import Subject
+
+RETENTION: Final = 30 * v.DAY
+AGE: Final = 40 * v.DAY
+_EVER: Final = 1_000  # far more bites than there are jobs
+
+
+class Differ(AssertionError):
+    """Two stores do not agree."""
+
+
+def drive(makers: Sequence[Callable[[], Subject]], *, examples: int, steps: int, repeatable: bool = True) -> None:
+    """Let the machine loose on what *makers* make; raise `Differ` with the shortest run it found.
+
+    *repeatable* runs are the same each time; others look somewhere else each time.
+    """
+    _run(makers, examples=examples, steps=steps, derandomize=repeatable)
+
+
+def tells_apart(makers: Sequence[Callable[[], Subject]], *, examples: int, steps: int) -> str | None:
+    """Return the first difference found, as it was found; None, where there is none."""
+    try:
+        _run(
+            makers,
+            examples=examples,
+            steps=steps,
+            derandomize=True,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+            verbosity=Verbosity.quiet,
+        )
+    except Exception as difference:  # noqa: BLE001  a store that is not what it should be may raise anything
+        return f"{type(difference).__name__}: {difference}"
+    return None
+
+
+def _run(makers: Sequence[Callable[[], Subject]], *, examples: int, steps: int, **choices: Any) -> None:
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        **choices,
+    )
+
+    class Driven(Parity):
+        def __init__(self) -> None:
+            super().__init__([make() for make in makers])
+
+    run_state_machine_as_test(Driven, settings=chosen)
+
+
+class Parity(RuleBasedStateMachine):
+    def __init__(self, subjects: Sequence[Subject]) -> None:
+        super().__init__()
+        self._subjects = subjects
+        self._names = v.Names()
+        self._job_ids = [self._names.job_id()]  # the first is never inserted
+        self._new: list[NewJob] = []
+        self._leases: list[Lease] = []
+        self._dispatches: list[Dispatch] = []
+        self._requeues: list[dict[str, Any]] = []
+        self._jobs: dict[JobId, Job] = {}
+
+    def teardown(self) -> None:
+        for subject in self._subjects:
+            subject.driver.close()
+
+    @invariant()
+    def every_row_is_the_same(self) -> None:
+        ours, *others = [rows_of(subject, self._job_ids) for subject in self._subjects]
+        self._jobs = ours["jobs"]
+        for n, theirs in enumerate(others, start=1):
+            self._compare(ours, theirs, f"rows of store {n}: ")
+
+    def _ask(self, call: Callable[[Subject], Any]) -> Any:
+        """Ask every store the same, and return the one answer they have."""
+        first, *others = self._subjects
+        ours = answer_of(first, call)
+        for n, subject in enumerate(others, start=1):
+            self._compare(ours, answer_of(subject, call), f"answer of store {n}")
+        return ours
+
+    def _compare(self, ours: Any, theirs: Any, place: str) -> None:
+        if found := list(differences(ours, theirs, place)):
+            raise Differ("\n".join(found))
+
+    @property
+    def _now(self) -> datetime:
+        return self._subjects[0].clock.now()
+
+    def _pick(self, picks: list[int], fitting: Collection[Status] | None = None) -> list[JobId]:
+        """Pick among the jobs in a *fitting* state, where there are any; among all, where None is asked for."""
+        fit = [job_id for job_id in self._job_ids if fitting and job_id in self._jobs]
+        fit = [job_id for job_id in fit if fitting and self._jobs[job_id].status in fitting]
+        return v.of(fit or self._job_ids, picks)
+
+    def _made(self, batch: list[Any]) -> list[NewJob]:
+        jobs = [self._new_job(**what, **due) for what, due in batch]
+        self._new += jobs
+        self._job_ids += [job.id for job in jobs]
+        return jobs
+
+    def _new_job(self, *, scheduled_for: timedelta | None = None, **fields: Any) -> NewJob:
+        moment = None if scheduled_for is None else self._now + scheduled_for
+        return NewJob(id=self._names.job_id(), scheduled_for=moment, **fields)
+
+    @initialize(batch=v.batches, more=v.batches)
+    def begin(self, batch: list[Any], more: list[Any]) -> None:
+        self.insert(batch + more)
+
+    @rule(batch=v.batches)
+    def insert(self, batch: list[Any]) -> None:
+        jobs = self._made(batch)
+        self._ask(lambda s: s.driver.insert(jobs))
+
+    @rule(batch=v.batches, picks=v.some)
+    def insert_again(self, batch: list[Any], picks: list[int]) -> None:
+        known = {job.id: job for job in self._new}
+        again = [known[job_id] for job_id in self._pick(picks) if job_id in known]
+        jobs = again + self._made(batch[1:])
+        self._ask(lambda s: s.driver.insert(jobs, repeat=True))
+
+    @rule(batch=v.batches, is_kept=v.flags)
+    def insert_in_a_transaction(self, batch: list[Any], is_kept: bool) -> None:
+        jobs = self._made(batch)
+
+        def call(subject: Subject) -> Any:
+            answers: Any = None
+            with suppress(InterruptedError), subject.transaction() as insert:
+                answers = insert(jobs)
+                if not is_kept:
+                    raise InterruptedError
+            return answers
+
+        self._ask(call)
+
+    @rule(queue=v.queues, worker=v.workers, lease=v.leases, limit=v.limits, types=v.subsets_of_types, reclaim=v.mostly)
+    def reserve(self, queue: str, **how: Any) -> None:
+        token = self._names.token()
+        claims = self._ask(lambda s: s.driver.reserve(queue, token=token, patience=PATIENCE, **how))
+        self._leases += [claim.lease for claim in claims]
+
+    @rule(queue=v.queues, worker=v.workers, lease=v.leases)
+    def reserve_anything(self, queue: str, **how: Any) -> None:
+        """Most of a job's life begins here, so it is asked for more often, and plainly."""
+        self.reserve(queue, limit=3, types=None, reclaim=True, **how)
+
+    @rule(
+        picks=v.some,
+        twice=v.flags,
+        fits=v.mostly,
+        worker=v.workers,
+        lease=v.leases,
+        types=v.subsets_of_types,
+        reclaim=v.mostly,
+    )
+    def claim(self, picks: list[int], twice: bool, fits: bool, **how: Any) -> None:
+        token = self._names.token()
+        job_ids = self._pick(picks, {Status.ENQUEUED, Status.PROCESSING} if fits else None)
+        asked = job_ids + job_ids[: int(twice)]
+        answers = self._ask(lambda s: s.driver.claim(asked, token=token, **how))
+        self._leases += [answer.lease for answer in answers if isinstance(answer, Claim)]
+
+    @rule(picks=v.some, lease=v.leases, is_right=v.mostly)
+    def extend(self, picks: list[int], lease: timedelta, is_right: bool) -> None:
+        held = self._held(picks, is_wrong=not is_right)
+        answers = self._ask(lambda s: s.driver.extend(held, lease=lease))
+        self._leases += [answer.lease for answer in answers if isinstance(answer, Extended)]
+
+    @rule(picks=v.some, outcomes=st.tuples(v.outcomes, v.outcomes, v.outcomes))
+    def settle(self, picks: list[int], outcomes: tuple[Outcome, ...]) -> None:
+        settlements = [Settlement(held, outcome) for held, outcome in zip(self._held(picks), outcomes, strict=False)]
+        self._ask(lambda s: s.driver.settle(settlements))
+
+    @rule(pick=v.one, outcome=v.outcomes, how_often=st.integers(1, 2), is_right=v.mostly)
+    def settle_one(self, pick: int, outcome: Outcome, how_often: int, is_right: bool) -> None:
+        held = self._held([pick], is_wrong=not is_right)
+        for _ in range(how_often):
+            self._ask(lambda s: s.driver.settle([Settlement(each, outcome) for each in held]))
+
+    def _held(self, picks: list[int], *, is_wrong: bool = False) -> list[Lease]:
+        """Return some leases, most of them stale by now, of different jobs; *is_wrong* ones under no known token."""
+        leases = {lease.job_id: lease for lease in v.of(self._leases, picks)}
+        if is_wrong:
+            return [Lease(job_id, self._names.token(), self._now + LEASE) for job_id in self._pick(picks)]
+        return list(leases.values())
+
+    @rule(picks=v.some)
+    def read_back(self, picks: list[int]) -> None:
+        tokens = [lease.token for lease in v.of(self._leases, picks)]
+        self._ask(lambda s: sorted(s.driver.read_back(tokens), key=lambda claim: claim.job.id))
+
+    @rule(queue=v.queues, limit=v.limits, lock=v.locks, unclaimed=st.sampled_from([3, 10, 1, 0]), is_sent=v.mostly)
+    def dispatch(self, queue: str, is_sent: bool, **how: Any) -> None:
+        made = self._ask(lambda s: s.driver.dispatch(queue, **how))
+        self._dispatches += made
+        if is_sent:  # or hardly any job would ever have been
+            self._ask(lambda s: s.driver.dispatched([Sent(each, v.MINUTE) for each in made]))
+
+    @rule(picks=v.some, kind=st.sampled_from(["sent", "unsent", "declined", "declined wrongly"]), again_in=v.delays)
+    def dispatched(self, picks: list[int], kind: str, again_in: timedelta) -> None:
+        made = {each.job_id: each for each in v.of(self._dispatches, picks)}.values()
+        kinds: dict[str, Sequence[Sent | Unsent | Declined]] = {
+            "sent": [Sent(each, again_in) for each in made],
+            "unsent": [Unsent(each) for each in made],
+            "declined": [Declined(each.job_id, each.seq) for each in made],
+            "declined wrongly": [Declined(job_id, 7) for job_id in self._pick(picks)],
+        }
+        self._ask(lambda s: s.driver.dispatched(kinds[kind]))
+
+    # What people do.
+
+    @rule(picks=v.some, fits=v.mostly)
+    def cancel(self, picks: list[int], fits: bool) -> None:
+        job_ids = self._pick(picks, WAITING | {Status.PROCESSING} if fits else None)
+        self._ask(lambda s: s.driver.cancel(job_ids))
+
+    @rule(
+        picks=v.some,
+        fits=v.mostly,
+        budget=st.sampled_from([1, 2, 3, 0]),
+        due=st.just({}) | v.dues,
+        queue=st.none() | v.queues,
+    )
+    def requeue(self, picks: list[int], fits: bool, due: dict[str, Any], **how: Any) -> None:
+        call = {
+            "job_ids": self._pick(picks, {Status.DEAD, Status.CANCELED} if fits else None),
+            "token": self._names.token(),
+            "by": "ops",
+            "why": "fixed",
+            **self._moments(due),
+            **how,
+        }
+        self._requeues.append(call)
+        self._ask(lambda s: s.driver.requeue(**call))
+
+    @rule(pick=v.one)
+    def requeue_again(self, pick: int) -> None:
+        if self._requeues:
+            call = self._requeues[-1 - pick % len(self._requeues)]
+            self._ask(lambda s: s.driver.requeue(**call))
+
+    @rule(picks=v.some, fits=v.mostly, due=st.just({}) | v.dues, priority=st.none() | v.priorities)
+    def reschedule(self, picks: list[int], fits: bool, due: dict[str, Any], priority: int | None) -> None:
+        job_ids, when = self._pick(picks, WAITING if fits else None), self._moments(due)
+        self._ask(lambda s: s.driver.reschedule(job_ids, priority=priority, **when))
+
+    def _moments(self, due: dict[str, timedelta]) -> dict[str, Any]:
+        return {name: self._now + value if name == "scheduled_for" else value for name, value in due.items()}
+
+    @rule(queue=v.queues, by=v.workers)
+    def pause(self, queue: str, by: str) -> None:
+        self._ask(lambda s: s.driver.control.pause([queue], by=by))
+
+    @rule(queues=st.permutations(["default", "mail"]))
+    def resume(self, queues: list[str]) -> None:
+        self._ask(lambda s: s.driver.control.resume(queues))
+
+    @rule(wanted=v.filters, limit=v.limits, picks=v.some, is_first=v.flags)
+    def find(self, wanted: dict[str, Any], limit: int, picks: list[int], is_first: bool) -> None:
+        after = None if is_first else self._pick(picks)[0]
+        self._ask(lambda s: s.driver.inspector.find(JobFilter(**wanted), limit=limit, after=after))
+
+    # Time, and what it brings.
+
+    @rule(by=v.moves)
+    def advance(self, by: timedelta) -> None:
+        for subject in self._subjects:
+            subject.advance(by)
+
+    @rule(limit=v.limits)
+    def expire(self, limit: int) -> None:
+        self._ask(lambda s: s.driver.upkeep.expire(limit=limit))
+
+    @rule(by=v.moves, limit=v.limits)
+    def expire_later(self, by: timedelta, limit: int) -> None:
+        self.advance(by)
+        self.expire(limit)
+
+    @rule(
+        by=v.jumps,
+        offs=st.lists(st.sampled_from([v.NOTHING, MOMENT, v.SECOND / 2]), min_size=1, max_size=2),
+        lease=v.leases,
+    )
+    def clock_jumped(self, by: timedelta, offs: list[timedelta], lease: timedelta) -> None:
+        """Let the clock jump, and one or two processes notice, each a little off."""
+        before = self._now
+        self.advance(by)
+        for off in offs:
+            self._report_jump(before + off, lease)
+
+    def _report_jump(self, expected: datetime, lease: timedelta) -> None:
+        self._ask(lambda s: s.driver.upkeep.clock_jumped(expected=expected, lease=lease))
+
+    @rule(picks=v.some, limit=v.limits)
+    def bury(self, picks: list[int], limit: int) -> None:
+        for job_id in self._pick(picks, WAITING):
+            spends = [subject.spend for subject in self._subjects]
+            if all(spends) and job_id in self._jobs and self._jobs[job_id].status.is_waiting:
+                for spend in filter(None, spends):
+                    spend(job_id)
+        self._ask(lambda s: buried_in_bites(s, limit=limit))
+
+    @rule(is_long_ago=v.mostly, is_told=v.mostly, limit=v.limits, keep=v.delays)
+    def clean_up(self, is_long_ago: bool, is_told: bool, limit: int, keep: timedelta) -> None:
+        """Remove what is old, in bites: which jobs a bite takes is up to the store, what is gone in the end is not."""
+        if is_long_ago:
+            self.advance(AGE)
+        ages = [self._now - job.completed_at for job in self._jobs.values() if job.completed_at is not None]
+        if any(RETENTION <= age < RETENTION + v.DAY for age in ages):
+            return
+        if is_told:
+            self._tell_all()
+        self._ask(lambda s: in_bites(lambda: s.driver.upkeep.prune(older_than=RETENTION, limit=limit)))
+        self._ask(lambda s: in_bites(lambda: s.driver.upkeep.purge(older_than=RETENTION, limit=limit)))
+        self._ask(lambda s: s.driver.upkeep.roll_up(keep=AGE + keep))
+
+    def _tell_all(self) -> None:
+        events = [row.event.event_id for row in self._subjects[0].driver.inspector.outbox(self._job_ids)]
+        self._ask(lambda s: s.driver.upkeep.outbox_done([Published(event) for event in events]))
+
+    @rule(keep=v.delays)
+    def roll_up(self, keep: timedelta) -> None:
+        self._ask(lambda s: s.driver.upkeep.roll_up(keep=keep))
+
+    @rule(name=st.sampled_from(["expire", "prune"]), every=v.leases)
+    def take_duty(self, name: str, every: timedelta) -> None:
+        self._ask(lambda s: s.driver.upkeep.take_duty(name, every=every))
+
+    @rule(limit=v.limits, lock=v.locks)
+    def outbox_take(self, limit: int, lock: timedelta) -> None:
+        self._ask(lambda s: s.driver.upkeep.outbox_take(limit=limit, lock=lock))
+
+    @rule(
+        picks=v.some,
+        life=st.integers(1, 2),
+        kind=st.sampled_from(["published", "again", "given up", "unknown"]),
+        again_in=v.delays,
+    )
+    def outbox_done(self, picks: list[int], life: int, kind: str, again_in: timedelta) -> None:
+        events = [f"{job_id}:{life}" for job_id in self._pick(picks, FINAL)]
+        kinds: dict[str, Sequence[Published | Unpublished]] = {
+            "published": [Published(event) for event in events],
+            "again": [Unpublished(event, "no route", again_in) for event in events],
+            "given up": [Unpublished(event, "no route", None) for event in events],
+            "unknown": [Published("no event"), Unpublished(f"{self._job_ids[0]}:1", "no route", again_in)],
+        }
+        self._ask(lambda s: s.driver.upkeep.outbox_done(kinds[kind]))
+
+    @rule(name=v.workers, queues=st.lists(v.queues, unique=True), concurrency=v.limits)
+    def beat_worker(self, name: str, queues: list[str], concurrency: int) -> None:
+        record = WorkerRecord(
+            id=name,
+            host="here",
+            pid=7,
+            queues=tuple(queues),
+            types=("greet",),
+            concurrency=concurrency,
+            started_at=v.START,
+        )
+        self._ask(lambda s: s.driver.upkeep.beat_worker(record))
+
+    @rule(unseen_for=v.delays)
+    def forget_workers(self, unseen_for: timedelta) -> None:
+        self._ask(lambda s: s.driver.upkeep.forget_workers(unseen_for=unseen_for))
+
+    @rule(names=st.permutations(["nightly", "hourly"]), put=v.schedules, off=st.none() | v.offsets, limit=v.limits)
+    def put_schedules(self, names: list[str], put: dict[str, Any], off: timedelta | None, limit: int) -> None:
+        next_at = None if off is None else self._now + off
+        schedules = [Schedule(name=name, next_at=next_at, **put) for name in names[:limit]]
+        self._ask(lambda s: s.driver.control.put_schedules(schedules))
+
+    @rule(limit=v.limits, next_in=st.none() | v.delays, is_stale=v.flags)
+    def fire_schedules(self, limit: int, next_in: timedelta | None, is_stale: bool) -> None:
+        next_at = None if next_in is None else self._now + next_in
+        for due in self._ask(lambda s: s.driver.upkeep.schedules_due(limit=limit)):
+            self._fire(due.name, due.next_at - MOMENT if is_stale else due.next_at, next_at)
+
+    def _fire(self, name: str, fired: datetime, next_at: datetime | None) -> None:
+        self._ask(lambda s: s.driver.upkeep.schedule_fired(name, fired=fired, next_at=next_at))
+
+    @rule(names=st.permutations(["nightly", "hourly", "never"]), verb=st.sampled_from(["pause", "resume", "drop"]))
+    def steer_schedules(self, names: list[str], verb: str) -> None:
+        self._ask(lambda s: getattr(s.driver.control, f"{verb}_schedules")(names[:2]))
+
+
+def buried_in_bites(subject: Subject, *, limit: int) -> list[JobId]:
+    """Bury until nobody is left: which ones come first is up to the store."""
+    bites = takewhile(bool, (subject.driver.upkeep.bury(limit=limit) for _ in range(_EVER)))
+    return sorted(job_id for bite in bites for job_id in bite)
+
+
+def in_bites(bite: Callable[[], int]) -> int:
+    """Repeat *bite* until it takes nothing any more, and return what it took in all."""
+    taken = list(takewhile(bool, (bite() for _ in range(_EVER))))
+    return sum(taken)

@@ -1,0 +1,110 @@
+"""Makes memory stores that differ from the memory store in one small thing. No file is touched.
+
+The edits stand in ``differences.txt``, in the form of `tests.planted.bugs`; each applies
+to the one module of the memory driver that holds its text. The edited modules are
+loaded under a package name of their own, beside the true ones, and share the core.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.drivers import memory
+from taskharbor.testing.clock import ManualClock
+from taskharbor.testing.conformance import Subject
+from tests.planted.bugs import Bug
+from tests.planted.bugs import _read as read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import CodeType, ModuleType
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.testing.conformance.subject import Insert
+
+TRUE: Final = memory.__name__
+ALIAS: Final = "memory_that_differs"
+FOLDER: Final = Path(memory.__path__[0])
+
+
+def all_differences() -> list[Bug]:
+    return [replace(bug, module=_home(bug)) for bug in read(Path(__file__).with_name("differences.txt"))]
+
+
+def _home(bug: Bug) -> str:
+    """Return the module that holds all that *bug* replaces."""
+    homes = [file.stem for file in FOLDER.glob("*.py") if all(old in file.read_text() for old, _ in bug.edits)]
+    if len(homes) != 1:
+        raise LookupError(f"{bug.name}: its text stands in {homes or 'no module'}")
+    return homes[0]
+
+
+@contextmanager
+def differing(difference: Bug) -> Iterator[Callable[[], Subject]]:
+    """Give a maker of memory stores that have the *difference*."""
+    finder = Finder(difference)
+    sys.meta_path.insert(0, finder)
+    try:
+        driver = importlib.import_module(ALIAS).MemoryDriver
+        yield lambda: _subject(driver)
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == ALIAS]:
+            del sys.modules[name]
+
+
+class Finder:
+    """An import hook that finds the modules of the memory driver a second time, under another name."""
+
+    def __init__(self, difference: Bug) -> None:
+        self._difference = difference
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002  the signature is Python's
+        target: ModuleType | None = None,  # noqa: ARG002  as above
+    ) -> ModuleSpec | None:
+        package, _, module = fullname.partition(".")
+        if package != ALIAS:
+            return None
+        file = str(FOLDER / f"{module or '__init__'}.py")
+        loader = Loader(fullname, file, self._difference if module == self._difference.module else None)
+        folders = None if module else [str(FOLDER)]
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=folders)
+
+
+class Loader(SourceFileLoader):
+    def __init__(self, fullname: str, path: str, difference: Bug | None) -> None:
+        super().__init__(fullname, path)
+        self._difference = difference
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  the signature is Python's
+        source = Path(self.path).read_text()
+        if self._difference is not None:
+            source = self._difference.planted_in(source)
+        return compile(source.replace(TRUE, ALIAS), self.path, "exec", dont_inherit=True)
+
+
+def _subject(make_driver: Callable[..., Any]) -> Subject:
+    clock = ManualClock()
+    driver = make_driver(clock=clock)
+
+    def spend(job_id: JobId) -> None:
+        job = driver.inspector.get([job_id])[job_id]
+        with driver._tables.statement() as now:  # noqa: SLF001  a raw write, as the kit asks for
+            driver._tables.put(replace(job, attempt_count=job.max_attempts), now=now)  # noqa: SLF001  as above
+
+    @contextmanager
+    def transaction() -> Iterator[Insert]:
+        with driver.transaction():
+            yield driver.insert
+
+    return Subject(driver=driver, clock=clock, spend=spend, transaction=transaction)

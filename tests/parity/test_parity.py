@@ -1,0 +1,38 @@
+"""Every store answers as the memory driver does, and keeps the same rows."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from tests.conformance import test_drivers
+from tests.parity.machine import drive
+
+if TYPE_CHECKING:
+    from taskharbor.testing.conformance import Subject
+
+EXAMPLES: Final = 60
+STEPS: Final = 30
+
+
+def test_the_machine_finds_no_difference_between_a_store_and_itself() -> None:
+    drive([test_drivers.memory, test_drivers.memory], examples=EXAMPLES // 3, steps=STEPS)
+
+
+def test_sqlite_keeps_the_same_rows_as_memory_and_gives_the_same_answers() -> None:
+    run(EXAMPLES, STEPS, repeatable=True)
+
+
+def run(examples: int, steps: int, *, repeatable: bool = False) -> None:
+    """Compare every store there is with memory; other calls each time, unless they are to be *repeatable*."""
+    with TemporaryDirectory() as folder:
+        numbers = count()
+
+        def sqlite() -> Subject:
+            file = Path(folder) / str(next(numbers))
+            file.mkdir()
+            return test_drivers.sqlite(file)
+
+        drive([test_drivers.memory, sqlite], examples=examples, steps=steps, repeatable=repeatable)

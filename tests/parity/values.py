@@ -1,0 +1,115 @@
+"""The values that stores are driven with: few of each kind, so that calls collide."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from hypothesis import strategies as st
+
+from taskharbor.core.failure import Failure
+from taskharbor.core.ids import JobId, Token
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, MOMENT, PATIENCE
+
+SECOND: Final = timedelta(seconds=1)
+MINUTE: Final = timedelta(minutes=1)
+DAY: Final = timedelta(days=1)
+NOTHING: Final = timedelta(0)
+START: Final = datetime(2030, 1, 1, tzinfo=UTC)
+
+queues = st.sampled_from(["default", "mail"])
+types = st.sampled_from(["greet", "sweep"])
+subsets_of_types = st.none() | st.frozensets(types)
+workers = st.sampled_from(["ann", "bob"])
+priorities = st.integers(-1, 1)
+delays = st.sampled_from([NOTHING, SECOND, LEASE, MINUTE])
+offsets = st.sampled_from([NOTHING, -MINUTE, SECOND, MINUTE])
+leases = st.sampled_from([LEASE, SECOND, MINUTE])
+locks = st.sampled_from([LOCK, SECOND])
+limits = st.integers(1, 3)
+moves = st.sampled_from([LEASE, MINUTE, MOMENT, SECOND, LEASE - MOMENT, PATIENCE + MOMENT, NOTHING, DAY])
+jumps = st.sampled_from([MINUTE, -MINUTE, LEASE, -SECOND, DAY, -DAY])
+flags = st.booleans()
+mostly = st.sampled_from([True, True, True, False])
+
+one = st.integers(0, 7)
+"""Which of what is known: 0 is the newest."""
+some = st.lists(one, min_size=1, max_size=3, unique=True)
+
+new_jobs = st.fixed_dictionaries(
+    {
+        "type": types,
+        "queue": st.sampled_from(["default", "default", "mail"]),
+        "payload": st.sampled_from([b"{}", b"[1]"]),
+        "created_at": st.sampled_from([START, START + SECOND, START - DAY]),
+        "max_attempts": st.sampled_from([3, 1, 2]),
+        "priority": priorities,
+        "timeout": st.sampled_from([None, LEASE]),
+        "idempotency_key": st.sampled_from([None, None, None, "a", "b", "c"]),
+        "digest": st.sampled_from([b"one", b"one", b"two"]),
+        "metadata": st.sampled_from([{}, {"tenant": "7", "ä": "…"}]),
+    }
+)
+dues = st.one_of(
+    st.fixed_dictionaries({"delay": delays}),
+    st.fixed_dictionaries({"scheduled_for": offsets}),  # counted from now, which only the machine knows
+)
+batches = st.lists(st.tuples(new_jobs, dues), min_size=1, max_size=3)
+
+_TIMED_OUT: Final = Failure(type="taskharbor.core.errors.JobTimedOut", message="too long")
+failures = st.sampled_from([BOOM, None, _TIMED_OUT, Failure(message="no type"), Failure()])
+outcomes = st.one_of(
+    st.builds(Outcome.retry, after=delays, failure=failures),
+    st.builds(Outcome.fail, st.sampled_from(["hopeless", ""]), failure=failures),
+    st.builds(Outcome.release, bound=st.integers(0, 2)),
+    st.builds(Outcome.snooze, after=delays),
+    st.builds(Outcome.ack, st.sampled_from([None, b"42"])),
+    st.builds(Outcome.cancel, st.sampled_from([None, "off", ""])),
+)
+statuses = st.none() | st.frozensets(st.sampled_from(Status))
+filters = st.fixed_dictionaries(
+    {
+        "queue": st.none() | queues,
+        "type": st.none() | types,
+        "statuses": statuses,
+        "since": st.sampled_from([None, START, START + MOMENT]),
+        "until": st.sampled_from([None, START + SECOND, START]),
+    }
+)
+schedules = st.fixed_dictionaries(
+    {
+        "cron": st.sampled_from(["0 2 * * *", "0 * * * *"]),
+        "timezone": st.sampled_from(["UTC", "UTC", "Asia/Tokyo"]),
+        "type": types,
+        "queue": queues,
+        "payload": st.sampled_from([b"{}", b"[1]"]),
+        "options": st.sampled_from([{}, {"priority": "3"}]),
+    }
+)
+
+
+class Names:
+    """Makes ids and tokens that are the same in every run, and whose order is not that of their making."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def job_id(self) -> JobId:
+        return JobId(self._next(version=7))
+
+    def token(self) -> Token:
+        return Token(self._next(version=4))
+
+    def _next(self, *, version: int) -> UUID:
+        self._made += 1
+        tail = self._made * 0x9E3779B97F4A7C15F39C % (1 << 74)
+        high, low = tail >> 62, tail & ((1 << 62) - 1)
+        return UUID(int=0x19_0000_0000 << 80 | version << 76 | high << 64 | 0b10 << 62 | low)
+
+
+def of(pool: list[Any], picks: list[int]) -> list[Any]:
+    """Return the picked ones of *pool*, the newest first, none of them twice."""
+    return list(dict.fromkeys(pool[-1 - pick % len(pool)] for pick in picks)) if pool else []
