@@ -56,7 +56,11 @@ def test_the_page_of_states_is_the_table() -> None:
     assert states.PAGE.read_text() == states.page(), "render it anew: python -m tools.states"
 
 
-def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it() -> None:
+def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```(\w+)\n(.*?)```", readme, re.DOTALL)
     names: dict[str, Any] = {}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskharbor.core.facts import Hook
     from taskharbor.core.ids import JobId
     from taskharbor.core.request import JobRequest
-    from taskharbor.drivers.base import Driver
+    from taskharbor.drivers.base import Inserter
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,9 @@ _POLICY: Final = RetryPolicy()
 class Client:
     """Accepts jobs: validates, fills in defaults, encodes, and stores. What it returned is never lost.
 
+    *driver* may also be a transaction of yours that a driver has joined: then a job is
+    there when that commits, and hooks are told before.
+
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> client = Client(MemoryDriver())
     >>> request = JobRequest(type="email.send", payload={"to": "a@b.c"}, idempotency_key="welcome-7")
@@ -62,7 +65,7 @@ class Client:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: Inserter,
         *,
         codec: Codec = _JSON,
         policy: RetryPolicy = _POLICY,

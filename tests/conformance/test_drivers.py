@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ def sqlite(folder: Path) -> Subject:
     @contextmanager
     def transaction() -> Iterator[Insert]:
         with closing(sqlite3.connect(file, timeout=30)) as db, db:
-            yield partial(driver.insert_in, db)
+            yield driver.joined(db).insert
 
     return Subject(
         driver=driver,

@@ -57,6 +57,13 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Attempt, Claim, Job, Lease, NewJob, OutboxRow, Schedule, WorkerRecord
 
 
+class Inserter(Protocol):
+    """All that a client needs: a driver is one, and so is a user's own transaction that a driver has joined."""
+
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+        """Store new jobs, as `Driver.insert` does."""
+
+
 class Driver(Protocol):
     """What moves jobs, in the order of a job's life."""
 

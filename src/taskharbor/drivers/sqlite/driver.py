@@ -14,6 +14,7 @@ from taskharbor.drivers.sqlite import claiming, dispatching, inserting, operatin
 from taskharbor.drivers.sqlite.connection import Connections
 from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
+from taskharbor.drivers.sqlite.join import Joined
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 from taskharbor.drivers.sqlite.upkeep import SqliteUpkeep
@@ -77,12 +78,12 @@ class SqliteDriver:
         with self._connections.write() as (db, now):
             return inserting.insert(db, jobs, now=now, repeat=repeat)
 
-    def insert_in(self, db: sqlite3.Connection, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
-        """Store jobs in the transaction that *db*, a connection of the caller's to the same file, has open.
+    def joined(self, connection: sqlite3.Connection) -> Joined:
+        """Return what stores jobs in transactions of *connection*, which is yours and open on the same file.
 
-        They are there when it commits, and never were if it rolls back.
+        They are there when you commit, and never were if you roll back.
         """
-        return inserting.insert(db, jobs, now=micros(self._connections.clock.now()), repeat=False)
+        return Joined(connection, self._connections)
 
     def reserve(
         self,

@@ -1,0 +1,120 @@
+"""What the SQLite driver promises beyond the contract."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor import Client, JobRequest
+from taskharbor.core.errors import StoreUnavailable, UsageError
+from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.testing.conformance.subject import new_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def driver(file: Path) -> Iterator[SqliteDriver]:
+    driver = SqliteDriver(file)
+    yield driver
+    driver.close()
+
+
+def test_a_job_is_still_there_when_the_file_is_opened_again(file: Path) -> None:
+    first = SqliteDriver(file)
+    enqueued = Client(first).enqueue(JobRequest(type="greet", payload={"name": "Ada"}))
+    first.close()
+
+    with closing(SqliteDriver(file)) as again:
+        assert again.inspector.get([enqueued.id])[enqueued.id].data == {"name": "Ada"}
+
+
+def test_a_job_and_an_order_are_committed_together_or_not_at_all(driver: SqliteDriver, file: Path) -> None:
+    with closing(sqlite3.connect(file)) as shop:
+        shop.execute("CREATE TABLE orders (id INTEGER)")
+        client = Client(driver.joined(shop))
+
+        shop.execute("INSERT INTO orders VALUES (1)")
+        lost = client.enqueue(JobRequest(type="ship", payload=1))
+        shop.rollback()
+        shop.execute("INSERT INTO orders VALUES (2)")
+        kept = client.enqueue(JobRequest(type="ship", payload=2))
+        unseen = driver.inspector.get([kept.id])
+        shop.commit()
+
+        assert unseen == {}
+        assert set(driver.inspector.get([lost.id, kept.id])) == {kept.id}
+        assert shop.execute("SELECT id FROM orders").fetchall() == [(2,)]
+
+
+def test_a_connection_to_another_file_cannot_be_joined(driver: SqliteDriver, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other, pytest.raises(UsageError, match="own file"):
+        driver.joined(other)
+
+
+def test_a_connection_without_a_transaction_cannot_be_joined(driver: SqliteDriver, file: Path) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as autocommit:
+        joined = driver.joined(autocommit)
+
+        with pytest.raises(UsageError, match="begin a transaction first"):
+            joined.insert([new_job()])
+
+
+def test_a_file_that_another_process_keeps_locked_is_waited_for_only_so_long(file: Path) -> None:
+    driver = SqliteDriver(file, deadline=timedelta(milliseconds=50))
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        with pytest.raises(StoreUnavailable, match="another process has been writing"):
+            driver.insert([new_job()])
+
+    assert len(driver.insert([new_job()])) == 1
+    driver.close()
+
+
+def test_a_closed_driver_says_so(file: Path) -> None:
+    driver = SqliteDriver(file)
+    driver.close()
+
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        driver.insert([new_job()])
+
+
+def insert_some(driver: SqliteDriver, count: int) -> None:
+    for _ in range(count):
+        driver.insert([new_job()])
+
+
+def test_a_driver_made_before_a_fork_works_on_both_sides_of_it(driver: SqliteDriver) -> None:
+    driver.insert([new_job()])
+    child = multiprocessing.get_context("fork").Process(target=insert_some, args=(driver, 20))
+
+    child.start()
+    insert_some(driver, 20)
+    child.join(30)
+
+    assert child.exitcode == 0
+    assert sum(driver.inspector.queues()[0].counts.values()) == 41
+
+
+def test_every_descriptor_is_given_back(file: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    for _ in range(20):
+        driver = SqliteDriver(file)
+        driver.insert([new_job()])
+        driver.close()
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
