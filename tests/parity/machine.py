@@ -149,9 +149,9 @@ class Parity(RuleBasedStateMachine):
         moment = None if scheduled_for is None else self._now + scheduled_for
         return NewJob(id=self._names.job_id(), scheduled_for=moment, **fields)
 
-    @initialize(batch=v.batches, more=v.batches)
-    def begin(self, batch: list[Any], more: list[Any]) -> None:
-        self.insert(batch + more)
+    @initialize(batch=v.batches)
+    def begin(self, batch: list[Any]) -> None:
+        self.insert(batch)
 
     @rule(batch=v.batches)
     def insert(self, batch: list[Any]) -> None:
@@ -224,11 +224,10 @@ class Parity(RuleBasedStateMachine):
             self._ask(lambda s: s.driver.settle([Settlement(each, outcome) for each in held]))
 
     def _held(self, picks: list[int], *, is_wrong: bool = False) -> list[Lease]:
-        """Return some leases, most of them stale by now, of different jobs; *is_wrong* ones under no known token."""
-        leases = {lease.job_id: lease for lease in v.of(self._leases, picks)}
+        """Return some leases of different jobs, the newest first; *is_wrong* ones under a token that nobody holds."""
         if is_wrong:
             return [Lease(job_id, self._names.token(), self._now + LEASE) for job_id in self._pick(picks)]
-        return list(leases.values())
+        return list({lease.job_id: lease for lease in reversed(v.of(self._leases, picks))}.values())
 
     @rule(picks=v.some)
     def read_back(self, picks: list[int]) -> None:
@@ -293,13 +292,9 @@ class Parity(RuleBasedStateMachine):
     def _moments(self, due: dict[str, timedelta]) -> dict[str, Any]:
         return {name: self._now + value if name == "scheduled_for" else value for name, value in due.items()}
 
-    @rule(queue=v.queues, by=v.workers)
-    def pause(self, queue: str, by: str) -> None:
-        self._ask(lambda s: s.driver.control.pause([queue], by=by))
-
-    @rule(queues=st.permutations(["default", "mail"]))
-    def resume(self, queues: list[str]) -> None:
-        self._ask(lambda s: s.driver.control.resume(queues))
+    @rule(queues=st.permutations(["default", "mail"]), by=v.workers, pauses=v.rarely)
+    def pause_or_resume(self, queues: list[str], by: str, pauses: bool) -> None:
+        self._ask(lambda s: s.driver.control.pause(queues[:1], by=by) if pauses else s.driver.control.resume(queues))
 
     @rule(wanted=v.filters, limit=v.limits, picks=v.some, is_first=v.flags)
     def find(self, wanted: dict[str, Any], limit: int, picks: list[int], is_first: bool) -> None:
@@ -364,13 +359,10 @@ class Parity(RuleBasedStateMachine):
         events = [row.event.event_id for row in self._subjects[0].driver.inspector.outbox(self._job_ids)]
         self._ask(lambda s: s.driver.upkeep.outbox_done([Published(event) for event in events]))
 
-    @rule(keep=v.delays)
-    def roll_up(self, keep: timedelta) -> None:
-        self._ask(lambda s: s.driver.upkeep.roll_up(keep=keep))
-
-    @rule(name=st.sampled_from(["expire", "prune"]), every=v.leases)
-    def take_duty(self, name: str, every: timedelta) -> None:
+    @rule(name=st.sampled_from(["expire", "prune"]), every=v.leases, keep=v.delays)
+    def take_duty(self, name: str, every: timedelta, keep: timedelta) -> None:
         self._ask(lambda s: s.driver.upkeep.take_duty(name, every=every))
+        self._ask(lambda s: s.driver.upkeep.roll_up(keep=keep))
 
     @rule(limit=v.limits, lock=v.locks)
     def outbox_take(self, limit: int, lock: timedelta) -> None:
@@ -392,8 +384,8 @@ class Parity(RuleBasedStateMachine):
         }
         self._ask(lambda s: s.driver.upkeep.outbox_done(kinds[kind]))
 
-    @rule(name=v.workers, queues=st.lists(v.queues, unique=True), concurrency=v.limits)
-    def beat_worker(self, name: str, queues: list[str], concurrency: int) -> None:
+    @rule(name=v.workers, queues=st.lists(v.queues, unique=True), concurrency=v.limits, unseen_for=v.delays)
+    def beat_worker(self, name: str, queues: list[str], concurrency: int, unseen_for: timedelta) -> None:
         record = WorkerRecord(
             id=name,
             host="here",
@@ -403,11 +395,8 @@ class Parity(RuleBasedStateMachine):
             concurrency=concurrency,
             started_at=v.START,
         )
-        self._ask(lambda s: s.driver.upkeep.beat_worker(record))
-
-    @rule(unseen_for=v.delays)
-    def forget_workers(self, unseen_for: timedelta) -> None:
         self._ask(lambda s: s.driver.upkeep.forget_workers(unseen_for=unseen_for))
+        self._ask(lambda s: s.driver.upkeep.beat_worker(record))
 
     @rule(names=st.permutations(["nightly", "hourly"]), put=v.schedules, off=st.none() | v.offsets, limit=v.limits)
     def put_schedules(self, names: list[str], put: dict[str, Any], off: timedelta | None, limit: int) -> None:
