@@ -185,10 +185,13 @@ class Parity(RuleBasedStateMachine):
         claims = self._ask(lambda s: s.driver.reserve(queue, token=token, patience=PATIENCE, **how))
         self._leases += [claim.lease for claim in claims]
 
-    @rule(queue=v.queues, worker=v.workers, lease=v.leases)
-    def reserve_anything(self, queue: str, **how: Any) -> None:
-        """Most of a job's life begins here, so it is asked for more often, and plainly."""
-        self.reserve(queue, limit=3, types=None, reclaim=True, **how)
+    @rule(queue=v.queues, limit=v.limits, outcome=v.outcomes, by=v.moves)
+    def work(self, queue: str, limit: int, outcome: Outcome, by: timedelta) -> None:
+        """Reserve and settle in one go: most jobs must get through something for the rest to mean much."""
+        self.advance(by)
+        known = len(self._leases)
+        self.reserve(queue, worker="ann", lease=LEASE, limit=limit, types=None, reclaim=True)
+        self._ask(lambda s: s.driver.settle([Settlement(lease, outcome) for lease in self._leases[known:]]))
 
     @rule(
         picks=v.some,
@@ -234,29 +237,40 @@ class Parity(RuleBasedStateMachine):
         tokens = [lease.token for lease in v.of(self._leases, picks)]
         self._ask(lambda s: sorted(s.driver.read_back(tokens), key=lambda claim: claim.job.id))
 
-    @rule(queue=v.queues, limit=v.limits, lock=v.locks, unclaimed=st.sampled_from([3, 10, 1, 0]), is_sent=v.mostly)
-    def dispatch(self, queue: str, is_sent: bool, **how: Any) -> None:
+    @rule(
+        queue=v.queues,
+        limit=v.limits,
+        lock=v.locks,
+        unclaimed=st.sampled_from([3, 10, 1, 0]),
+        fate=st.sampled_from(["sent", "sent", "unsent", "declined", "unknown"]),
+    )
+    def dispatch(self, queue: str, fate: str, **how: Any) -> None:
         made = self._ask(lambda s: s.driver.dispatch(queue, **how))
         self._dispatches += made
-        if is_sent:  # or hardly any job would ever have been
-            self._ask(lambda s: s.driver.dispatched([Sent(each, v.MINUTE) for each in made]))
+        self._tell(made, fate, v.MINUTE)
 
-    @rule(picks=v.some, kind=st.sampled_from(["sent", "unsent", "declined", "declined wrongly"]), again_in=v.delays)
-    def dispatched(self, picks: list[int], kind: str, again_in: timedelta) -> None:
-        made = {each.job_id: each for each in v.of(self._dispatches, picks)}.values()
+    @rule(picks=v.some, fate=st.sampled_from(["sent", "unsent", "declined"]), again_in=v.delays)
+    def dispatched(self, picks: list[int], fate: str, again_in: timedelta) -> None:
+        self._tell(list({each.job_id: each for each in v.of(self._dispatches, picks)}.values()), fate, again_in)
+
+    def _tell(self, made: list[Dispatch], fate: str, again_in: timedelta) -> None:
         kinds: dict[str, Sequence[Sent | Unsent | Declined]] = {
             "sent": [Sent(each, again_in) for each in made],
             "unsent": [Unsent(each) for each in made],
             "declined": [Declined(each.job_id, each.seq) for each in made],
-            "declined wrongly": [Declined(job_id, 7) for job_id in self._pick(picks)],
         }
-        self._ask(lambda s: s.driver.dispatched(kinds[kind]))
+        self._ask(lambda s: s.driver.dispatched(kinds.get(fate, ())))
+
+    @rule(picks=v.some, seq=v.limits)
+    def decline(self, picks: list[int], seq: int) -> None:
+        """Give back messages, whether or not there ever were such."""
+        self._ask(lambda s: s.driver.dispatched([Declined(job_id, seq) for job_id in self._pick(picks)]))
 
     # What people do.
 
-    @rule(picks=v.some, fits=v.mostly)
-    def cancel(self, picks: list[int], fits: bool) -> None:
-        job_ids = self._pick(picks, WAITING | {Status.PROCESSING} if fits else None)
+    @rule(picks=v.some, of=st.sampled_from([{Status.PROCESSING}, {Status.PROCESSING}, WAITING, None]))
+    def cancel(self, picks: list[int], of: Collection[Status] | None) -> None:
+        job_ids = self._pick(picks, of)
         self._ask(lambda s: s.driver.cancel(job_ids))
 
     @rule(
@@ -317,17 +331,17 @@ class Parity(RuleBasedStateMachine):
         self.advance(by)
         self.expire(limit)
 
-    @rule(
-        by=v.jumps,
-        offs=st.lists(st.sampled_from([v.NOTHING, MOMENT, v.SECOND / 2]), min_size=1, max_size=2),
-        lease=v.leases,
-    )
-    def clock_jumped(self, by: timedelta, offs: list[timedelta], lease: timedelta) -> None:
-        """Let the clock jump, and one or two processes notice, each a little off."""
+    @rule(by=v.jumps, reports=v.reports, then=st.sampled_from([v.NOTHING, LEASE, v.MINUTE]), limit=v.limits)
+    def clock_jumped(self, by: timedelta, reports: list[Any], then: timedelta, limit: int) -> None:
+        """Let the clock jump under running jobs, processes notice it, each a little off, and somebody bring them back."""
+        self.reserve("default", worker="bob", lease=LEASE, limit=limit, types=None, reclaim=True)
         before = self._now
         self.advance(by)
-        for off in offs:
+        for off, lease in reports:
             self._report_jump(before + off, lease)
+        self.advance(then)
+        self.reserve("default", worker="ann", lease=LEASE, limit=1, types=None, reclaim=True)
+        self.expire(limit)
 
     def _report_jump(self, expected: datetime, lease: timedelta) -> None:
         self._ask(lambda s: s.driver.upkeep.clock_jumped(expected=expected, lease=lease))

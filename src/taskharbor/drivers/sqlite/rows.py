@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -29,12 +30,13 @@ def span(duration: timedelta) -> int:
     return duration // _MICROSECOND
 
 
+@lru_cache(maxsize=4_096)  # the jobs of one batch share most of their moments
 def moment(value: int) -> datetime:
     return EPOCH + timedelta(microseconds=value)
 
 
 def maybe_moment(value: int | None) -> datetime | None:
-    return None if value is None else EPOCH + timedelta(microseconds=value)
+    return None if value is None else moment(value)
 
 
 def maybe_micros(value: datetime | None) -> int | None:
@@ -45,8 +47,13 @@ def job_id(value: bytes) -> JobId:
     return JobId(UUID(bytes=value))
 
 
+@lru_cache(maxsize=256)  # as they do their token
+def token(value: bytes) -> Token:
+    return Token(UUID(bytes=value))
+
+
 def maybe_token(value: bytes | None) -> Token | None:
-    return None if value is None else Token(UUID(bytes=value))
+    return None if value is None else token(value)
 
 
 def text_map(value: str) -> Mapping[str, str]:
@@ -65,6 +72,9 @@ JOB: Final = (
 """The columns of a job, in the order `job` reads them."""
 
 
+_STATUSES: Final = {status.value: status for status in Status}
+
+
 def job(row: Sequence[Any]) -> Job:
     return Job(
         id=job_id(row[0]),
@@ -72,7 +82,7 @@ def job(row: Sequence[Any]) -> Job:
         queue=row[2],
         priority=row[3],
         payload=row[4],
-        status=Status(row[5]),
+        status=_STATUSES[row[5]],
         scheduled_for=moment(row[6]),
         timeout=None if row[7] is None else timedelta(microseconds=row[7]),
         created_at=moment(row[8]),
@@ -111,7 +121,7 @@ def attempt(row: Sequence[Any]) -> Attempt:
     has_failed = row[10] is not None
     return Attempt(
         job_id=job_id(row[0]),
-        token=Token(UUID(bytes=row[1])),
+        token=token(row[1]),
         life=row[2],
         attempt=row[3],
         worker_id=row[4],
