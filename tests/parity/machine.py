@@ -13,9 +13,8 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from taskharbor.core.answers import (
     Declined,
@@ -48,56 +47,15 @@ AGE: Final = 40 * v.DAY
 _EVER: Final = 1_000  # far more bites than there are jobs
 
 
-class Differ(AssertionError):
-    """Two stores do not agree."""
-
-
-def drive(makers: Sequence[Callable[[], Subject]], *, examples: int, steps: int, repeatable: bool = True) -> None:
-    """Let the machine loose on what *makers* make; raise `Differ` with the shortest run it found.
-
-    *repeatable* runs are the same each time; others look somewhere else each time.
-    """
-    _run(makers, examples=examples, steps=steps, derandomize=repeatable)
-
-
-def tells_apart(makers: Sequence[Callable[[], Subject]], *, examples: int, steps: int) -> str | None:
-    """Return the first difference found, as it was found; None, where there is none."""
-    try:
-        _run(
-            makers,
-            examples=examples,
-            steps=steps,
-            derandomize=True,
-            phases=[Phase.generate],
-            report_multiple_bugs=False,
-            verbosity=Verbosity.quiet,
-        )
-    except Exception as difference:  # noqa: BLE001  a store that is not what it should be may raise anything
-        return f"{type(difference).__name__}: {difference}"
-    return None
-
-
-def _run(makers: Sequence[Callable[[], Subject]], *, examples: int, steps: int, **choices: Any) -> None:
-    chosen = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        **choices,
-    )
-
-    class Driven(Parity):
-        def __init__(self) -> None:
-            super().__init__([make() for make in makers])
-
-    run_state_machine_as_test(Driven, settings=chosen)
-
-
 class Parity(RuleBasedStateMachine):
-    def __init__(self, subjects: Sequence[Subject]) -> None:
+    """Any number of stores, and what was handed out by them so far."""
+
+    def __init__(self, subjects: Sequence[Subject], *, on_difference: Callable[[int, str], None]) -> None:
         super().__init__()
-        self._subjects = subjects
+        self._on_difference = on_difference
+        self._made_for_this = subjects
+        self._others = dict(enumerate(subjects))
+        self._reference = self._others.pop(0)
         self._names = v.Names()
         self._job_ids = [self._names.job_id()]  # the first is never inserted
         self._new: list[NewJob] = []
@@ -107,31 +65,29 @@ class Parity(RuleBasedStateMachine):
         self._jobs: dict[JobId, Job] = {}
 
     def teardown(self) -> None:
-        for subject in self._subjects:
+        for subject in self._made_for_this:
             subject.driver.close()
 
     @invariant()
     def every_row_is_the_same(self) -> None:
-        ours, *others = [rows_of(subject, self._job_ids) for subject in self._subjects]
-        self._jobs = ours["jobs"]
-        for n, theirs in enumerate(others, start=1):
-            self._compare(ours, theirs, f"rows of store {n}: ")
+        self._jobs = self._ask(lambda s: rows_of(s, self._job_ids))["jobs"]
 
     def _ask(self, call: Callable[[Subject], Any]) -> Any:
-        """Ask every store the same, and return the one answer they have."""
-        first, *others = self._subjects
-        ours = answer_of(first, call)
-        for n, subject in enumerate(others, start=1):
-            self._compare(ours, answer_of(subject, call), f"answer of store {n}")
+        """Ask every store the same, and return what the reference answers."""
+        ours = answer_of(self._reference, call)
+        for n, subject in [*self._others.items()]:
+            if found := list(differences(ours, answer_of(subject, call), f"store {n}: ")):
+                self._on_difference(n, "\n".join(found))
+                del self._others[n]
         return ours
 
-    def _compare(self, ours: Any, theirs: Any, place: str) -> None:
-        if found := list(differences(ours, theirs, place)):
-            raise Differ("\n".join(found))
+    @property
+    def _subjects(self) -> list[Subject]:
+        return [self._reference, *self._others.values()]
 
     @property
     def _now(self) -> datetime:
-        return self._subjects[0].clock.now()
+        return self._reference.clock.now()
 
     def _pick(self, picks: list[int], fitting: Collection[Status] | None = None) -> list[JobId]:
         """Pick among the jobs in a *fitting* state, where there are any; among all, where None is asked for."""
@@ -333,7 +289,7 @@ class Parity(RuleBasedStateMachine):
 
     @rule(by=v.jumps, reports=v.reports, then=st.sampled_from([v.NOTHING, LEASE, v.MINUTE]), limit=v.limits)
     def clock_jumped(self, by: timedelta, reports: list[Any], then: timedelta, limit: int) -> None:
-        """Let the clock jump under running jobs, processes notice it, each a little off, and somebody bring them back."""
+        """Let the clock jump under running jobs, processes notice it, a little off, and somebody bring them back."""
         self.reserve("default", worker="bob", lease=LEASE, limit=limit, types=None, reclaim=True)
         before = self._now
         self.advance(by)
@@ -370,7 +326,7 @@ class Parity(RuleBasedStateMachine):
         self._ask(lambda s: s.driver.upkeep.roll_up(keep=AGE + keep))
 
     def _tell_all(self) -> None:
-        events = [row.event.event_id for row in self._subjects[0].driver.inspector.outbox(self._job_ids)]
+        events = [row.event.event_id for row in self._reference.driver.inspector.outbox(self._job_ids)]
         self._ask(lambda s: s.driver.upkeep.outbox_done([Published(event) for event in events]))
 
     @rule(name=st.sampled_from(["expire", "prune"]), every=v.leases, keep=v.delays)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.drivers import memory
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance import Subject
-from tests.planted.bugs import Bug
-from tests.planted.bugs import _read as read
+from tests.planted.bugs import Bug, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,18 +45,17 @@ def _home(bug: Bug) -> str:
     return homes[0]
 
 
-@contextmanager
-def differing(difference: Bug) -> Iterator[Callable[[], Subject]]:
-    """Give a maker of memory stores that have the *difference*."""
+def differing(difference: Bug) -> Callable[[], Subject]:
+    """Return a maker of memory stores that have the *difference*."""
     finder = Finder(difference)
     sys.meta_path.insert(0, finder)
     try:
         driver = importlib.import_module(ALIAS).MemoryDriver
-        yield lambda: _subject(driver)
     finally:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.partition(".")[0] == ALIAS]:
             del sys.modules[name]
+    return lambda: _subject(driver)
 
 
 class Finder:

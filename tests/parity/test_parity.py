@@ -8,17 +8,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from tests.conformance import test_drivers
-from tests.parity.machine import drive
+from tests.parity.driving import drive
 
 if TYPE_CHECKING:
     from taskharbor.testing.conformance import Subject
 
-EXAMPLES: Final = 60
-STEPS: Final = 30
+EXAMPLES: Final = 100
+STEPS: Final = 50
 
 
 def test_the_machine_finds_no_difference_between_a_store_and_itself() -> None:
-    drive([test_drivers.memory, test_drivers.memory], examples=EXAMPLES // 3, steps=STEPS)
+    drive([test_drivers.memory, test_drivers.memory], examples=EXAMPLES // 5, steps=STEPS)
 
 
 def test_sqlite_keeps_the_same_rows_as_memory_and_gives_the_same_answers() -> None:

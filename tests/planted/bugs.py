@@ -43,10 +43,10 @@ class Bug:
 
 
 def all_bugs() -> list[Bug]:
-    return [bug for file in sorted(HERE.glob("*/*.txt")) for bug in _read(file)]
+    return [bug for file in sorted(HERE.glob("*/*.txt")) for bug in read(file)]
 
 
-def _read(file: Path) -> Iterator[Bug]:
+def read(file: Path) -> Iterator[Bug]:
     for block in re.split(r"\n(?=# )", file.read_text()):
         name, *lines = block.strip("\n").split("\n")
         yield Bug(name.removeprefix("# "), f"taskharbor.{file.stem}", file.parent.name, tuple(_edits(lines)))

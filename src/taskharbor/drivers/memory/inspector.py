@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from taskharbor.core.ids import JobId
+    from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.memory.tables import Tables
 
@@ -37,7 +37,7 @@ class MemoryInspector:
     def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
         with self._tables.statement():
             recorded = self._tables.rows.attempts
-            return [attempt for job_id in job_ids if job_id in recorded for attempt in recorded[job_id].values()]
+            return [attempt for job_id in job_ids if job_id in recorded for attempt in _by_end(recorded[job_id])]
 
     def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
         with self._tables.statement():
@@ -77,6 +77,11 @@ class MemoryInspector:
     def schedules(self) -> dict[str, Schedule]:
         with self._tables.statement():
             return dict(sorted(self._tables.rows.schedules.items()))
+
+
+def _by_end(attempts: dict[Token, Attempt]) -> list[Attempt]:
+    """Order them by the time they ended: where the clock was set back, that is not the order they were written in."""
+    return sorted(attempts.values(), key=lambda attempt: attempt.ended_at)
 
 
 def _matches(job: Job, wanted: JobFilter) -> bool:

@@ -94,7 +94,7 @@ def _end_attempt(job: Job, outcome: Outcome) -> Job:
 
 def _land(tables: Tables, job: Job, status: Status, outcome: Outcome, now: datetime) -> None:
     """Store *job* in the state its outcome leads to."""
-    error = None if outcome.recorded is None else str(outcome.recorded)
+    error = None if outcome.recorded is None else str(outcome.recorded) or None
     if status is Status.DEAD:
         reason = outcome.reason if outcome.event is Event.FAIL and outcome.reason else SPENT
         die(tables, job, now=now, reason=reason, error=error or reason)

@@ -147,7 +147,7 @@ class SqliteDriver:
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         with self._connections.read() as db:
             now = micros(self._connections.clock.now())
-            asked = [{"now": now, "token": token.bytes} for token in tokens]
+            asked = [{"now": now, "token": token.bytes} for token in dict.fromkeys(tokens)]
             held = [job(row) for each in asked for row in db.execute(self._READ_BACK, each)]
             return [
                 Claim(each, Lease(each.id, each.lease_token, each.lease_expires_at))
