@@ -18,15 +18,15 @@ from taskharbor.testing.conformance import *
 from taskharbor.testing.conformance import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from taskharbor.core.ids import JobId
     from taskharbor.testing.conformance.subject import Insert
 
 
-def memory() -> Subject:
+def memory(make: Callable[..., MemoryDriver] = MemoryDriver) -> Subject:
     clock = ManualClock()
-    driver = MemoryDriver(clock=clock)
+    driver = make(clock=clock)
 
     def spend(job_id: JobId) -> None:
         job = driver.inspector.get([job_id])[job_id]

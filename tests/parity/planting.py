@@ -10,23 +10,21 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from taskharbor.drivers import memory
-from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance import Subject
+from tests.conformance.test_drivers import memory as memory_subject
 from tests.planted.bugs import Bug, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import CodeType, ModuleType
 
-    from taskharbor.core.ids import JobId
-    from taskharbor.testing.conformance.subject import Insert
+    from taskharbor.testing.conformance import Subject
 
 TRUE: Final = memory.__name__
 ALIAS: Final = "memory_that_differs"
@@ -55,7 +53,7 @@ def differing(difference: Bug) -> Callable[[], Subject]:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.partition(".")[0] == ALIAS]:
             del sys.modules[name]
-    return lambda: _subject(driver)
+    return partial(memory_subject, driver)
 
 
 class Finder:
@@ -89,20 +87,3 @@ class Loader(SourceFileLoader):
         if self._difference is not None:
             source = self._difference.planted_in(source)
         return compile(source.replace(TRUE, ALIAS), self.path, "exec", dont_inherit=True)
-
-
-def _subject(make_driver: Callable[..., Any]) -> Subject:
-    clock = ManualClock()
-    driver = make_driver(clock=clock)
-
-    def spend(job_id: JobId) -> None:
-        job = driver.inspector.get([job_id])[job_id]
-        with driver._tables.statement() as now:  # noqa: SLF001  a raw write, as the kit asks for
-            driver._tables.put(replace(job, attempt_count=job.max_attempts), now=now)  # noqa: SLF001  as above
-
-    @contextmanager
-    def transaction() -> Iterator[Insert]:
-        with driver.transaction():
-            yield driver.insert
-
-    return Subject(driver=driver, clock=clock, spend=spend, transaction=transaction)
