@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import StoreUnavailable
@@ -97,19 +97,22 @@ class Connections:
             self._idle.append(connection)
 
     def _open(self) -> sqlite3.Connection:
-        try:
-            connection = sqlite3.connect(
-                self.path,
-                timeout=self._deadline.total_seconds(),
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=512,
-            )
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        except sqlite3.Error as error:
-            raise explained(error, self.path) from error
-        return connection
+        with ExitStack() as on_error:
+            try:
+                connection = sqlite3.connect(
+                    self.path,
+                    timeout=self._deadline.total_seconds(),
+                    isolation_level=None,
+                    check_same_thread=False,
+                    cached_statements=512,
+                )
+                on_error.callback(connection.close)
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            except sqlite3.Error as error:
+                raise explained(error, self.path) from error
+            on_error.pop_all()
+            return connection
 
 
 _CROWDED: Final = "other threads of this process have been writing to it for too long; try again"
