@@ -64,6 +64,22 @@ class Inserter(Protocol):
         """Store new jobs, as `Driver.insert` does."""
 
 
+class Listener(Protocol):
+    """Hears that jobs may have become due: a hint, on which nothing depends but speed.
+
+    It may ring for nothing, and it may miss; whoever listens looks now and then all the same.
+    """
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Return True as soon as it rang since the last wait, and False after *timeout*."""
+
+    def wake(self) -> None:
+        """End the wait that is under way, or else the next one, as if it rang; from any thread."""
+
+    def close(self) -> None:
+        """Stop listening, and give back what that took."""
+
+
 class Driver(Protocol):
     """What moves jobs, in the order of a job's life."""
 
@@ -78,6 +94,12 @@ class Driver(Protocol):
     @property
     def control(self) -> Control:
         """The same store's control."""
+
+    def listen(self, queues: Collection[str]) -> Listener:
+        """Listen for jobs of *queues* that are there to be taken, whichever process put them there.
+
+        It rings when insert, requeue, reschedule or a release left such a job behind, after the commit.
+        """
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         """Store new jobs as PENDING, with no attempt counted.
