@@ -13,6 +13,7 @@ from taskharbor.core.errors import UsageError
 from taskharbor.drivers.connect import NotAUrl, connect, masked, schema_of, store_of
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.migrate import up
+from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def test_a_store_in_memory_has_no_schema() -> None:
 def test_no_driver_is_imported_before_its_store_is_opened() -> None:
     script = (
         "import sys, taskharbor.drivers.connect;"
-        "print({'sqlite3', 'taskharbor.drivers.memory', 'taskharbor.drivers.sqlite'} & {*sys.modules})"
+        "print({'sqlite3', 'psycopg', 'taskharbor.drivers.memory', 'taskharbor.drivers.sqlite'} & {*sys.modules})"
     )
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -108,12 +109,27 @@ def test_no_driver_is_imported_before_its_store_is_opened() -> None:
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
-def test_a_store_to_come_is_refused_with_what_can_be_used_now(scheme: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        connect(f"{scheme}://app:{CANARY}@db/app")
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "PostgreSQL"])
+def test_a_postgres_url_is_opened_without_connecting(scheme: str) -> None:
+    driver = connect(f"{scheme}://app@127.0.0.1:1/app?schema=jobs&sslmode=disable&pooler=transaction")
 
-    assert str(caught.value) == f"this version has no {scheme} driver yet; it opens memory:// and sqlite:///jobs.db"
+    assert isinstance(driver, PostgresDriver)
+    assert store_of(f"{scheme}://db/app") == "postgres"
+    driver.close()
+
+
+def test_a_pooler_that_is_not_known_is_refused_with_what_is() -> None:
+    with pytest.raises(UsageError, match="pooler=transaction is for a pooler in transaction mode"):
+        connect("postgresql://db/app?pooler=session")
+
+
+def test_a_driver_that_is_not_installed_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.drivers.connect.find_spec", lambda _: None)
+
+    with pytest.raises(UsageError) as caught:
+        connect(f"postgresql://app:{CANARY}@db/app")
+
+    assert str(caught.value) == "the postgres driver is not installed; run: pip install 'taskharbor[postgres]'"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +147,10 @@ def test_a_scheme_like_no_other_is_answered_with_what_can_be_used() -> None:
     with pytest.raises(UsageError) as caught:
         connect("redis://localhost")
 
-    assert str(caught.value) == "there is no store 'redis'; this version opens memory:// and sqlite:///jobs.db"
+    assert (
+        str(caught.value)
+        == "there is no store 'redis'; this version opens postgresql://localhost/app, sqlite:///jobs.db and memory://"
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +171,8 @@ def test_what_is_no_url_is_shown_without_its_password(given_: str, shown: str) -
         connect(given_)
 
     assert (
-        str(caught.value) == f"{shown!r} is not the URL of a store; this version opens memory:// and sqlite:///jobs.db"
+        str(caught.value)
+        == f"{shown!r} is not the URL of a store; this version opens postgresql://localhost/app, sqlite:///jobs.db and memory://"
     )
 
 

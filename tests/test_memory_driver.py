@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -105,3 +106,14 @@ def test_what_a_transaction_did_is_taken_back_whole() -> None:
 
     assert (driver.inspector.find(JobFilter(), limit=9), driver.inspector.queues()) == before
     assert len(reserve(driver, limit=9)) == 2
+
+
+def test_a_listener_that_was_closed_is_forgotten() -> None:
+    driver = MemoryDriver()
+    listener = driver.listen(["default"])
+    remembered = weakref.ref(listener)
+
+    listener.close()
+    del listener
+
+    assert remembered() is None

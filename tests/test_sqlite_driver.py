@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sqlite3
 from contextlib import closing
+from dataclasses import FrozenInstanceError, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import Client, JobRequest
+from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import StoreUnavailable, UsageError
-from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.core.model import Job
+from taskharbor.core.states import Status
+from taskharbor.drivers.sqlite import SqliteDriver, claiming
+from taskharbor.drivers.sqlite.inspector import SqliteInspector
+from taskharbor.drivers.sqlite.rows import EPOCH
 from taskharbor.testing.conformance.subject import new_job
 
 if TYPE_CHECKING:
@@ -107,6 +114,73 @@ def test_a_driver_made_before_a_fork_works_on_both_sides_of_it(driver: SqliteDri
 
     assert child.exitcode == 0
     assert sum(driver.inspector.queues()[0].counts.values()) == 41
+
+
+def test_a_job_that_was_read_is_as_frozen_as_one_that_was_made(driver: SqliteDriver) -> None:
+    driver.insert([new_job()])
+    [job] = driver.inspector.find(JobFilter(), limit=1).jobs
+
+    with pytest.raises(FrozenInstanceError):
+        job.priority = 1  # type: ignore[misc]
+
+    assert (type(job), repr(job), hash(job)) == (Job, repr(replace(job)), hash(replace(job)))
+    assert job == replace(job)
+
+
+def plan(file: Path, statement: str) -> list[str]:
+    asked = dict.fromkeys(re.findall(r":(\w+)", statement))
+    with closing(sqlite3.connect(file)) as db:
+        return [step[3] for step in db.execute(f"EXPLAIN QUERY PLAN {statement}", asked)]
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("take", [claiming.TAKE_ANY, claiming.TAKE_HANDLED], ids=["any", "handled"])
+def test_a_claim_walks_what_waits_in_its_order_and_sorts_nothing(take: str, file: Path) -> None:
+    steps = plan(file, take)
+
+    assert "SEARCH th_jobs USING INDEX th_jobs_waiting (queue=?)" in steps
+    assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
+
+
+@pytest.mark.usefixtures("driver")
+def test_an_ended_lease_is_found_without_a_look_at_the_history(file: Path) -> None:
+    steps = plan(file, claiming.TAKE_ENDED)
+
+    assert "SEARCH th_jobs USING INDEX th_jobs_processing (lease_expires_at<?)" in steps
+    assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
+
+
+@pytest.mark.usefixtures("driver")
+def test_those_who_live_are_counted_without_a_look_at_the_history(file: Path) -> None:
+    steps = plan(file, SqliteInspector.COUNTS)
+
+    assert [step for step in steps if "th_jobs" in step] == [
+        "SCAN th_jobs USING COVERING INDEX th_jobs_waiting",
+        "SEARCH th_jobs USING INDEX th_jobs_processing (lease_expires_at>?)",
+    ]
+
+
+def test_jobs_that_raw_sql_moved_are_counted_too(driver: SqliteDriver, file: Path) -> None:
+    driver.insert([new_job() for _ in range(4)])
+    first, second, third, _ = [job.id.bytes for job in driver.inspector.find(JobFilter(), limit=4).jobs]
+    end = "UPDATE th_jobs SET status = 'CANCELED', completed_at = 1 WHERE id = ?"
+    revive = "UPDATE th_jobs SET status = 'PENDING', completed_at = NULL WHERE id = ?"
+    with closing(sqlite3.connect(file)) as db, db:
+        db.executemany(end, [(first,), (second,), (third,)])
+        db.execute(revive, (second,))
+        db.execute("DELETE FROM th_jobs WHERE id = ?", (third,))
+
+    before = driver.inspector.queues(), driver.inspector.finished(since=EPOCH)
+    driver.upkeep.roll_up(keep=timedelta(days=36_500))
+    after = driver.inspector.queues(), driver.inspector.finished(since=EPOCH)
+    [queue], [finished] = before
+
+    assert before == after
+    assert {status: count for status, count in queue.counts.items() if count} == {
+        Status.PENDING: 2,
+        Status.CANCELED: 1,
+    }
+    assert finished.count == 3
 
 
 def test_every_descriptor_is_given_back(file: Path) -> None:

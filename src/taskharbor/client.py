@@ -19,7 +19,7 @@ from taskharbor.core.errors import (
 )
 from taskharbor.core.facts import JobEnqueued
 from taskharbor.core.ids import new_job_id
-from taskharbor.core.model import NewJob, payload_context
+from taskharbor.core.model import new_job, payload_context
 from taskharbor.core.request import check
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.text import plain
@@ -27,12 +27,14 @@ from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
 
     from taskharbor.core.answers import Inserted
     from taskharbor.core.clock import Clock
     from taskharbor.core.codec import Codec
     from taskharbor.core.facts import Hook
     from taskharbor.core.ids import JobId
+    from taskharbor.core.model import NewJob
     from taskharbor.core.request import JobRequest
     from taskharbor.drivers.base import Inserter
 
@@ -48,6 +50,7 @@ class Enqueued:
 _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
+_NO_DELAY: Final = timedelta(0)
 
 
 class Client:
@@ -87,7 +90,7 @@ class Client:
         one (the store was tried twice, under the same id) nobody knows whether the job was
         stored: give the request an idempotency key, and it can be sent again without harm.
         """
-        [answer] = self._insert([self._prepare(request)])
+        [answer] = self._insert([self._prepare(request, self._clock.now())])
         if isinstance(answer, IdempotencyConflict):
             raise answer
         return answer
@@ -109,7 +112,7 @@ class Client:
             answer if isinstance(answer, IdempotencyConflict) else Enqueued(answer.job_id, answer.existed)
             for answer in self._store(jobs)
         ]
-        for job, answer in zip(jobs, answers, strict=True):
+        for job, answer in zip(jobs, answers, strict=True) if self._hooks else ():
             if isinstance(answer, Enqueued):
                 self._tell(JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed))
         return answers
@@ -130,14 +133,15 @@ class Client:
 
     def _prepare_all(self, requests: Iterable[JobRequest]) -> list[NewJob]:
         jobs = []
+        now = self._clock.now()
         for place, request in enumerate(requests):
             try:
-                jobs.append(self._prepare(request))
+                jobs.append(self._prepare(request, now))
             except InvalidRequest as error:
                 raise InvalidRequest([problem.within(f"jobs[{place}]") for problem in error.problems]) from error
         return jobs
 
-    def _prepare(self, request: JobRequest) -> NewJob:
+    def _prepare(self, request: JobRequest, now: datetime) -> NewJob:
         check(request)
         job_id = self._ids()
         when = request.scheduled_for
@@ -145,15 +149,15 @@ class Client:
             payload = self._codec.encode(request.payload, context=payload_context(job_id, request.type))
         except PayloadNotEncodable as error:
             raise InvalidRequest([_payload_problem(error)]) from error
-        return NewJob(
+        return new_job(
             id=job_id,
             type=plain(request.type),
             queue=plain(request.queue),
             payload=payload,
-            created_at=self._clock.now(),
+            created_at=now,
             max_attempts=int(request.max_attempts or self._policy.max_attempts),
             scheduled_for=None if when is None else when.astimezone(UTC),
-            delay=request.delay or timedelta(0),
+            delay=request.delay or _NO_DELAY,
             timeout=request.timeout,
             priority=int(request.priority),
             idempotency_key=None if request.idempotency_key is None else plain(request.idempotency_key),

@@ -20,7 +20,8 @@ from taskharbor.cli.options import json_option
 from taskharbor.cli.root import root, run
 from taskharbor.core import errors
 from taskharbor.core.ids import JobId
-from taskharbor.drivers.connect import NoSuchDriverYet, NotAUrl, UnknownStore
+from taskharbor.drivers.connect import DriverNotInstalled, NotAUrl, UnknownStore
+from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.settings import UrlMissing
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ ENDINGS = [
     (errors.LeaseMismatch(JOB), Exit.CONFLICT, "lease-lost"),
     (errors.SchemaOutOfDate("1", "2", "migrate"), Exit.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
     (errors.StoreUnavailable("refused"), Exit.CANNOT_CONNECT, "store-unavailable"),
+    (ReplyLost("gone", 1), Exit.CANNOT_CONNECT, "store-unavailable"),
     (NotAUrl("jobs.db"), Exit.USAGE, "not-a-url"),
     (UnknownStore("redis"), Exit.USAGE, "unknown-store"),
-    (NoSuchDriverYet("sqlite"), Exit.USAGE, "no-such-driver-yet"),
+    (DriverNotInstalled("postgres"), Exit.USAGE, "driver-not-installed"),
     (UrlMissing(), Exit.USAGE, "url-missing"),
     (click.UsageError("odd"), Exit.USAGE, "usage"),
     (click.FileError("jobs.json", "unreadable"), Exit.FAILURE, "failure"),

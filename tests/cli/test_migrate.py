@@ -45,9 +45,10 @@ def test_as_json_the_memory_store_has_no_schema_and_nothing_pending(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_store_that_this_version_cannot_open_is_refused(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", verb, "--url", "postgres://db/app"])
+    ended = run(root, ["migrate", verb, "--url", "redis://db/app"])
 
-    line = "error: this version has no postgres driver yet; it opens memory:// and sqlite:///jobs.db\n"
+    opens = "postgresql://localhost/app, sqlite:///jobs.db and memory://"
+    line = f"error: there is no store 'redis'; this version opens {opens}\n"
     assert ended == Exit.USAGE
     assert capsys.readouterr().err == line
 

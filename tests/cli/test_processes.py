@@ -37,11 +37,11 @@ def test_the_module_runs_as_the_command_does() -> None:
 
 
 def test_the_exit_code_and_the_error_reach_the_shell() -> None:
-    done = taskharbor("migrate", "check", TASKHARBOR_URL="postgresql://app:hunter2@db/app")
+    done = taskharbor("migrate", "check", TASKHARBOR_URL="postgre://app:hunter2@db/app")
 
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "error: this version has no postgresql driver yet; it opens memory:// and sqlite:///jobs.db\n"
+    assert done.stderr == "error: there is no store 'postgre'; did you mean postgres://?\n"
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:

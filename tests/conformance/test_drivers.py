@@ -84,8 +84,37 @@ def sqlite(folder: Path) -> Subject:
     )
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+def postgres() -> Subject:
+    import psycopg  # noqa: PLC0415  as above
+
+    from taskharbor.drivers.postgres import PostgresDriver  # noqa: PLC0415  as above
+    from tests.postgres import emptied  # noqa: PLC0415  as above
+
+    clock = ManualClock()
+    url = emptied()
+    driver = PostgresDriver(url, clock=clock)
+
+    def spend(job_id: JobId) -> None:
+        with psycopg.connect(url) as db:
+            db.execute("UPDATE th_jobs SET attempt_count = max_attempts WHERE id = %s", [job_id])
+
+    @contextmanager
+    def transaction() -> Iterator[Insert]:
+        with psycopg.connect(url) as db:
+            yield driver.joined(db).insert
+
+    return Subject(
+        driver=driver,
+        clock=clock,
+        spend=spend,
+        transaction=transaction,
+        statements=lambda: driver.statements,
+    )
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    made = memory() if request.param == "memory" else sqlite(tmp_path)
+    makers = {"memory": memory, "sqlite": lambda: sqlite(tmp_path), "postgres": postgres}
+    made = makers[request.param]()
     yield made
     made.driver.close()

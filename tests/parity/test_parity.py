@@ -25,8 +25,12 @@ def test_sqlite_keeps_the_same_rows_as_memory_and_gives_the_same_answers() -> No
     run(EXAMPLES, STEPS, repeatable=True)
 
 
+def test_postgres_keeps_the_same_rows_as_memory_and_gives_the_same_answers() -> None:
+    drive([test_drivers.memory, test_drivers.postgres], examples=EXAMPLES // 5, steps=STEPS, repeatable=True)
+
+
 def run(examples: int, steps: int, *, repeatable: bool = False) -> None:
-    """Compare every store there is with memory; other calls each time, unless they are to be *repeatable*."""
+    """Compare SQLite with memory; other calls each time, unless they are to be *repeatable*."""
     with TemporaryDirectory() as folder:
         numbers = count()
 

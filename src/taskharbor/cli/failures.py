@@ -56,7 +56,7 @@ VERDICTS: Final[Mapping[type[BaseException], Verdict]] = MappingProxyType({
     errors.StoreUnavailable:       Verdict(Exit.CANNOT_CONNECT, "store-unavailable", way_out="check its URL"),
     connect.NotAUrl:               Verdict(Exit.USAGE, "not-a-url"),
     connect.UnknownStore:          Verdict(Exit.USAGE, "unknown-store"),
-    connect.NoSuchDriverYet:       Verdict(Exit.USAGE, "no-such-driver-yet"),
+    connect.DriverNotInstalled:    Verdict(Exit.USAGE, "driver-not-installed"),
     UrlMissing:                    Verdict(Exit.USAGE, "url-missing"),
 })
 # fmt: on

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from typing import TYPE_CHECKING, Final, NewType
-from uuid import UUID, uuid4
+from uuid import UUID, SafeUUID, uuid4
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,7 @@ class JobIds:
     ) -> None:
         self._milliseconds = milliseconds
         self._entropy = entropy
+        self._chances: list[int] = []
         self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
         self._last_time = -1
         self._last_tail = 0
@@ -46,7 +47,7 @@ class JobIds:
 
     def __call__(self) -> JobId:
         with self._lock:
-            chance = int.from_bytes(self._entropy(10))
+            chance = self._chances.pop() if self._chances else self._draw()
             moment, tail = self._milliseconds(), chance >> (80 - _TAIL_BITS + 1)
             if moment <= self._last_time:
                 moment, grown = self._last_time, self._last_tail + 1 + chance % (1 << _STEP_BITS)
@@ -55,19 +56,35 @@ class JobIds:
             self._last_time, self._last_tail = moment, tail
             return _assemble(moment, tail)
 
+    def _draw(self) -> int:
+        """Ask for entropy once for many ids: each time costs as much as all the rest of an id."""
+        drawn = self._entropy(10 * _DRAWN)
+        self._chances = [int.from_bytes(drawn[start : start + 10]) for start in range(0, len(drawn), 10)]
+        return self._chances.pop()
+
     def _forget(self) -> None:
+        self._chances = []
         self._lock = threading.RLock()
         self._last_time = -1
         self._last_tail = 0
 
 
+_DRAWN: Final = 64
 _TAIL_BITS: Final = 74
 _STEP_BITS: Final = 32
 
 
 def _assemble(milliseconds: int, tail: int) -> JobId:
     high, low = tail >> 62, tail & ((1 << 62) - 1)
-    return JobId(UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
+    return JobId(_uuid(milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
+
+
+def _uuid(value: int) -> UUID:
+    """Return what ``UUID(int=value)`` does, in a third of its time: half of it is spent on which argument was given."""
+    uuid = object.__new__(UUID)
+    object.__setattr__(uuid, "int", value)
+    object.__setattr__(uuid, "is_safe", SafeUUID.unknown)
+    return uuid
 
 
 # One for the whole process: two factories could not keep ids ordered between them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.core.codec import Codec, JsonCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.failure import Failure
@@ -98,6 +98,34 @@ class Job:
     def is_spent(self) -> bool:
         """No attempt is left."""
         return self.attempt_count >= self.max_attempts
+
+
+def _thawed(frozen: type[Any]) -> Callable[..., Any]:
+    """Return what makes objects that become instances of *frozen* by a change of their class.
+
+    A frozen class sets each of its fields by a call: 5 µs for a job, a tenth of its whole way through
+    SQLite. So they are set on a twin of the same slots that is not frozen: 0.6 µs.
+    """
+    return make_dataclass(f"Thawed{frozen.__name__}", [each.name for each in fields(frozen)], slots=True)
+
+
+_thawed_job: Final = _thawed(Job)
+_thawed_new_job: Final = _thawed(NewJob)
+_CODEC: Final = JsonCodec()
+
+
+def stored_job(values: Sequence[Any]) -> Job:
+    """Return the job whose fields, from ``id`` to ``metadata``, have these *values*."""
+    job = _thawed_job(*values, _CODEC, _UNDECODED)
+    job.__class__ = Job
+    return job  # type: ignore[no-any-return]
+
+
+def new_job(**values: Any) -> NewJob:
+    """Return a new job that has these *values*, all of its fields."""
+    job = _thawed_new_job(**values)
+    job.__class__ = NewJob
+    return job  # type: ignore[no-any-return]
 
 
 def payload_context(job_id: JobId, job_type: str) -> bytes:

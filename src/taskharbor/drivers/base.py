@@ -65,19 +65,24 @@ class Inserter(Protocol):
 
 
 class Listener(Protocol):
-    """Hears that jobs may have become due: a hint, on which nothing depends but speed.
+    """Hears that there may be jobs to take: a hint, on which nothing depends but speed.
 
     It may ring for nothing, and it may miss; whoever listens looks now and then all the same.
+    One thread waits at a time.
     """
 
     def wait(self, timeout: timedelta) -> bool:
-        """Return True as soon as it rang since the last wait, and False after *timeout*."""
+        """Return True as soon as it rang since the last wait, and False after *timeout*.
+
+        A ring is forgotten before True is returned: what rings while the caller looks for
+        jobs is heard by the next wait.
+        """
 
     def wake(self) -> None:
         """End the wait that is under way, or else the next one, as if it rang; from any thread."""
 
     def close(self) -> None:
-        """Stop listening, and give back what that took."""
+        """Stop listening, and give back what that took. Nobody may be waiting any more: `wake` first."""
 
 
 class Driver(Protocol):
@@ -98,7 +103,9 @@ class Driver(Protocol):
     def listen(self, queues: Collection[str]) -> Listener:
         """Listen for jobs of *queues* that are there to be taken, whichever process put them there.
 
-        It rings when insert, requeue, reschedule or a release left such a job behind, after the commit.
+        It rings when insert, requeue, reschedule or a release left such a job behind, after the
+        commit, a user's own included. That a job's time has come, or that its queue was resumed, need
+        not ring. No failure to ring fails the call that would have rung.
         """
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:

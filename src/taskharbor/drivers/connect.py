@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from taskharbor.core.errors import UsageError
+from taskharbor.core.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,12 +37,10 @@ def store_of(url: str) -> str:
     scheme = _SCHEME.match(url)
     if scheme is None:
         raise NotAUrl(url)
-    store = scheme["name"].lower()
-    if store in _PLANNED:
-        raise NoSuchDriverYet(store)
-    if store not in _OPEN:
-        raise UnknownStore(store)
-    return store
+    name = scheme["name"].lower()
+    if name not in _STORES:
+        raise UnknownStore(name)
+    return _STORES[name]
 
 
 def schema_of(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
@@ -52,7 +51,9 @@ def schema_of(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
     >>> schema_of("memory://") is None
     True
     """
-    return _sqlite_schema(url) if store_of(url) == "sqlite" else None
+    schemas = {"postgres": _postgres_schema, "sqlite": _sqlite_schema}
+    store = store_of(url)
+    return schemas[store](url) if store in schemas else None
 
 
 def masked(url: str) -> str:
@@ -97,24 +98,24 @@ class UnknownStore(UsageError):
         self.scheme = scheme
 
     def __str__(self) -> str:
-        nearest = get_close_matches(self.scheme, [*_OPEN, *_PLANNED], n=1)
+        nearest = get_close_matches(self.scheme, _STORES, n=1)
         way_out = f"did you mean {nearest[0]}://?" if nearest else f"this version opens {_usable()}"
         return f"there is no store {self.scheme!r}; {way_out}"
 
 
-class NoSuchDriverYet(UsageError):
-    """The scheme is right, and a later version will open it."""
+class DriverNotInstalled(UsageError):
+    """The store is known, but the package that talks to it is not there."""
 
-    def __init__(self, scheme: str) -> None:
-        super().__init__(scheme)
-        self.scheme = scheme
+    def __init__(self, store: str) -> None:
+        super().__init__(store)
+        self.store = store
 
     def __str__(self) -> str:
-        return f"this version has no {self.scheme} driver yet; it opens {_usable()}"
+        return f"the {self.store} driver is not installed; run: pip install 'taskharbor[{self.store}]'"
 
 
 def _usable() -> str:
-    return "memory:// and sqlite:///jobs.db"
+    return "postgresql://localhost/app, sqlite:///jobs.db and memory://"
 
 
 def _open_memory(_url: str) -> Driver:
@@ -135,6 +136,41 @@ def _sqlite_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
     return SqliteSchema(_path_in(url)), MIGRATIONS
 
 
+def _open_postgres(url: str) -> Driver:
+    _need_psycopg()
+    from taskharbor.drivers.postgres import PostgresDriver  # noqa: PLC0415  as above
+
+    rest, ours = _parameters(url)
+    return PostgresDriver(rest, schema=ours.get("schema", "public"), is_pooled="pooler" in ours)
+
+
+def _postgres_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
+    _need_psycopg()
+    from taskharbor.drivers.postgres.address import Address  # noqa: PLC0415  as above
+    from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema  # noqa: PLC0415  as above
+
+    rest, ours = _parameters(url)
+    return PostgresSchema(Address(url=rest, schema=ours.get("schema", "public"))), MIGRATIONS
+
+
+def _need_psycopg() -> None:
+    if find_spec("psycopg") is None:
+        raise DriverNotInstalled("postgres")
+
+
+def _parameters(url: str) -> tuple[str, dict[str, str]]:
+    """Return *url* without the parameters that are ours, and those. What libpq does not know, it refuses."""
+    scheme, _, address = url.partition("://")
+    base, _, query = address.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    ours = {name: unquote(value) for name, _, value in (pair.partition("=") for pair in pairs) if name in _OURS}
+    if ours.get("pooler", "transaction") != "transaction":
+        rule = "pooler=transaction is for a pooler in transaction mode; leave it out otherwise"
+        raise UsageError(Problem(field="pooler", value=ours["pooler"], rule=rule))
+    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] not in _OURS)
+    return f"{scheme.lower()}://{base}{'?' if rest else ''}{rest}", ours
+
+
 def _path_in(url: str) -> Path:
     parts = _FILE.fullmatch(url)
     # SQLite takes :memory: for a store that no second connection sees.
@@ -143,8 +179,13 @@ def _path_in(url: str) -> Path:
     return Path(unquote(parts["path"]))
 
 
-_OPEN: Final[Mapping[str, Callable[[str], Driver]]] = MappingProxyType({"memory": _open_memory, "sqlite": _open_sqlite})
-_PLANNED: Final = ("postgres", "postgresql")
+_OPEN: Final[Mapping[str, Callable[[str], Driver]]] = MappingProxyType(
+    {"memory": _open_memory, "postgres": _open_postgres, "sqlite": _open_sqlite}
+)
+_STORES: Final = MappingProxyType(
+    {"memory": "memory", "postgres": "postgres", "postgresql": "postgres", "sqlite": "sqlite"}
+)
+_OURS: Final = ("pooler", "schema")
 
 _SCHEME: Final = re.compile(r"(?P<name>[a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FILE: Final = re.compile(r"sqlite:///(?P<path>[^?#]*[^?#/])", re.IGNORECASE)  # parameters may come to mean something

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import NewJob
+    from taskharbor.drivers.memory.listening import MemoryListener
 
 
 class MemoryDriver:
@@ -64,6 +65,9 @@ class MemoryDriver:
     def transaction(self) -> AbstractContextManager[None]:
         """Make one transaction of what this thread does inside: an error takes all of it back."""
         return self._tables.transaction()
+
+    def listen(self, queues: Collection[str]) -> MemoryListener:
+        return self._tables.bells.listen(queues)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         with self._tables.statement() as now:

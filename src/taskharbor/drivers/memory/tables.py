@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
+from taskharbor.drivers.memory.listening import Bells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +89,8 @@ class Rows:
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
     jump: ClockJump | None = None
+    fed: set[str] = field(default_factory=set)
+    """Queues that were given jobs to take, of which nobody was told yet: a rollback takes this back too."""
 
     def copy(self) -> Self:
         return type(self)(**{each.name: _copied(getattr(self, each.name)) for each in fields(self)})
@@ -112,7 +115,9 @@ class Tables:
         self.clock = clock
         self.rows = Rows()
         self.statements = 0
+        self.bells = Bells()
         self._lock = threading.RLock()
+        self._depth = 0
         self._pid = os.getpid()
 
     @contextmanager
@@ -120,20 +125,33 @@ class Tables:
         """Hold the store still, and say what time it is for everything inside."""
         if os.getpid() != self._pid:
             raise StoreUnavailable(_FORKED)
-        with self._lock:
+        with self._hold():
             self.statements += 1
             yield self.clock.now()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Make one of the statements that this thread runs inside: an error takes all of them back."""
-        with self._lock:
+        with self._hold():
             before = self.rows.copy()
             try:
                 yield
             except BaseException:
                 self.rows = before
                 raise
+
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        """Hold the lock; when the outermost hold of this thread ends, ring for the queues that were fed."""
+        with self._lock:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth and self.rows.fed:
+                    self.bells.ring(self.rows.fed)
+                    self.rows.fed.clear()
 
     def put(self, job: Job, *, now: datetime) -> Job:
         """Store a job as it is now, and keep lines, counts and aggregates in step with it."""
@@ -146,6 +164,8 @@ class Tables:
         if job.status.is_waiting and (old is None or not old.status.is_waiting or _place(old) != _place(job)):
             rows.lines[job.queue].add(job)
             self._clear_out(job.queue)
+            if job.scheduled_for <= now:
+                rows.fed.add(job.queue)
         _keep(rows.inflight, job.id, job.status is Status.PROCESSING)
         if job.status.is_final:
             rows.finished[now.replace(second=0, microsecond=0), job.queue, job.status] += 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.answers import Reason, Refused
 from taskharbor.core.claims import refusal
 from taskharbor.core.model import Claim, Lease
-from taskharbor.drivers.sqlite.rows import JOB, job, maybe_moment, moment, span
+from taskharbor.drivers.sqlite.rows import JOB, WAITING, job, maybe_moment, moment, span
 
 if TYPE_CHECKING:
     import sqlite3
@@ -82,26 +83,30 @@ _TAKE_DUE: Final = f"""
         SELECT id
           FROM th_jobs
          WHERE queue = :queue
-           AND status IN ('PENDING', 'ENQUEUED', 'FAILED')
+           AND {WAITING}
            AND scheduled_for <= :now
            AND (status <> 'ENQUEUED' OR scheduled_for < :overdue)
            AND attempt_count < max_attempts
-           AND {_HANDLED}
+           AND {{handled}}
            AND NOT EXISTS (SELECT 1 FROM th_queues WHERE name = :queue)
          ORDER BY priority, scheduled_for, id
          LIMIT :limit
      )
     RETURNING {JOB}
 """
+TAKE_ANY: Final = _TAKE_DUE.format(handled="TRUE")
+TAKE_HANDLED: Final = _TAKE_DUE.format(handled=_HANDLED)
+_ORDER: Final = itemgetter(3, 6, 0)  # priority, scheduled_for and id
 
 
 def take_due(
     db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int, patience: timedelta
 ) -> list[Claim]:
     asked = {"queue": queue, "limit": max(limit, 0), "overdue": now - span(patience)}
-    rows = db.execute(_TAKE_DUE, taker.parameters(now) | asked).fetchall()
-    jobs = sorted(map(job, rows), key=lambda each: (each.priority, each.scheduled_for, each.id))
-    return [_claimed(each) for each in jobs]
+    take = TAKE_ANY if taker.types is None else TAKE_HANDLED
+    rows = db.execute(take, taker.parameters(now) | asked).fetchall()
+    rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns
+    return [_claimed(job(row)) for row in rows]
 
 
 _ENDED: Final = f"""
@@ -115,7 +120,7 @@ _ENDED: Final = f"""
      )
 """
 _RECORD_ENDED: Final = _RECORD_LOST + _ENDED
-_TAKE_ENDED: Final = f"{_TAKE_OVER} {_ENDED} RETURNING {JOB}"
+TAKE_ENDED: Final = f"{_TAKE_OVER} {_ENDED} RETURNING {JOB}"
 _ENDS: Final = f"SELECT id, lease_expires_at FROM th_jobs {_ENDED}"
 
 
@@ -124,7 +129,7 @@ def take_over(db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, lim
     asked = taker.parameters(now) | {"queue": queue, "limit": max(limit, 0)}
     ends = dict(db.execute(_ENDS, asked).fetchall())
     db.execute(_RECORD_ENDED, asked)
-    jobs = [job(row) for row in db.execute(_TAKE_ENDED, asked).fetchall()]
+    jobs = [job(row) for row in db.execute(TAKE_ENDED, asked).fetchall()]
     return [_claimed(each) for each in sorted(jobs, key=lambda each: (ends[each.id.bytes], each.id))]
 
 
@@ -179,8 +184,8 @@ def _refused(db: sqlite3.Connection, job_id: JobId, taker: Taker, now: int) -> R
     row = db.execute(_LOOK, {"id": job_id.bytes, "now": now}).fetchone()
     if row is None:
         return Refused(job_id, Reason.NOT_FOUND)
-    found = job(row)
-    is_paused, hold, attempts = row[-3:]
+    *columns, is_paused, hold, attempts = row
+    found = job(columns)
     reason = refusal(
         found,
         now=moment(now),

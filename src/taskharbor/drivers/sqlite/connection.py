@@ -109,6 +109,8 @@ class Connections:
                 on_error.callback(connection.close)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+                # What a statement lays aside is small; a cache for each such table would cost a single claim 100 µs.
+                connection.execute("PRAGMA temp_store = MEMORY")
             except sqlite3.Error as error:
                 raise explained(error, self.path) from error
             on_error.pop_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Declined, Dispatch, Sent
-from taskharbor.drivers.sqlite.rows import job_id, micros, moment, span
+from taskharbor.drivers.sqlite.rows import WAITING, job_id, micros, moment, span
 
 if TYPE_CHECKING:
     import sqlite3
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import Unsent
 
 # Every re-send that is ripe, and of the others as many as there is room for.
-_DISPATCH: Final = """
+_DISPATCH: Final = f"""
     UPDATE th_jobs
        SET status = 'ENQUEUED',
            sends = sends + 1,
@@ -28,7 +28,7 @@ _DISPATCH: Final = """
                        coalesce(dispatch_at, scheduled_for), id) AS place
               FROM th_jobs
              WHERE queue = :queue
-               AND status IN ('PENDING', 'ENQUEUED', 'FAILED')
+               AND {WAITING}
                AND scheduled_for <= :now
                AND attempt_count < max_attempts
                AND (dispatch_at IS NULL OR dispatch_at <= :now)
@@ -39,7 +39,7 @@ _DISPATCH: Final = """
                 SELECT count(*)
                   FROM th_jobs
                  WHERE queue = :queue
-                   AND status IN ('PENDING', 'ENQUEUED', 'FAILED')
+                   AND {WAITING}
                    AND scheduled_for <= :now
                    AND dispatch_at IS NOT NULL
             )
@@ -49,11 +49,11 @@ _DISPATCH: Final = """
     RETURNING id, sends, resends, priority
 """
 
-_TURNS: Final = """
+_TURNS: Final = f"""
     SELECT id, coalesce(dispatch_at, scheduled_for)
       FROM th_jobs
      WHERE queue = :queue
-       AND status IN ('PENDING', 'ENQUEUED', 'FAILED')
+       AND {WAITING}
        AND scheduled_for <= :now
        AND (dispatch_at IS NULL OR dispatch_at <= :now)
 """

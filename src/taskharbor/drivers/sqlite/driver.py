@@ -15,6 +15,8 @@ from taskharbor.drivers.sqlite.connection import Connections
 from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
 from taskharbor.drivers.sqlite.join import Joined
+from taskharbor.drivers.sqlite.listening import SqliteListener
+from taskharbor.drivers.sqlite.ringing import Bell, fed_queues
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 from taskharbor.drivers.sqlite.upkeep import SqliteUpkeep
@@ -68,15 +70,21 @@ class SqliteDriver:
         self.upkeep = SqliteUpkeep(self._connections)
         self.inspector = SqliteInspector(self._connections)
         self.control = SqliteControl(self._connections)
+        self._bell = Bell(file)
 
     @property
     def statements(self) -> int:
         """How many transactions were run so far."""
         return self._connections.statements
 
+    def listen(self, queues: Collection[str]) -> SqliteListener:
+        return SqliteListener(self._connections.path, queues)
+
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         with self._connections.write() as (db, now):
-            return inserting.insert(db, jobs, now=now, repeat=repeat)
+            answers = inserting.insert(db, jobs, now=now, repeat=repeat)
+        self._bell.ring(fed_queues(jobs, now))
+        return answers
 
     def joined(self, connection: sqlite3.Connection) -> Joined:
         """Return what stores jobs in transactions of *connection*, which is yours and open on the same file.
@@ -131,10 +139,13 @@ class SqliteDriver:
         acks = [each for each in settlements if each.outcome.event is Event.ACK]
         with self._connections.write() as (db, now):
             acked = iter(settling.ack(db, acks, now) if acks else ())
-            return [
+            answers = [
                 next(acked) if each.outcome.event is Event.ACK else settling.settle(db, each.lease, each.outcome, now)
                 for each in settlements
             ]
+        if any(each.outcome.event is Event.RELEASE for each in settlements):
+            self._bell.ring_for_any()
+        return answers
 
     _READ_BACK: Final = f"""
         SELECT {JOB}
@@ -183,7 +194,10 @@ class SqliteDriver:
         with self._connections.write() as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
             new = operating.NewLife(token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue)
-            return [operating.requeue(db, job_id, new, now) for job_id in job_ids]
+            answers = [operating.requeue(db, job_id, new, now) for job_id in job_ids]
+        if due <= now:
+            self._bell.ring_for_any()
+        return answers
 
     def reschedule(
         self,
@@ -196,7 +210,10 @@ class SqliteDriver:
         with self._connections.write() as (db, now):
             later = None if delay is None else now + span(delay)
             due = later if scheduled_for is None else maybe_micros(scheduled_for)
-            return [operating.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]
+            answers = [operating.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]
+        if due is not None and due <= now:
+            self._bell.ring_for_any()
+        return answers
 
     def close(self) -> None:
         self._connections.close()

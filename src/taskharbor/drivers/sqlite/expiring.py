@@ -9,7 +9,7 @@ from taskharbor.core.answers import Expired
 from taskharbor.core.ids import Token
 from taskharbor.core.outcome import LEASE_LOST, SPENT
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.rows import job_id, micros, span
+from taskharbor.drivers.sqlite.rows import WAITING, job_id, micros, span
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -89,10 +89,10 @@ class Expiring:
         # Sorted, since SQLite promises no order of what a statement returns.
         return [Expired(job_id(id), Token(UUID(bytes=token)), Status(status)) for _, id, token, status in sorted(lost)]
 
-    _SPENT: LiteralString = """
+    _SPENT: LiteralString = f"""
         SELECT id
           FROM th_jobs INDEXED BY th_jobs_spent
-         WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+         WHERE {WAITING}
            AND attempt_count >= max_attempts
          LIMIT :limit
     """

@@ -28,7 +28,7 @@ _COLUMNS: Final = """
         attempt_count, max_attempts, idempotency_key, metadata
     )
 """
-_INSERT_JOB: Final = f"""
+INSERT_JOB: Final = f"""
     {_COLUMNS}
     VALUES (?1, ?2, ?3, ?4, ?5, 'PENDING', ?6, ?7, ?8, 0, ?9, ?10, ?11)
 """
@@ -44,14 +44,23 @@ def insert(
     db: sqlite3.Connection, jobs: Sequence[NewJob], *, now: int, repeat: bool
 ) -> list[Inserted | IdempotencyConflict]:
     """Store *jobs* in the transaction that *db* has open."""
-    known = _known(db, jobs) if repeat else frozenset()
-    new = [job for job in jobs if job.id.bytes not in known]
-    keyed = [job for job in new if job.idempotency_key is not None]
+    if repeat:
+        known = _known(db, jobs)
+        answers = iter(_store(db, [job for job in jobs if job.id.bytes not in known], now))
+        return [Inserted(job.id, existed=True) if job.id.bytes in known else next(answers) for job in jobs]
+    return _store(db, jobs, now)
+
+
+def _store(db: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Inserted | IdempotencyConflict]:
+    keyed = [job for job in jobs if job.idempotency_key is not None]
+    if not keyed:
+        db.executemany(INSERT_JOB, [_columns(job, now) for job in jobs])
+        return [Inserted(job.id, existed=False) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
     db.executemany(_INSERT_KEYED, [_columns(job, now) for job in keyed])
-    db.executemany(_INSERT_JOB, [_columns(job, now) for job in new if job.idempotency_key is None])
+    db.executemany(INSERT_JOB, [_columns(job, now) for job in jobs if job.idempotency_key is None])
     holders = _holders(db, keyed)
-    return [Inserted(job.id, existed=True) if job.id.bytes in known else _answer(job, holders) for job in jobs]
+    return [_answer(job, holders) for job in jobs]
 
 
 def _known(db: sqlite3.Connection, jobs: Sequence[NewJob]) -> frozenset[bytes]:

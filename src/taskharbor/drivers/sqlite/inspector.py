@@ -13,6 +13,7 @@ from taskharbor.drivers.sqlite.rows import (
     JOB,
     OUTBOX,
     SCHEDULE,
+    WAITING,
     attempt,
     job,
     maybe_micros,
@@ -116,7 +117,25 @@ class SqliteInspector:
                 rows += db.execute(statement % ", ".join("?" * len(chunk)), chunk)
         return rows
 
-    _QUEUES: LiteralString = """
+    COUNTS: LiteralString = f"""
+        SELECT queue, status, count(*) AS count
+          FROM th_jobs INDEXED BY th_jobs_waiting
+         WHERE {WAITING}
+         GROUP BY queue, status
+         UNION ALL
+        SELECT queue, status, count(*)
+          FROM th_jobs INDEXED BY th_jobs_processing
+         WHERE lease_expires_at IS NOT NULL
+         GROUP BY queue, status
+         UNION ALL
+        SELECT queue, status, count
+          FROM th_counts
+         UNION ALL
+        SELECT queue, status, count
+          FROM th_ended
+    """
+
+    _QUEUES: LiteralString = f"""
         -- A line is what waits in a queue at one priority. Each step leaps to the head of
         -- the next line, so the cost is of the lines there are, not of the jobs in them.
         WITH RECURSIVE
@@ -126,7 +145,7 @@ class SqliteInspector:
              WHERE head.id = (
                    SELECT id
                      FROM th_jobs INDEXED BY th_jobs_waiting
-                    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+                    WHERE {WAITING}
                     ORDER BY queue, priority, scheduled_for
                     LIMIT 1
                    )
@@ -138,7 +157,7 @@ class SqliteInspector:
                    (
                    SELECT id
                      FROM th_jobs INDEXED BY th_jobs_waiting
-                    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+                    WHERE {WAITING}
                       AND queue = line.queue
                       AND priority > line.priority
                     ORDER BY priority, scheduled_for
@@ -147,7 +166,7 @@ class SqliteInspector:
                    (
                    SELECT id
                      FROM th_jobs INDEXED BY th_jobs_waiting
-                    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED')
+                    WHERE {WAITING}
                       AND queue > line.queue
                     ORDER BY queue, priority, scheduled_for
                     LIMIT 1
@@ -161,9 +180,13 @@ class SqliteInspector:
              GROUP BY queue
         ),
         counted (name, counts) AS (
-            SELECT queue, json_group_object(status, count)
-              FROM th_counts
-             WHERE count > 0
+            SELECT queue, json_group_object(status, total)
+              FROM (
+                   SELECT queue, status, sum(count) AS total
+                     FROM ({COUNTS})
+                    GROUP BY queue, status
+                   HAVING total > 0
+                   )
              GROUP BY queue
         ),
         known (name) AS (
@@ -171,7 +194,7 @@ class SqliteInspector:
              UNION
             SELECT name FROM th_queues
         )
-        SELECT name, coalesce(counts, '{}'), oldest, paused_at, paused_by
+        SELECT name, coalesce(counts, '{{}}'), oldest, paused_at, paused_by
           FROM known
           LEFT JOIN counted USING (name)
           LEFT JOIN due USING (name)
@@ -185,9 +208,14 @@ class SqliteInspector:
             return [_queue_view(row) for row in db.execute(self._QUEUES, {"now": now})]
 
     _FINISHED: LiteralString = """
-        SELECT minute, queue, status, count
-          FROM th_finished
+        SELECT minute, queue, status, sum(count)
+          FROM (
+               SELECT * FROM th_finished
+                UNION ALL
+               SELECT * FROM th_ended
+               )
          WHERE minute >= :since
+         GROUP BY minute, queue, status
          ORDER BY minute, queue, status
     """
 

@@ -11,11 +11,13 @@ from uuid import UUID
 
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, Token
-from taskharbor.core.model import Attempt, AttemptOutcome, DeadTaskEvent, Job, OutboxRow, Schedule, WorkerRecord
+from taskharbor.core.model import Attempt, AttemptOutcome, DeadTaskEvent, OutboxRow, Schedule, WorkerRecord, stored_job
 from taskharbor.core.states import Event, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from taskharbor.core.model import Job
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -52,10 +54,6 @@ def token(value: bytes) -> Token:
     return Token(UUID(bytes=value))
 
 
-def maybe_token(value: bytes | None) -> Token | None:
-    return None if value is None else token(value)
-
-
 def text_map(value: str) -> Mapping[str, str]:
     return _EMPTY if value == "{}" else MappingProxyType(json.loads(value))
 
@@ -69,46 +67,34 @@ JOB: Final = (
     " settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,"
     " idempotency_key, result, metadata"
 )
-"""The columns of a job, in the order `job` reads them."""
+"""The columns of a job, in the order of its fields."""
+
+WAITING: Final = "lease_expires_at IS NULL AND completed_at IS NULL"
+"""PENDING, ENQUEUED or FAILED, in the words of the index of what waits: SQLite uses it for no others."""
 
 
 _STATUSES: Final = {status.value: status for status in Status}
+_PLACES: Final = {name: place for place, name in enumerate(JOB.split(", "))}
+_TIMEOUT, _METADATA, _STATUS = _PLACES["timeout"], _PLACES["metadata"], _PLACES["status"]
+_TOKENS: Final = [place for name, place in _PLACES.items() if name.endswith("_token")]
+_MOMENTS: Final = [place for name, place in _PLACES.items() if name.endswith(("_at", "_for"))]
 
 
 def job(row: Sequence[Any]) -> Job:
-    return Job(
-        id=job_id(row[0]),
-        type=row[1],
-        queue=row[2],
-        priority=row[3],
-        payload=row[4],
-        status=_STATUSES[row[5]],
-        scheduled_for=moment(row[6]),
-        timeout=None if row[7] is None else timedelta(microseconds=row[7]),
-        created_at=moment(row[8]),
-        attempt_count=row[9],
-        max_attempts=row[10],
-        last_error=row[11],
-        failed_at=maybe_moment(row[12]),
-        lease_token=maybe_token(row[13]),
-        lease_expires_at=maybe_moment(row[14]),
-        worker_id=row[15],
-        processing_started_at=maybe_moment(row[16]),
-        completed_at=maybe_moment(row[17]),
-        settled_token=maybe_token(row[18]),
-        life=row[19],
-        dispatch_at=maybe_moment(row[20]),
-        sent_at=maybe_moment(row[21]),
-        sends=row[22],
-        resends=row[23],
-        releases=row[24],
-        dead_reason=row[25],
-        dead_at=maybe_moment(row[26]),
-        cancel_requested_at=maybe_moment(row[27]),
-        idempotency_key=row[28],
-        result=row[29],
-        metadata=text_map(row[30]),
-    )
+    # The most frequent thing done in Python: most columns are as they shall be, or null, and are not touched.
+    values = list(row)
+    values[0] = job_id(row[0])
+    values[_STATUS] = _STATUSES[row[_STATUS]]
+    values[_METADATA] = text_map(row[_METADATA])
+    if row[_TIMEOUT] is not None:
+        values[_TIMEOUT] = timedelta(microseconds=row[_TIMEOUT])
+    for place in _TOKENS:
+        if row[place] is not None:
+            values[place] = token(row[place])
+    for place in _MOMENTS:
+        if row[place] is not None:
+            values[place] = moment(row[place])
+    return stored_job(values)
 
 
 ATTEMPT: Final = (

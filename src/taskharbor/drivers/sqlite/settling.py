@@ -44,7 +44,7 @@ def extend(db: sqlite3.Connection, held: Lease, lease: timedelta, now: int) -> E
     return Extended(Lease(held.job_id, held.token, moment(ends)), row[0] is not None)
 
 
-_ACK: Final = f"""
+ACK: Final = f"""
     UPDATE th_jobs
        SET status = 'SUCCEEDED',
            settled_token = lease_token,
@@ -105,7 +105,7 @@ _FOLLOW: Final = f"""
 def ack(db: sqlite3.Connection, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
     """Record successes, all with one prepared statement."""
     done = db.executemany(
-        _ACK,
+        ACK,
         [
             {"id": each.lease.job_id.bytes, "token": each.lease.token.bytes, "now": now, "result": each.outcome.result}
             for each in settlements

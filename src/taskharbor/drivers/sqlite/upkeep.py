@@ -61,9 +61,11 @@ class SqliteUpkeep:
     def purge(self, *, older_than: timedelta, limit: int) -> int:
         return self._remove(self._PURGE, older_than, limit)
 
-    # The states are named as the index names them: SQLite uses it for nothing less.
-    _PRUNE: LiteralString = _OLD.format(index="th_jobs_finished", states="status IN ('SUCCEEDED', 'CANCELED')")
-    _PURGE: LiteralString = _OLD.format(index="th_jobs_dead", states="status = 'DEAD'")
+    # Who is dead is told as the index tells it: SQLite uses it for nothing less.
+    _PRUNE: LiteralString = _OLD.format(
+        index="th_jobs_finished", states="status IN ('SUCCEEDED', 'CANCELED') AND dead_at IS NULL"
+    )
+    _PURGE: LiteralString = _OLD.format(index="th_jobs_dead", states="status = 'DEAD' AND dead_at IS NOT NULL")
 
     _REMOVE_WITH: tuple[LiteralString, ...] = (
         """
@@ -194,22 +196,44 @@ class SqliteUpkeep:
         with self._connections.write() as (db, _):
             return db.execute(self._SCHEDULE_FIRED, moved).rowcount == 1
 
+    _ADD_ENDED: tuple[LiteralString, ...] = (
+        """
+        INSERT INTO th_counts (queue, status, count)
+        SELECT queue, status, sum(count)
+          FROM th_ended
+         GROUP BY queue, status
+            ON CONFLICT DO UPDATE
+           SET count = count + excluded.count
+        """,
+        """
+        INSERT INTO th_finished (minute, queue, status, count)
+        SELECT minute, queue, status, count
+          FROM th_ended
+         WHERE TRUE  -- or SQLite takes what follows for a join's
+            ON CONFLICT DO UPDATE
+           SET count = count + excluded.count
+        """,
+        """
+        DELETE FROM th_ended
+        """,
+        """
+        DELETE FROM th_counts
+         WHERE count = 0
+        """,
+    )
+
     _DROP_MINUTES: LiteralString = """
         DELETE FROM th_finished
          WHERE minute < :since
         RETURNING minute
     """
 
-    _DROP_COUNTS: LiteralString = """
-        DELETE FROM th_counts
-         WHERE count = 0
-    """
-
     def roll_up(self, *, keep: timedelta) -> int:
-        """Drop what is old: triggers keep the aggregates up to date."""
+        """Add up what ended since the last time, so that the table every end writes to stays small."""
         with self._connections.write() as (db, now):
+            for statement in self._ADD_ENDED:
+                db.execute(statement)
             dropped = db.execute(self._DROP_MINUTES, {"since": now - span(keep)}).fetchall()
-            db.execute(self._DROP_COUNTS)
         return len(set(dropped))
 
 

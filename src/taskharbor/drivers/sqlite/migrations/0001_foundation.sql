@@ -1,46 +1,51 @@
 -- Moments are INTEGER microseconds since 1970 in UTC, durations INTEGER microseconds,
 -- ids and tokens BLOBs of 16 bytes, whose order is that of the UUIDs.
+--
+-- What runs for every move asks for NULLs and single states, never IN a list of three or
+-- more: SQLite builds a table of such a list, in a trigger for every row (ADR 0006).
 
+-- What is small and often asked for comes before what may be large.
 CREATE TABLE th_jobs (
     id BLOB PRIMARY KEY NOT NULL CHECK (length(id) = 16),
-    type TEXT NOT NULL,
-    queue TEXT NOT NULL,
-    priority INTEGER NOT NULL,
-    payload BLOB NOT NULL,
-    status TEXT NOT NULL CHECK (
-        status IN ('PENDING', 'ENQUEUED', 'PROCESSING', 'FAILED', 'SUCCEEDED', 'DEAD', 'CANCELED')
+    status TEXT NOT NULL CONSTRAINT th_jobs_status CHECK (
+        status = 'PENDING' OR status = 'PROCESSING' OR status = 'SUCCEEDED'
+        OR status IN ('ENQUEUED', 'FAILED', 'DEAD', 'CANCELED')
     ),
+    queue TEXT NOT NULL,
+    type TEXT NOT NULL,
+    priority INTEGER NOT NULL,
     scheduled_for INTEGER NOT NULL,
-    timeout INTEGER CHECK (timeout > 0),
-    created_at INTEGER NOT NULL,
     attempt_count INTEGER NOT NULL CHECK (attempt_count >= 0),
     max_attempts INTEGER NOT NULL CHECK (max_attempts >= 1),
-    last_error TEXT,
-    failed_at INTEGER,
+    timeout INTEGER CHECK (timeout > 0),
+    created_at INTEGER NOT NULL,
     lease_token BLOB,
     lease_expires_at INTEGER,
     worker_id TEXT,
     processing_started_at INTEGER,
     completed_at INTEGER,
     settled_token BLOB,
-    life INTEGER NOT NULL DEFAULT 1,
+    failed_at INTEGER,
+    dead_at INTEGER,
+    cancel_requested_at INTEGER,
     dispatch_at INTEGER,
     sent_at INTEGER,
     sends INTEGER NOT NULL DEFAULT 0,
     resends INTEGER NOT NULL DEFAULT 0,
     releases INTEGER NOT NULL DEFAULT 0,
-    dead_reason TEXT,
-    dead_at INTEGER,
-    cancel_requested_at INTEGER,
+    life INTEGER NOT NULL DEFAULT 1,
     idempotency_key TEXT,
-    result BLOB,
+    dead_reason TEXT,
+    last_error TEXT,
     metadata TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(metadata)),
+    payload BLOB NOT NULL,
+    result BLOB,
     CONSTRAINT th_jobs_lease CHECK (
         (status = 'PROCESSING') = (lease_token IS NOT NULL)
         AND (lease_token IS NULL) = (lease_expires_at IS NULL)
     ),
     CONSTRAINT th_jobs_completed CHECK (
-        (status IN ('SUCCEEDED', 'DEAD', 'CANCELED')) = (completed_at IS NOT NULL)
+        (status = 'SUCCEEDED' OR status = 'DEAD' OR status = 'CANCELED') = (completed_at IS NOT NULL)
     ),
     CONSTRAINT th_jobs_dead CHECK (
         (status = 'DEAD') = (dead_at IS NOT NULL)
@@ -49,30 +54,35 @@ CREATE TABLE th_jobs (
 ) WITHOUT ROWID;
 
 -- What a reserve walks: due jobs of one queue in the order they run, whatever the history.
-CREATE INDEX th_jobs_waiting ON th_jobs (queue, priority, scheduled_for, id)
-    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED');
+-- A job waits that has neither a lease nor an end. What follows the id is there to be counted
+-- without a look at the table.
+CREATE INDEX th_jobs_waiting ON th_jobs (
+    queue, priority, scheduled_for, id, status, lease_expires_at, completed_at
+)
+    WHERE lease_expires_at IS NULL AND completed_at IS NULL;
 
 CREATE INDEX th_jobs_processing ON th_jobs (lease_expires_at, id)
-    WHERE status = 'PROCESSING';
+    WHERE lease_expires_at IS NOT NULL;
 
 -- What retention walks, oldest end first.
 CREATE INDEX th_jobs_finished ON th_jobs (completed_at)
-    WHERE status IN ('SUCCEEDED', 'CANCELED');
+    WHERE completed_at IS NOT NULL AND dead_at IS NULL;
 
 CREATE INDEX th_jobs_dead ON th_jobs (completed_at)
-    WHERE status = 'DEAD';
+    WHERE dead_at IS NOT NULL;
 
 -- Always empty, if all is well: what the janitor's net looks at.
 CREATE INDEX th_jobs_spent ON th_jobs (id)
-    WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED') AND attempt_count >= max_attempts;
+    WHERE lease_expires_at IS NULL AND completed_at IS NULL AND attempt_count >= max_attempts;
 
 -- No statement, ours or another's, makes a move that the transition table does not know.
-CREATE TRIGGER th_jobs_transition BEFORE UPDATE OF status ON th_jobs
-    WHEN NEW.status <> OLD.status AND NOT (
-        (OLD.status IN ('PENDING', 'ENQUEUED', 'FAILED') AND NEW.status IN ('ENQUEUED', 'PROCESSING', 'DEAD', 'CANCELED'))
-        OR OLD.status = 'PROCESSING'
-        OR (OLD.status IN ('DEAD', 'CANCELED') AND NEW.status = 'PENDING')
-    )
+-- The moves that every job makes come first.
+CREATE TRIGGER th_jobs_transition AFTER UPDATE OF status ON th_jobs
+    WHEN NEW.status <> OLD.status
+        AND OLD.status <> 'PROCESSING'
+        AND NOT (NEW.status = 'PROCESSING' AND OLD.completed_at IS NULL)
+        AND NOT (OLD.completed_at IS NULL AND NEW.status IN ('ENQUEUED', 'DEAD', 'CANCELED'))
+        AND NOT (OLD.status IN ('DEAD', 'CANCELED') AND NEW.status = 'PENDING')
 BEGIN
     SELECT RAISE(ABORT, 'th_jobs: the transition table does not know this move');
 END;
@@ -133,9 +143,9 @@ CREATE TABLE th_outbox (
 CREATE INDEX th_outbox_pending ON th_outbox (next_at)
     WHERE published_at IS NULL AND given_up_at IS NULL;
 
--- Every death has its event, by whatever statement the job died.
-CREATE TRIGGER th_jobs_death AFTER UPDATE OF status ON th_jobs
-    WHEN NEW.status = 'DEAD' AND OLD.status <> 'DEAD'
+-- Every death has its event, by whatever statement the job died: none can without a dead_at.
+CREATE TRIGGER th_jobs_death AFTER UPDATE OF dead_at ON th_jobs
+    WHEN NEW.dead_at IS NOT NULL AND OLD.dead_at IS NULL
 BEGIN
     INSERT INTO th_outbox (job_id, life, type, queue, worker_id, attempt_count, max_attempts, error, dead_at, next_at)
     VALUES (NEW.id, NEW.life, NEW.type, NEW.queue, NEW.worker_id, NEW.attempt_count, NEW.max_attempts,
@@ -185,7 +195,7 @@ CREATE TABLE th_schedules (
     paused_at INTEGER
 ) WITHOUT ROWID;
 
--- Counts for people, kept by triggers: nobody counts over history.
+-- Counts for people: nobody counts over history. Those of final states, but for the ends in th_ended.
 CREATE TABLE th_counts (
     queue TEXT NOT NULL,
     status TEXT NOT NULL,
@@ -201,28 +211,33 @@ CREATE TABLE th_finished (
     PRIMARY KEY (minute, queue, status)
 ) WITHOUT ROWID;
 
-CREATE TRIGGER th_jobs_count_in AFTER INSERT ON th_jobs
-BEGIN
-    INSERT INTO th_counts VALUES (NEW.queue, NEW.status, 1)
-        ON CONFLICT DO UPDATE SET count = count + 1;
-END;
+-- The ends since the last roll-up: few rows, so that it costs a job little.
+CREATE TABLE th_ended (
+    minute INTEGER NOT NULL,
+    queue TEXT NOT NULL,
+    status TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (minute, queue, status)
+) WITHOUT ROWID;
 
-CREATE TRIGGER th_jobs_count_move AFTER UPDATE OF status ON th_jobs
-    WHEN NEW.status <> OLD.status
-BEGIN
-    UPDATE th_counts SET count = count - 1 WHERE queue = OLD.queue AND status = OLD.status;
-    INSERT INTO th_counts VALUES (NEW.queue, NEW.status, 1)
-        ON CONFLICT DO UPDATE SET count = count + 1;
-END;
-
-CREATE TRIGGER th_jobs_count_end AFTER UPDATE OF status ON th_jobs
+CREATE TRIGGER th_jobs_end AFTER UPDATE OF completed_at ON th_jobs
     WHEN NEW.completed_at IS NOT NULL AND OLD.completed_at IS NULL
 BEGIN
-    INSERT INTO th_finished VALUES (NEW.completed_at / 60000000 * 60000000, NEW.queue, NEW.status, 1)
+    INSERT INTO th_ended VALUES (NEW.completed_at / 60000000 * 60000000, NEW.queue, NEW.status, 1)
         ON CONFLICT DO UPDATE SET count = count + 1;
 END;
 
-CREATE TRIGGER th_jobs_count_out AFTER DELETE ON th_jobs
+-- An end that was counted, or will be, and whose job is no longer there: the count may be below zero for a while.
+CREATE TRIGGER th_jobs_revival AFTER UPDATE OF completed_at ON th_jobs
+    WHEN NEW.completed_at IS NULL AND OLD.completed_at IS NOT NULL
 BEGIN
-    UPDATE th_counts SET count = count - 1 WHERE queue = OLD.queue AND status = OLD.status;
+    INSERT INTO th_counts VALUES (OLD.queue, OLD.status, -1)
+        ON CONFLICT DO UPDATE SET count = count - 1;
+END;
+
+CREATE TRIGGER th_jobs_removal AFTER DELETE ON th_jobs
+    WHEN OLD.completed_at IS NOT NULL
+BEGIN
+    INSERT INTO th_counts VALUES (OLD.queue, OLD.status, -1)
+        ON CONFLICT DO UPDATE SET count = count - 1;
 END;

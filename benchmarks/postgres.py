@@ -1,0 +1,196 @@
+"""The PostgreSQL driver beside a loop by hand, under a million finished jobs, and under an old snapshot.
+
+All on a server of its own with fsync on. Sides that are compared work in turns, so that the
+noise of the machine falls on both; a ratio is the median over the pairs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from benchmarks import _postgres_raw as raw
+from taskharbor import Client, JobRequest
+from taskharbor.core.answers import Settlement
+from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.model import NewJob
+from taskharbor.core.outcome import Outcome
+from taskharbor.drivers import migrate
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres.address import Address
+from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.testing.postgres import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PAIRS = 5
+JOBS = {100: 20_000, 500: 40_000}
+FINISHED = 1_000_000
+UNDER_SNAPSHOT = 300_000
+BULK = 10_000
+LEASE = timedelta(seconds=60)
+NOW = datetime.now(UTC)
+PAYLOAD = b'{"name":"Ada"}'
+
+
+def figures() -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=True) as server:
+        return {
+            "drained jobs a second": {f"batch {batch}": beside_raw(server, batch) for batch in JOBS},
+            f"bulk insert of {BULK:,}": bulk_insert(server),
+            f"with {FINISHED:,} finished jobs": with_history(server),
+            f"{UNDER_SNAPSHOT:,} jobs under an old snapshot": under_snapshot(server),
+        }
+
+
+def beside_raw(server: Server, batch: int) -> dict[str, float]:
+    with store(server) as (driver, url), closing(raw.connect(url)) as db:
+        count = JOBS[batch]
+        pairs = [
+            (rate(driver, count, lambda: drain(driver, batch)), rate(driver, count, lambda: raw.drain(db, batch)))
+            for _ in range(PAIRS)
+        ]
+    return compared(pairs, "driver", "raw loop")
+
+
+def compared(pairs: list[tuple[float, float]], one: str, other: str) -> dict[str, float]:
+    return {
+        one: round(statistics.median(pair[0] for pair in pairs)),
+        other: round(statistics.median(pair[1] for pair in pairs)),
+        "ratio": round(statistics.median(pair[0] / pair[1] for pair in pairs), 3),
+    }
+
+
+def rate(driver: PostgresDriver, count: int, work: Callable[[], int]) -> float:
+    """Return how many of *count* new jobs *work* drains in a second."""
+    fill(driver, count)
+    start = time.perf_counter()
+    done = work()
+    seconds = time.perf_counter() - start
+    if done != count:
+        raise WrongCount(done, count)
+    return count / seconds
+
+
+class WrongCount(Exception):
+    """A drain did not drain what was there: its rate means nothing."""
+
+
+def drain(driver: PostgresDriver, batch: int, *, most: int | None = None) -> int:
+    done = 0
+    while most is None or done < most:
+        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=batch, patience=LEASE)
+        if not claims:
+            return done
+        done += len(driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims]))
+    return done
+
+
+def fill(driver: PostgresDriver, count: int) -> None:
+    for first in range(0, count, BULK):
+        driver.insert([new_job() for _ in range(min(BULK, count - first))])
+
+
+def new_job() -> NewJob:
+    return NewJob(id=new_job_id(), type="greet", queue="default", payload=PAYLOAD, created_at=NOW, max_attempts=3)
+
+
+def bulk_insert(server: Server) -> dict[str, object]:
+    """From requests to committed rows, beside a COPY of rows that are ready: all of our work against none."""
+    with store(server) as (driver, url), closing(raw.connect(url)) as db:
+        client = Client(driver)
+        return {
+            "without keys": compared([bulk_pair(client, db, keyed=False) for _ in range(PAIRS)], "client", "raw COPY"),
+            "with keys": compared([bulk_pair(client, db, keyed=True) for _ in range(PAIRS)], "client", "raw COPY"),
+        }
+
+
+def bulk_pair(client: Client, db: psycopg.Connection[Any], *, keyed: bool) -> tuple[float, float]:
+    requests = [
+        JobRequest(type="greet", payload={"name": "Ada"}, idempotency_key=str(new_job_id()) if keyed else None)
+        for _ in range(BULK)
+    ]
+    start = time.perf_counter()
+    client.enqueue_many(requests)
+    ours = time.perf_counter() - start
+    ids = [new_job_id() for _ in range(BULK)]
+    start = time.perf_counter()
+    raw.copy(db, ids, PAYLOAD, keys=[str(each) for each in ids] if keyed else None)
+    return BULK / ours, BULK / (time.perf_counter() - start)
+
+
+def with_history(server: Server) -> dict[str, object]:
+    """Compare a database full of finished jobs with an empty one: in rate, and in what a job touches."""
+    with store(server) as (full, full_url), store(server) as (empty, empty_url):
+        while (done := finished(full_url)) < FINISHED:
+            fill(full, count := min(100_000, FINISHED - done))
+            drain(full, 500, most=count)
+        execute(full_url, "VACUUM ANALYZE")
+        pairs = [(touched(full, full_url), touched(empty, empty_url)) for _ in range(PAIRS)]
+        names = ("jobs a second", "buffers a job", "WAL bytes a job")
+        return {
+            name: compared([(one[n], other[n]) for one, other in pairs], "full", "empty")
+            for n, name in enumerate(names)
+        }
+
+
+def finished(url: str) -> int:
+    [(count,)] = execute(url, "SELECT count(*) FROM th_jobs_finished")
+    return int(count)
+
+
+def touched(driver: PostgresDriver, url: str) -> tuple[float, float, float]:
+    """Return jobs a second of a drain at batch 100, and the buffers and WAL bytes that each job took."""
+    execute(url, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+    count = JOBS[100]
+    fill(driver, count)
+    execute(url, "SELECT pg_stat_statements_reset()")
+    start = time.perf_counter()
+    drain(driver, 100)
+    seconds = time.perf_counter() - start
+    [(buffers, wal)] = execute(
+        url,
+        "SELECT sum(shared_blks_hit + shared_blks_read)::float, sum(wal_bytes)::float"
+        "  FROM pg_stat_statements JOIN pg_database ON pg_database.oid = dbid WHERE datname = current_database()"
+        "   AND query LIKE '%th_jobs%'",
+    )
+    return count / seconds, buffers / count, wal / count
+
+
+def under_snapshot(server: Server) -> dict[str, float]:
+    """Drain while somebody's old snapshot keeps VACUUM from removing anything."""
+    with store(server) as (driver, url):
+        fill(driver, UNDER_SNAPSHOT)
+        with psycopg.connect(url) as holder:
+            holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            holder.execute("SELECT count(*) FROM th_jobs")
+            tenths = [tenth(driver) for _ in range(10)]
+    return {"first tenth": round(tenths[0]), "last tenth": round(tenths[-1]), "ratio": round(tenths[-1] / tenths[0], 3)}
+
+
+def tenth(driver: PostgresDriver) -> float:
+    start = time.perf_counter()
+    count = drain(driver, 500, most=UNDER_SNAPSHOT // 10)
+    return count / (time.perf_counter() - start)
+
+
+@contextmanager
+def store(server: Server) -> Iterator[tuple[PostgresDriver, str]]:
+    url = server.database(f"bench_{new_token().hex}")
+    migrate.up(PostgresSchema(Address(url=url)), MIGRATIONS)
+    with closing(PostgresDriver(url, deadline=timedelta(seconds=60))) as driver:
+        yield driver, url
+
+
+def execute(url: str, statement: str) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as db:
+        cursor = db.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []

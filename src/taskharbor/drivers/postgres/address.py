@@ -1,0 +1,140 @@
+"""Where a store is, and how one connects to it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg import conninfo
+
+from taskharbor.core.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from psycopg.abc import PQGen
+
+RV = TypeVar("RV")
+
+PINS: Final = {
+    # Statements are planned once, and by names of indexes rather than by guesses: a table that
+    # was empty when its statistics were made must not be walked from end to end an hour later.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_sort": "off",
+    "enable_incremental_sort": "off",
+    "jit": "off",
+    "TimeZone": "UTC",
+}
+"""What holds in every session of ours, and in no session of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A database, a schema in it, and the way there.
+
+    *password* is asked for each new connection, where the URL has none: tokens of cloud
+    services end. *is_pooled* says that a pooler in transaction mode is in between, which
+    keeps neither settings nor prepared statements from one transaction to the next.
+    *is_timed* ends the wait for a reply some time after the deadline: a network may be
+    silent, and a migration may take long.
+    """
+
+    url: str
+    schema: str = "public"
+    deadline: timedelta = timedelta(seconds=5)
+    password: Callable[[], str] | None = None
+    is_pooled: bool = False
+    is_timed: bool = False
+
+    def __post_init__(self) -> None:
+        if not _SCHEMA.fullmatch(self.schema):
+            rule = "a schema's name has 1 to 63 of a-z, 0-9 and _, and does not begin with a digit"
+            raise UsageError(Problem(field="schema", value=self.schema, rule=rule))
+        try:
+            conninfo.conninfo_to_dict(self.url)
+        except psycopg.ProgrammingError as error:
+            # What libpq says of a URL may contain a part of its password.
+            rule = "write postgresql://user@host:5432/database, with %XX for what is special in a password"
+            raise UsageError(Problem(field="url", value="one that cannot be read", rule=rule)) from error
+
+    @property
+    def place(self) -> str:
+        """What messages call this store: nothing secret."""
+        parts = conninfo.conninfo_to_dict(self.url)
+        host = parts.get("host") or parts.get("hostaddr") or "the local socket"
+        return f"database {parts.get('dbname') or parts.get('user') or ''!r} on {host}"
+
+    def connect(self, *, pinned: bool = True) -> psycopg.Connection:
+        """Connect; every wait for the network ends by the deadline. Where it is *pinned*, `settings` hold."""
+        has_settings = pinned and not self.is_pooled
+        db = _Connection.connect(
+            self._conninfo(self.settings if has_settings else {}),
+            autocommit=True,
+            prepare_threshold=0 if has_settings else None,
+        )
+        db.patience = GRACE * self.deadline.total_seconds() if self.is_timed else None
+        return db
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What must hold for every statement of the driver."""
+        milliseconds = round(self.deadline.total_seconds() * 1_000)
+        return PINS | {
+            "idle_in_transaction_session_timeout": str(2 * milliseconds),
+            "lock_timeout": str(milliseconds // 2),  # shorter than the next, so that it is told which of both it was
+            "statement_timeout": str(milliseconds),
+        }
+
+    def _conninfo(self, settings: Mapping[str, str]) -> str:
+        given: dict[str, Any] = conninfo.conninfo_to_dict(self.url)
+        if self.password is not None:
+            given["password"] = self.password()
+        seconds = max(1, round(self.deadline.total_seconds()))
+        ours: dict[str, Any] = {
+            "application_name": "taskharbor",
+            "connect_timeout": seconds,
+            "keepalives_idle": seconds,
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 1_000 * seconds,
+        }
+        if settings:
+            options = [f"-c {name}={value}" for name, value in settings.items()]
+            ours["options"] = " ".join([*options, given.pop("options", "")]).strip()
+        return conninfo.make_conninfo("", **ours | given)
+
+
+class _Connection(psycopg.Connection):
+    """A connection that hangs up on a server which says nothing: it, or the way there, may be gone for good."""
+
+    patience: float | None = None
+
+    def wait(self, gen: PQGen[RV], *how: Any, **named: Any) -> RV:
+        return super().wait(gen if self.patience is None else self._timed(gen, self.patience), *how, **named)
+
+    def _timed(self, gen: PQGen[RV], seconds: float) -> PQGen[RV]:
+        """Go on with *gen* as psycopg does, which looks up from its wait now and then."""
+        give_up_at = time.monotonic() + seconds
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > give_up_at:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"no reply within {seconds:g} s")  # noqa: TRY003  as libpq words it
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            value: RV = end.value
+            return value
+
+
+GRACE: Final = 1.25  # deadlines, after which the server's own word that it gave up is not waited for any more
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")

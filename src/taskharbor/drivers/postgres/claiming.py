@@ -1,0 +1,227 @@
+"""Taking jobs: by queue, by id, and from those who lost them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.claims import refusal
+from taskharbor.drivers.postgres.rows import JOB, NOW, claimed, job
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Claim
+    from taskharbor.drivers.postgres.connection import Connections, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taker:
+    """Who takes jobs, under which token, for how long, and of which types."""
+
+    token: Token
+    worker: str
+    lease: timedelta
+    types: Collection[str] | None
+    reclaims: bool
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "token": self.token,
+            "worker": self.worker,
+            "lease": self.lease,
+            "types": None if self.types is None else sorted(self.types),
+            "reclaims": self.reclaims,
+        }
+
+
+_HANDLED: Final[LiteralString] = "(%(types)s::text[] IS NULL OR job.type = ANY (%(types)s))"
+LOST_TO_CLOCK: Final[LiteralString] = (
+    "EXISTS (SELECT FROM th_clock WHERE jumped_from < job.lease_expires_at AND job.lease_expires_at <= jumped_to)::int"
+)
+HELD: Final[LiteralString] = f"EXISTS (SELECT FROM th_clock WHERE hold_until > {NOW})"
+# A lease that ended, of a job that may be taken over. An attempt lost to the clock is given back.
+_LOST: Final[LiteralString] = f"""
+    job.lease_expires_at <= {NOW}
+    AND %(reclaims)s
+    AND job.cancel_requested_at IS NULL
+    AND job.attempt_count - {LOST_TO_CLOCK} < job.max_attempts
+    AND NOT {HELD}
+    AND {_HANDLED}
+"""
+_TAKE: Final[LiteralString] = f"""
+       SET status = 'PROCESSING',
+           lease_token = %(token)s,
+           lease_expires_at = {NOW} + %(lease)s,
+           worker_id = %(worker)s,
+           processing_started_at = {NOW},
+           dispatch_at = NULL,
+           resends = 0,
+           attempt_count = job.attempt_count + 1
+"""
+_OLD: Final[LiteralString] = f"""
+    job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
+    job.lease_expires_at, {LOST_TO_CLOCK} AS clock
+"""
+_RECORD: Final[LiteralString] = f"""
+        INSERT INTO th_attempts (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
+        SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, 'reclaim', 'PROCESSING',
+               CASE clock WHEN 1 THEN 'CLOCK' ELSE 'LOST' END
+"""
+
+_DUE: Final[LiteralString] = f"""
+    UPDATE th_jobs AS job
+           {_TAKE}
+     WHERE job.status IN ('PENDING', 'ENQUEUED', 'FAILED')
+       AND job.id = ANY (ARRAY(
+           SELECT job.id
+             FROM th_jobs_waiting AS job
+            WHERE job.queue = %(queue)s
+              AND job.scheduled_for <= {NOW}
+              AND (job.status <> 'ENQUEUED' OR job.scheduled_for < {NOW} - %(patience)s)
+              AND job.attempt_count < job.max_attempts
+              AND {_HANDLED}
+              AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
+"""
+_IN_ORDER: Final[LiteralString] = f"""
+            ORDER BY job.priority, job.scheduled_for, job.id
+            LIMIT %(limit)s
+              FOR UPDATE SKIP LOCKED
+           ))
+    RETURNING {JOB}
+"""
+_FROM_THE_HEAD: Final[LiteralString] = _DUE + _IN_ORDER
+_FROM_THERE: Final[LiteralString] = f"""
+    {_DUE}
+              AND (job.priority, job.scheduled_for, job.id) > (%(priority)s, %(moment)s::timestamptz, %(id)s)
+    {_IN_ORDER}
+"""
+
+
+def take_due(
+    connections: Connections, queue: str, taker: Taker, *, limit: int, patience: timedelta, after: Place | None
+) -> list[Claim]:
+    """Take due jobs in their order, from the head of the line or from a place in it on."""
+    asked = taker.parameters() | {"queue": queue, "limit": max(limit, 0), "patience": patience}
+    if after is None:
+        rows = connections.fetch(_FROM_THE_HEAD, **asked)
+    else:
+        there = {"priority": after[0], "moment": after[1], "id": after[2]}
+        rows = connections.fetch(_FROM_THERE, **asked | there)
+    rows.sort(key=lambda row: (row[3], row[6], row[0].int))
+    return [claimed(row) for row in rows]
+
+
+Place = tuple[int, "datetime", "JobId"]
+
+
+def place(claim: Claim) -> Place:
+    return claim.job.priority, claim.job.scheduled_for, claim.job.id
+
+
+_TAKE_OVER: Final[LiteralString] = f"""
+    WITH ended AS (
+        SELECT {_OLD}
+          FROM th_jobs_processing AS job
+         WHERE job.queue = %(queue)s
+           AND {_LOST}
+           AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
+         ORDER BY job.lease_expires_at, job.id
+         LIMIT %(limit)s
+           FOR UPDATE SKIP LOCKED
+    ),
+    recorded AS (
+        {_RECORD}
+          FROM ended
+    )
+    UPDATE th_jobs_processing AS job
+           {_TAKE} - ended.clock
+      FROM ended
+     WHERE job.id = ended.id
+    RETURNING {JOB}, ended.lease_expires_at
+"""
+
+
+def take_over(connections: Connections, queue: str, taker: Taker, *, limit: int) -> list[Claim]:
+    """Take jobs whose lease is over, longest over first."""
+    rows = connections.fetch(_TAKE_OVER, **taker.parameters(), queue=queue, limit=max(limit, 0))
+    return [claimed(row) for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
+
+
+_CLAIM: Final[LiteralString] = f"""
+    -- Locked in the order of their ids, or two who claim the same jobs could wait for each other.
+    WITH free AS (
+        SELECT {_OLD}, job.status
+          FROM th_jobs AS job
+         WHERE job.id = ANY (%(ids)s)
+           AND job.status IN ('ENQUEUED', 'PROCESSING')
+           AND (
+               job.status = 'PROCESSING' AND {_LOST}
+               OR job.status = 'ENQUEUED'
+                   AND job.scheduled_for <= {NOW}
+                   AND job.attempt_count < job.max_attempts
+                   AND {_HANDLED}
+           )
+           AND NOT EXISTS (SELECT FROM th_queues WHERE name = job.queue)
+         ORDER BY job.id
+           FOR UPDATE
+    ),
+    recorded AS (
+        {_RECORD}
+          FROM free
+         WHERE status = 'PROCESSING'
+    )
+    UPDATE th_jobs AS job
+           {_TAKE} - coalesce(free.clock, 0)
+      FROM free
+     WHERE job.id = free.id
+       AND job.status IN ('ENQUEUED', 'PROCESSING')
+    RETURNING {JOB}
+"""
+
+
+def claim(connections: Connections, job_ids: Sequence[JobId], taker: Taker) -> list[Claim | Refused]:
+    ids = list(dict.fromkeys(job_ids))
+    taken = {row[0]: claimed(row) for row in connections.fetch(_CLAIM, **taker.parameters(), ids=ids)}
+    if len(taken) == len(job_ids):
+        return [taken[each] for each in job_ids]
+    # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
+    asked_again = [each for n, each in enumerate(job_ids) if each not in taken or each in job_ids[:n]]
+    refused = _refused(connections, asked_again, taker)
+    return [taken.pop(each) if each in taken else refused[each] for each in job_ids]  # the first one to ask gets it
+
+
+_LOOK: Final[LiteralString] = f"""
+    SELECT {JOB},
+           {NOW},
+           (SELECT hold_until FROM th_clock WHERE hold_until > {NOW}),
+           job.attempt_count - {LOST_TO_CLOCK},
+           EXISTS (SELECT FROM th_queues WHERE name = job.queue)
+      FROM th_jobs AS job
+     WHERE job.id = ANY (%(ids)s)
+"""
+
+
+def _refused(connections: Connections, job_ids: Sequence[JobId], taker: Taker) -> dict[JobId, Refused]:
+    rows = {row[0]: row for row in connections.fetch(_LOOK, ids=list(job_ids))}
+    return {each: _reason(rows[each], taker) if each in rows else Refused(each, Reason.NOT_FOUND) for each in job_ids}
+
+
+def _reason(row: Row, taker: Taker) -> Refused:
+    found = job(row)
+    now, hold, attempts, is_paused = row[-4:]
+    reason = refusal(
+        found,
+        now=now,
+        hold=hold,
+        attempts=attempts,
+        is_paused=is_paused,
+        is_handled=taker.types is None or found.type in taker.types,
+        reclaims=taker.reclaims,
+    )
+    # None: it could not be claimed a moment ago, and could be now. That moment's answer is as good as any.
+    why, until = reason or (Reason.LEASED, now)
+    return Refused(found.id, why, until, found.sends)

@@ -1,0 +1,207 @@
+"""Connections to the server, and the one way to run a statement."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import time
+from contextlib import contextmanager
+from random import uniform
+from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
+
+import psycopg
+from psycopg.errors import DeadlockDetected, SerializationFailure
+from psycopg.pq import TransactionStatus
+
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.drivers.postgres.failures import ReplyLost, explained, may_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from taskharbor.core.clock import Clock
+    from taskharbor.drivers.postgres.address import Address
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+class Connections:
+    """Gives each statement a connection, at most *size* at a time; none is waited for longer than the deadline.
+
+    A pool with threads of its own would connect behind the caller's back: the caller would
+    then not learn why it cannot, would wait out somebody else's pause after the server is
+    back, and would find no threads after a fork.
+    """
+
+    def __init__(self, address: Address, *, clock: Clock | None, size: int, check: Callable[[], None]) -> None:
+        self.address = address
+        self.clock = clock
+        self._check = check
+        self.statements = 0
+        self._size = size
+        pins = [f"set_config('{name}', '{value}', true)" for name, value in address.settings.items()]
+        self._pin = f"SELECT {', '.join(pins)}".encode()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._idle: list[psycopg.Connection] = []
+        self._slots = threading.Semaphore(self._size)
+        self._closed = threading.Event()
+        self._was_connected = False
+        self._pid = os.getpid()  # last: who finds it right may use the rest
+
+    def fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
+        """Run one statement, which is one transaction, and return its rows."""
+        query = self.named(statement)
+        return self.run(lambda db: self.execute(db, query, asked))
+
+    def run(self, work: Callable[[psycopg.Connection], T]) -> T:
+        """Do *work*, one transaction, with a connection.
+
+        Where another transaction moved a row first (40001), or both waited for each other
+        (40P01), nothing was done, and it is done again.
+        """
+        give_up_at = self._deadline()
+        while True:
+            try:
+                with self.connection() as db:
+                    return work(db)
+            except (SerializationFailure, DeadlockDetected) as conflict:
+                if time.monotonic() > give_up_at:
+                    why = f"{self.address.place}: others kept moving the same jobs ({conflict})"
+                    raise StoreUnavailable(why) from conflict
+
+    def execute(self, db: psycopg.Connection, query: bytes, asked: Mapping[str, Any]) -> list[Row]:
+        self.statements += 1
+        if not self.address.is_pooled:
+            return _rows(db.execute(query, self.timed(asked), binary=True))
+        with db.transaction():  # its settings end with it
+            db.execute(self._pin)
+            return _rows(db.execute(query, self.timed(asked), binary=True))
+
+    def timed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return *asked* with the time that a test's clock tells; the store asks its own, if there is none."""
+        return {**asked, "now": None if self.clock is None else self.clock.now()}
+
+    def named(self, statement: LiteralString) -> bytes:
+        """Return *statement* with the schema in front of every table: the search path is nobody's business."""
+        return _TABLE.sub(rf'"{self.address.schema}".\g<0>', statement).encode()
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection]:
+        db = self._take()
+        backend = db.info.backend_pid
+        try:
+            yield db
+        except (SerializationFailure, DeadlockDetected):
+            raise
+        except psycopg.Error as error:
+            if db.broken:
+                self._drop_idle()  # what broke this one broke them too, or their first users have to find that out
+            raise explained(error, self.address.place, backend=backend if db.broken else None) from error
+        finally:
+            self._give_back(db)
+
+    def resolve(self, lost: ReplyLost) -> None:
+        """See to it that the statement whose reply was lost is over: committed, or never to be."""
+        if self.address.is_pooled:
+            raise lost  # whose backend it was, only the pooler knows
+        seconds = self.address.deadline.total_seconds()
+        ended = self.fetch(_END, backend=lost.backend, milliseconds=round(seconds * 1_000 / 2))
+        if ended == [(False,)]:
+            raise lost
+
+    def close(self) -> None:
+        """Close what is not in use; what is, is closed when it is given back."""
+        if self._is_inherited():
+            self._start_anew()
+        self._closed.set()
+        self._drop_idle()
+
+    def _take(self) -> psycopg.Connection:
+        if self._is_inherited():
+            self._start_anew()
+        if self._closed.is_set():
+            raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
+        if not self._slots.acquire(timeout=self.address.deadline.total_seconds()):
+            raise StoreUnavailable(f"{self.address.place}: {_CROWDED}")  # noqa: TRY003  as above
+        try:
+            while (db := self._pop_idle()) is not None:
+                if _is_alive(db):
+                    return db
+                db.close()
+            return self._open()
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def _is_inherited(self) -> bool:
+        """Tell whether what is here is of another process: it must not be used, nor closed, on this side of a fork."""
+        return self._pid != os.getpid()
+
+    def _pop_idle(self) -> psycopg.Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # not asked before: another thread may take the last one in between
+            return None
+
+    def _drop_idle(self) -> None:
+        while (db := self._pop_idle()) is not None:
+            db.close()
+
+    def _give_back(self, db: psycopg.Connection) -> None:
+        is_usable = not db.closed and db.pgconn.transaction_status == TransactionStatus.IDLE
+        if is_usable and not self._closed.is_set():
+            self._idle.append(db)
+        else:
+            db.close()
+        self._slots.release()
+
+    def _open(self) -> psycopg.Connection:
+        """Connect; a store that was there before is waited for, with some chance in the pauses."""
+        if not self._was_connected:
+            self._check()
+        give_up_at = self._deadline()
+        pause = 0.01
+        while True:
+            try:
+                db = self.address.connect()
+            except psycopg.Error as error:
+                if not (self._was_connected and may_pass(error)) or time.monotonic() + pause > give_up_at:
+                    raise explained(error, self.address.place) from error
+            else:
+                self._was_connected = True
+                return db
+            if self._closed.wait(uniform(pause / 2, pause)):  # noqa: S311  no secret: it spreads those who wait
+                raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
+            pause = min(2 * pause, 0.5)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.address.deadline.total_seconds()
+
+
+def _rows(cursor: psycopg.Cursor) -> list[Row]:
+    return cursor.fetchall() if cursor.description else []
+
+
+def _is_alive(db: psycopg.Connection) -> bool:
+    """Tell whether the server has said nothing since: to an idle connection it only ever says goodbye."""
+    if db.closed:
+        return False
+    looked = select.poll()
+    looked.register(db.fileno(), select.POLLIN)
+    return not looked.poll(0)
+
+
+_TABLE: Final = re.compile(r"\bth_\w+\b")
+_CLOSED: Final = "this driver was closed"
+_CROWDED: Final = "all connections of this driver have been in use for too long; give it more (size)"
+_END: Final[LiteralString] = """
+    SELECT pg_terminate_backend(pid, %(milliseconds)s)
+      FROM pg_stat_activity
+     WHERE pid = %(backend)s
+       AND application_name = current_setting('application_name')
+"""

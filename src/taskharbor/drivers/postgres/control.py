@@ -1,0 +1,114 @@
+"""What people steer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from taskharbor.drivers.postgres.rows import NOW
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.model import Schedule
+    from taskharbor.drivers.postgres.connection import Connections
+
+
+class PostgresControl:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    _PAUSE: LiteralString = f"""
+        INSERT INTO th_queues (name, paused_at, paused_by)
+        SELECT name, {NOW}, %(by)s
+          FROM unnest(%(names)s::text[]) AS asked (name)
+         ORDER BY name
+            ON CONFLICT (name) DO NOTHING
+        RETURNING name
+    """
+
+    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
+        return self._each(self._PAUSE, queues, by=by)
+
+    _RESUME: LiteralString = """
+        DELETE FROM th_queues
+         WHERE name = ANY (%(names)s)
+        RETURNING name
+    """
+
+    def resume(self, queues: Sequence[str]) -> list[bool]:
+        return self._each(self._RESUME, queues)
+
+    _PUT_SCHEDULES: LiteralString = """
+        INSERT INTO th_schedules AS known
+               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at)
+        SELECT *
+          FROM unnest(
+               %(names)s::text[], %(crons)s::text[], %(timezones)s::text[], %(types)s::text[], %(queues)s::text[],
+               %(payloads)s::bytea[], %(options)s::jsonb[], %(next)s::timestamptz[], %(fired)s::timestamptz[],
+               %(paused)s::timestamptz[]
+               ) AS asked (name)
+         ORDER BY name
+            ON CONFLICT (name) DO UPDATE
+           SET cron = excluded.cron,
+               timezone = excluded.timezone,
+               type = excluded.type,
+               queue = excluded.queue,
+               payload = excluded.payload,
+               options = excluded.options,
+               next_at = CASE
+                   WHEN known.cron = excluded.cron AND known.timezone = excluded.timezone THEN known.next_at
+                   ELSE excluded.next_at
+               END
+    """
+
+    def put_schedules(self, schedules: Sequence[Schedule]) -> None:
+        columns: dict[str, list[Any]] = {
+            "names": [each.name for each in schedules],
+            "crons": [each.cron for each in schedules],
+            "timezones": [each.timezone for each in schedules],
+            "types": [each.type for each in schedules],
+            "queues": [each.queue for each in schedules],
+            "payloads": [each.payload for each in schedules],
+            "options": [json.dumps(dict(each.options)) for each in schedules],
+            "next": [each.next_at for each in schedules],
+            "fired": [each.fired_at for each in schedules],
+            "paused": [each.paused_at for each in schedules],
+        }
+        self._connections.fetch(self._PUT_SCHEDULES, **columns)
+
+    _DROP_SCHEDULES: LiteralString = """
+        DELETE FROM th_schedules
+         WHERE name = ANY (%(names)s)
+        RETURNING name
+    """
+
+    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+        return self._each(self._DROP_SCHEDULES, names)
+
+    _PAUSE_SCHEDULES: LiteralString = f"""
+        UPDATE th_schedules
+           SET paused_at = {NOW}
+         WHERE name = ANY (%(names)s)
+           AND paused_at IS NULL
+        RETURNING name
+    """
+
+    def pause_schedules(self, names: Sequence[str]) -> list[bool]:
+        return self._each(self._PAUSE_SCHEDULES, names)
+
+    _RESUME_SCHEDULES: LiteralString = """
+        UPDATE th_schedules
+           SET paused_at = NULL
+         WHERE name = ANY (%(names)s)
+           AND paused_at IS NOT NULL
+        RETURNING name
+    """
+
+    def resume_schedules(self, names: Sequence[str]) -> list[bool]:
+        return self._each(self._RESUME_SCHEDULES, names)
+
+    def _each(self, statement: LiteralString, names: Sequence[str], **asked: Any) -> list[bool]:
+        """Run *statement* for all names, and tell for which it changed anything."""
+        done = {name for (name,) in self._connections.fetch(statement, names=list(names), **asked)}
+        return [name in done for name in names]

@@ -1,0 +1,252 @@
+"""The verbs that move jobs: each is one conditional statement."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
+
+from taskharbor.core.request import check_attempts
+from taskharbor.core.states import Event
+from taskharbor.drivers import migrate
+from taskharbor.drivers.postgres import claiming, dispatching, inserting, operating, settling
+from taskharbor.drivers.postgres.address import Address
+from taskharbor.drivers.postgres.connection import Connections
+from taskharbor.drivers.postgres.control import PostgresControl
+from taskharbor.drivers.postgres.failures import ReplyLost
+from taskharbor.drivers.postgres.inspector import PostgresInspector
+from taskharbor.drivers.postgres.join import Joined
+from taskharbor.drivers.postgres.lines import Lines
+from taskharbor.drivers.postgres.listening import ANY, Bell, PostgresListener, fed_queues
+from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
+from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.upkeep import PostgresUpkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from datetime import datetime
+
+    from psycopg import Connection
+
+    from taskharbor.core.answers import (
+        Declined,
+        Dispatch,
+        Extended,
+        Inserted,
+        Moved,
+        Refused,
+        Sent,
+        Settled,
+        Settlement,
+        Skipped,
+        Unsent,
+    )
+    from taskharbor.core.clock import Clock
+    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Claim, Lease, NewJob
+
+T = TypeVar("T")
+
+DEADLINE: Final = timedelta(seconds=5)
+NO_DELAY: Final = timedelta(0)
+
+
+class PostgresDriver:
+    """Keeps jobs in PostgreSQL, for any number of processes on any number of machines.
+
+    The database's clock decides, unless a test brings a *clock*. The schema must be there:
+    ``taskharbor migrate up`` makes it. Nothing is connected before it is needed. *password*
+    is asked for each new connection, where the URL has none. *is_pooled* says that a pooler
+    in transaction mode is in between. *size* bounds the connections, listeners apart.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "public",
+        password: Callable[[], str] | None = None,
+        is_pooled: bool = False,
+        size: int = 10,
+        deadline: timedelta = DEADLINE,
+        clock: Clock | None = None,
+    ) -> None:
+        address = Address(
+            url=url, schema=schema, deadline=deadline, password=password, is_pooled=is_pooled, is_timed=True
+        )
+        self._address = address
+        self._connections = Connections(
+            address,
+            clock=clock,
+            size=size,
+            check=lambda: migrate.check(PostgresSchema(address), MIGRATIONS),
+        )
+        self._lines = Lines()
+        self._bell = Bell(self._connections)
+        self.upkeep = PostgresUpkeep(self._connections)
+        self.inspector = PostgresInspector(self._connections)
+        self.control = PostgresControl(self._connections)
+
+    @property
+    def statements(self) -> int:
+        """How many statements were run so far."""
+        return self._connections.statements
+
+    def listen(self, queues: Collection[str]) -> PostgresListener:
+        return PostgresListener(self._address, queues)
+
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+        answers = self._safely(lambda: self._insert(jobs, repeat=repeat), lambda: self._insert(jobs, repeat=True))
+        self._bell.ring(fed_queues(jobs))
+        return answers
+
+    def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Inserted | IdempotencyConflict]:
+        if repeat or len(jobs) < inserting.COPIED:
+            return inserting.insert(self._connections.fetch, jobs, repeat=repeat)
+        return inserting.copy(self._connections, jobs)
+
+    def joined(self, connection: Connection[Any], *, notify: bool = True) -> Joined:
+        """Return what stores jobs in transactions of *connection*, which is yours and open on the same database.
+
+        They are there when you commit, and never were if you roll back. Without *notify* your
+        commit is spared the NOTIFY, and workers find the jobs when they look next.
+        """
+        return Joined(connection, self._connections, notify=notify)
+
+    def reserve(
+        self,
+        queue: str,
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        limit: int,
+        patience: timedelta,
+        types: Collection[str] | None = None,
+        reclaim: bool = True,
+    ) -> list[Claim]:
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+
+        def take() -> list[Claim]:
+            claims = self._take_due(queue, taker, limit, patience)
+            if len(claims) < limit and reclaim:
+                claims += claiming.take_over(self._connections, queue, taker, limit=limit - len(claims))
+            return claims
+
+        return self._safely(take, lambda: self.read_back([token]) or take())
+
+    def _take_due(self, queue: str, taker: claiming.Taker, limit: int, patience: timedelta) -> list[Claim]:
+        after = self._lines.place(queue, limit)
+        claims = claiming.take_due(self._connections, queue, taker, limit=limit, patience=patience, after=after)
+        self._lines.note(queue, claims, limit=limit, after=after)
+        if after is not None and len(claims) < limit:
+            left = limit - len(claims)
+            claims += claiming.take_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
+        return claims
+
+    def claim(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        worker: str,
+        lease: timedelta,
+        types: Collection[str] | None = None,
+        reclaim: bool = True,
+    ) -> list[Claim | Refused]:
+        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+
+        def again() -> list[Claim | Refused]:
+            held = {claim.job.id: claim for claim in self.read_back([token])}
+            others = iter(claiming.claim(self._connections, [each for each in job_ids if each not in held], taker))
+            return [held[each] if each in held else next(others) for each in job_ids]
+
+        return self._safely(lambda: claiming.claim(self._connections, job_ids, taker), again)
+
+    def extend(
+        self,
+        leases: Sequence[Lease],
+        *,
+        lease: timedelta,
+    ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
+        return self._safely(lambda: settling.extend(self._connections, leases, lease))
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        answers = self._safely(lambda: settling.settle(self._connections, settlements))
+        if any(each.outcome.event is Event.RELEASE for each in settlements):
+            self._bell.ring([ANY])
+        return answers
+
+    _READ_BACK: LiteralString = f"""
+        SELECT {JOB}
+          FROM th_jobs_processing AS job
+         WHERE job.lease_token = ANY (%(tokens)s)
+           AND job.lease_expires_at > {NOW}
+    """
+
+    def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
+        return [claimed(row) for row in self._connections.fetch(self._READ_BACK, tokens=list(tokens))]
+
+    def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
+        return dispatching.dispatch(self._connections, queue, limit=limit, lock=lock, unclaimed=unclaimed)
+
+    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+        return dispatching.dispatched(self._connections, results)
+
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+        return operating.cancel(self._connections, job_ids)
+
+    def requeue(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        token: Token,
+        budget: int,
+        by: str,
+        why: str,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        queue: str | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        check_attempts(budget, field="budget")
+        answers = self._safely(
+            lambda: operating.requeue(
+                self._connections,
+                job_ids,
+                token=token,
+                budget=budget,
+                by=by,
+                why=why,
+                scheduled_for=scheduled_for,
+                delay=delay or NO_DELAY,
+                queue=queue,
+            )
+        )
+        if scheduled_for is None and not delay:
+            self._bell.ring([ANY])
+        return answers
+
+    def reschedule(
+        self,
+        job_ids: Sequence[JobId],
+        *,
+        scheduled_for: datetime | None = None,
+        delay: timedelta | None = None,
+        priority: int | None = None,
+    ) -> list[Moved | IllegalTransition | JobNotFound]:
+        asked: dict[str, Any] = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
+        answers = self._safely(lambda: operating.reschedule(self._connections, job_ids, **asked))
+        self._bell.ring([ANY])
+        return answers
+
+    def close(self) -> None:
+        self._bell.close()
+        self._connections.close()
+
+    def _safely(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
+        """Make a call whose reply may be lost: it is over then, one way or the other, before *again* asks."""
+        try:
+            return call()
+        except ReplyLost as lost:
+            self._connections.resolve(lost)
+            return (again or call)()

@@ -1,0 +1,61 @@
+"""What the errors of PostgreSQL mean to our callers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from taskharbor.core.errors import StoreUnavailable
+
+
+class ReplyLost(StoreUnavailable):
+    """The connection broke while a statement was under way: nobody knows yet whether it was committed."""
+
+    def __init__(self, why: str, backend: int) -> None:
+        super().__init__(why)
+        self.args = (why, backend)
+        self.backend = backend
+
+
+_POOLER: Final = "a pooler in transaction mode seems to be in between; say so with ?pooler=transaction, or go around it"
+_HINTS: Final = {
+    "08P01": _POOLER,
+    "25006": "it is read-only here; connect to the primary",
+    "26000": _POOLER,
+    "28000": "this user may not connect; see pg_hba.conf",
+    "28P01": "it refuses this user or password",
+    "3D000": "this database does not exist; create it, or correct its name",
+    "3F000": "this schema does not exist; run 'taskharbor migrate up'",
+    "42501": "this user lacks a right; grant it, or connect as the owner of the tables",
+    "42P01": "a table is missing; run 'taskharbor migrate up'",
+    "42P05": _POOLER,
+    "53100": "its disk is full; nothing of this call was stored",
+    "53200": "it is out of memory",
+    "53300": "all its connections are taken; close some, raise max_connections, or give drivers fewer (size)",
+    "55P03": "another transaction has held a lock for too long; nothing of this call was stored",
+    "57014": "the statement took longer than the deadline; nothing of this call was stored",
+    "57P01": "it is shutting down",
+    "57P02": "it is shutting down after a crash",
+    "57P03": "it does not accept connections yet",
+    "57P05": "it closed a connection that was idle",
+}
+_WAITS: Final = {"57P01", "57P02", "57P03", "53300", None}
+_STARTUP: Final = "unsupported startup parameter"
+
+
+def explained(error: psycopg.Error, place: str, *, backend: int | None = None) -> Exception:
+    """Turn what means that the store is away into that; a mistake in our own SQL stays what it is."""
+    first_line = str(error).strip().split("\n", 1)[0]
+    hint = _POOLER if _STARTUP in str(error) else _HINTS.get(error.sqlstate or "")
+    why = f"{place}: {hint} ({first_line})" if hint else f"{place}: {first_line}"
+    if backend is not None:
+        return ReplyLost(why, backend)
+    if hint or (error.sqlstate is None and isinstance(error, psycopg.OperationalError)):
+        return StoreUnavailable(why)
+    return error
+
+
+def may_pass(error: psycopg.Error) -> bool:
+    """Tell whether connecting may succeed a moment later, with nobody having changed anything."""
+    return isinstance(error, psycopg.OperationalError) and error.sqlstate in _WAITS and _STARTUP not in str(error)

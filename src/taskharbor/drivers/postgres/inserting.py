@@ -1,0 +1,201 @@
+"""Storing new jobs, in a transaction of ours or of the caller's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from psycopg.types.json import Jsonb
+
+from taskharbor.core.answers import Inserted
+from taskharbor.core.errors import IdempotencyConflict
+from taskharbor.drivers.postgres.rows import NOW, uuids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from psycopg import Connection
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import NewJob
+    from taskharbor.drivers.postgres.connection import Connections, Row
+
+    Fetch = Callable[..., list[Row]]
+
+COPIED: Final = 200
+"""From so many jobs on they are sent by COPY."""
+
+_COLUMNS: Final[LiteralString] = (
+    "id, type, queue, priority, payload, scheduled_for, timeout, created_at, max_attempts, metadata, idempotency_key"
+)
+
+_INSERT: Final[LiteralString] = f"""
+    -- A job under a key is stored only if the key is its own: who came second stores nothing.
+    -- Keys are taken in their order, or two batches could wait for each other.
+    WITH asked AS (
+        SELECT *
+          FROM unnest(
+               %(ids)s::uuid[], %(types)s::text[], %(queues)s::text[], %(priorities)s::integer[],
+               %(payloads)s::bytea[], %(moments)s::timestamptz[], %(delays)s::interval[],
+               %(timeouts)s::interval[], %(created)s::timestamptz[], %(attempts)s::integer[],
+               %(keys)s::text[], %(digests)s::bytea[], %(metadata)s::jsonb[]
+               ) WITH ORDINALITY
+               AS asked (id, type, queue, priority, payload, moment, delay, timeout, created_at, max_attempts,
+                         key, digest, metadata, place)
+    ),
+    keyed AS (
+        INSERT INTO th_keys (queue, key, job_id, digest)
+        SELECT queue, key, id, digest
+          FROM asked
+         WHERE key IS NOT NULL
+         ORDER BY queue, key, place
+            ON CONFLICT DO NOTHING
+        RETURNING job_id
+    )
+    INSERT INTO th_jobs_waiting ({_COLUMNS})
+    SELECT id, type, queue, priority, payload, coalesce(moment, {NOW} + delay), timeout, created_at, max_attempts,
+           metadata, key
+      FROM asked
+     WHERE (key IS NULL OR id IN (SELECT job_id FROM keyed))
+"""
+_INSERT_NEW: Final[LiteralString] = f"{_INSERT} RETURNING id"
+_INSERT_AGAIN: Final[LiteralString] = f"""
+    {_INSERT}
+       AND NOT EXISTS (SELECT FROM th_jobs AS job WHERE job.id = asked.id OFFSET 0)  -- as below
+    RETURNING id
+"""
+
+_STORED: Final[LiteralString] = """
+    SELECT asked.place, job.id IS NOT NULL, holder.job_id, holder.digest
+      FROM unnest(%(ids)s::uuid[], %(queues)s::text[], %(keys)s::text[])
+           WITH ORDINALITY AS asked (id, queue, key, place)
+      -- OFFSET 0 lets each be looked up: joined, the planner may walk all that is stored for a few of them.
+      LEFT JOIN LATERAL (SELECT id FROM th_jobs WHERE id = asked.id OFFSET 0) AS job ON true
+      LEFT JOIN LATERAL (
+           SELECT job_id, digest
+             FROM th_keys
+            WHERE queue = asked.queue
+              AND key = asked.key
+           OFFSET 0
+           ) AS holder ON true
+"""
+
+
+def insert(fetch: Fetch, jobs: Sequence[NewJob], *, repeat: bool) -> list[Inserted | IdempotencyConflict]:
+    """Store *jobs*, in the transaction in which *fetch* runs its statements."""
+    if not jobs:
+        return []
+    new = {row[0] for row in fetch(_INSERT_AGAIN if repeat else _INSERT_NEW, **_arrays(jobs))}
+    return _answers(fetch, jobs, new, repeat=repeat)
+
+
+def _answers(
+    fetch: Fetch, jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool
+) -> list[Inserted | IdempotencyConflict]:
+    """Say what became of each job; those whose key was freed between the two statements are inserted once more."""
+    if len(new) == len(jobs):
+        return [Inserted(job.id, existed=False) for job in jobs]
+    others = [job for job in jobs if job.id not in new]
+    asked = {
+        "ids": [job.id for job in others],
+        "queues": [job.queue for job in others],
+        "keys": [job.idempotency_key for job in others],
+    }
+    found = sorted(fetch(_STORED, **asked))
+    answers: dict[JobId, Inserted | IdempotencyConflict] = {}
+    freed = []
+    for job, (_, is_stored, holder, digest) in zip(others, found, strict=True):
+        if is_stored:
+            answers[job.id] = Inserted(job.id, existed=True)
+        elif holder is None:
+            freed.append(job)
+        elif digest != job.digest:
+            answers[job.id] = IdempotencyConflict(job.queue, job.idempotency_key or "", holder)
+        else:
+            answers[job.id] = Inserted(holder, existed=True)
+    answers |= {job.id: answer for job, answer in zip(freed, insert(fetch, freed, repeat=repeat), strict=True)}
+    return [answers.get(job.id) or Inserted(job.id, existed=False) for job in jobs]
+
+
+def _arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    return {
+        "ids": uuids(job.id for job in jobs),
+        "types": [job.type for job in jobs],
+        "queues": [job.queue for job in jobs],
+        "priorities": [job.priority for job in jobs],
+        "payloads": [job.payload for job in jobs],
+        "moments": [job.scheduled_for for job in jobs],
+        "delays": [job.delay for job in jobs],
+        "timeouts": [job.timeout for job in jobs],
+        "created": [job.created_at for job in jobs],
+        "attempts": [job.max_attempts for job in jobs],
+        "keys": [job.idempotency_key for job in jobs],
+        "digests": [job.digest for job in jobs],
+        "metadata": [_json(job) for job in jobs],
+    }
+
+
+def _json(job: NewJob) -> str:
+    return json.dumps(dict(job.metadata)) if job.metadata else "{}"
+
+
+_COPY: Final[LiteralString] = f"COPY th_jobs_waiting ({_COLUMNS}) FROM STDIN (FORMAT BINARY)"
+_TYPES: Final = (
+    "uuid", "text", "text", "int4", "bytea", "timestamptz", "interval", "timestamptz", "int4", "jsonb", "text",
+)  # fmt: skip
+_NO_METADATA: Final = Jsonb({}, dumps=lambda _: b"{}")
+
+
+_TIME: Final[LiteralString] = f"SELECT {NOW}"
+_TAKE_KEYS: Final[LiteralString] = """
+    INSERT INTO th_keys (queue, key, job_id, digest)
+    SELECT queue, key, id, digest
+      FROM unnest(%(queues)s::text[], %(keys)s::text[], %(ids)s::uuid[], %(digests)s::bytea[])
+           WITH ORDINALITY AS asked (queue, key, id, digest, place)
+     ORDER BY queue, key, place
+        ON CONFLICT DO NOTHING
+    RETURNING job_id
+"""
+
+
+def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+    """Store many jobs: the same as `insert`, in three statements and half the time."""
+    keyed = [job for job in jobs if job.idempotency_key is not None]
+    asked = {
+        "queues": [job.queue for job in keyed],
+        "keys": [job.idempotency_key for job in keyed],
+        "ids": uuids(job.id for job in keyed),
+        "digests": [job.digest for job in keyed],
+    }
+
+    def work(db: Connection) -> set[JobId]:
+        with db.transaction():
+            [(now,)] = connections.execute(db, connections.named(_TIME), {})
+            own = {row[0] for row in connections.execute(db, connections.named(_TAKE_KEYS), asked)} if keyed else set()
+            new = [job for job in jobs if job.idempotency_key is None or job.id in own] if keyed else jobs
+            _copy(db, connections.named(_COPY), new, now)
+            return {job.id for job in new}
+
+    return _answers(connections.fetch, jobs, connections.run(work), repeat=False)
+
+
+def _copy(db: Connection, query: bytes, jobs: Sequence[NewJob], now: datetime) -> None:
+    with db.cursor() as cursor, cursor.copy(query) as sink:
+        sink.set_types(_TYPES)
+        for job in jobs:
+            sink.write_row(
+                (
+                    job.id,
+                    job.type,
+                    job.queue,
+                    job.priority,
+                    job.payload,
+                    job.scheduled_for or now + job.delay,
+                    job.timeout,
+                    job.created_at,
+                    job.max_attempts,
+                    Jsonb(dict(job.metadata)) if job.metadata else _NO_METADATA,
+                    job.idempotency_key,
+                )
+            )

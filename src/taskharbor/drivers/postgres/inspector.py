@@ -1,0 +1,202 @@
+"""Reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from taskharbor.core.answers import Finished, Page, QueueView
+from taskharbor.core.model import WorkerRecord
+from taskharbor.core.states import Status
+from taskharbor.drivers.postgres.rows import ATTEMPT, JOB, NOW, OUTBOX, SCHEDULE, attempt, job, outbox_row, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from taskharbor.core.answers import JobFilter
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule
+    from taskharbor.drivers.postgres.connection import Connections
+
+
+class PostgresInspector:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    _NOW: LiteralString = f"SELECT {NOW}"
+
+    def now(self) -> datetime:
+        [(now,)] = self._connections.fetch(self._NOW)
+        moment: datetime = now
+        return moment
+
+    _GET: LiteralString = f"""
+        SELECT {JOB}
+          FROM th_jobs AS job
+         WHERE job.id = ANY (%(ids)s)
+    """
+
+    def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+        found = {each.id: each for each in map(job, self._connections.fetch(self._GET, ids=list(job_ids)))}
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    _FIND: LiteralString = f"""
+        SELECT {JOB}
+          FROM th_jobs AS job
+         WHERE (%(after)s::uuid IS NULL OR job.id < %(after)s)
+           AND (%(queue)s::text IS NULL OR job.queue = %(queue)s)
+           AND (%(type)s::text IS NULL OR job.type = %(type)s)
+           AND (%(statuses)s::text[] IS NULL OR job.status = ANY (%(statuses)s))
+           AND (%(since)s::timestamptz IS NULL OR job.created_at >= %(since)s)
+           AND (%(until)s::timestamptz IS NULL OR job.created_at < %(until)s)
+         ORDER BY job.id DESC
+         LIMIT %(limit)s
+    """
+
+    def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
+        rows = self._connections.fetch(
+            self._FIND,
+            after=after,
+            queue=wanted.queue,
+            type=wanted.type,
+            statuses=None if wanted.statuses is None else sorted(wanted.statuses),
+            since=wanted.since,
+            until=wanted.until,
+            limit=limit + 1,  # one more tells whether there is a next page
+        )
+        found = [job(row) for row in rows]
+        page = tuple(found[:limit])
+        return Page(page, page[-1].id if page and len(found) > limit else None)
+
+    _ATTEMPTS: LiteralString = f"""
+        -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
+        SELECT {ATTEMPT}
+          FROM th_attempts
+         WHERE job_id = ANY (%(ids)s)
+         ORDER BY ended_at, life, event = 'requeue', attempt
+    """
+
+    def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
+        recorded: defaultdict[JobId, list[Attempt]] = defaultdict(list)
+        for each in map(attempt, self._connections.fetch(self._ATTEMPTS, ids=list(job_ids))):
+            recorded[each.job_id].append(each)
+        return [each for job_id in job_ids for each in recorded[job_id]]
+
+    _OUTBOX: LiteralString = f"""
+        SELECT {OUTBOX}
+          FROM th_outbox AS event
+         WHERE event.job_id = ANY (%(ids)s)
+         ORDER BY event.life
+    """
+
+    def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
+        events: defaultdict[JobId, list[OutboxRow]] = defaultdict(list)
+        for row in map(outbox_row, self._connections.fetch(self._OUTBOX, ids=list(job_ids))):
+            events[row.event.job_id].append(row)
+        return [row for job_id in job_ids for row in events[job_id]]
+
+    _QUEUES: LiteralString = f"""
+        -- A line is what waits in a queue at one priority. Each step leaps to the head of
+        -- the next line, so the cost is of the lines there are, not of the jobs in them.
+        WITH RECURSIVE
+        line AS (
+            (
+            SELECT queue, priority, scheduled_for
+              FROM th_jobs_waiting
+             ORDER BY queue, priority, scheduled_for
+             LIMIT 1
+            )
+             UNION ALL
+            SELECT head.*
+              FROM line
+             CROSS JOIN LATERAL (
+                   SELECT queue, priority, scheduled_for
+                     FROM th_jobs_waiting
+                    WHERE (queue, priority) > (line.queue, line.priority)
+                    ORDER BY queue, priority, scheduled_for
+                    LIMIT 1
+                   ) AS head
+        ),
+        due AS (
+            SELECT queue AS name, min(scheduled_for) AS oldest
+              FROM line
+             WHERE scheduled_for <= {NOW}
+             GROUP BY queue
+        ),
+        counted AS (
+            SELECT queue AS name, jsonb_object_agg(status, count) AS counts
+              FROM th_counts
+             WHERE count > 0
+             GROUP BY queue
+        ),
+        known AS (
+            SELECT name FROM counted
+             UNION
+            SELECT name FROM th_queues
+        )
+        SELECT name, counts, oldest, paused_at, paused_by
+          FROM known
+          LEFT JOIN counted USING (name)
+          LEFT JOIN due USING (name)
+          LEFT JOIN th_queues USING (name)
+         ORDER BY name COLLATE "C"
+    """
+
+    def queues(self) -> list[QueueView]:
+        return [_queue_view(row) for row in self._connections.fetch(self._QUEUES)]
+
+    _FINISHED: LiteralString = """
+        SELECT minute, queue, status, count
+          FROM th_finished
+         WHERE minute >= %(since)s
+         ORDER BY minute, queue COLLATE "C", status COLLATE "C"
+    """
+
+    def finished(self, *, since: datetime) -> list[Finished]:
+        return [
+            Finished(minute=minute, queue=queue, status=Status(status), count=count)
+            for minute, queue, status, count in self._connections.fetch(self._FINISHED, since=since)
+        ]
+
+    _WORKERS: LiteralString = """
+        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at
+          FROM th_workers
+         ORDER BY id COLLATE "C"
+    """
+
+    def workers(self) -> list[WorkerRecord]:
+        return [_worker(row) for row in self._connections.fetch(self._WORKERS)]
+
+    _SCHEDULES: LiteralString = f"""
+        SELECT {SCHEDULE}
+          FROM th_schedules
+         ORDER BY name COLLATE "C"
+    """
+
+    def schedules(self) -> dict[str, Schedule]:
+        return {each.name: each for each in map(schedule, self._connections.fetch(self._SCHEDULES))}
+
+
+def _queue_view(row: Sequence[Any]) -> QueueView:
+    name, counts, oldest_due, paused_at, paused_by = row
+    return QueueView(
+        name=name,
+        counts={status: (counts or {}).get(status, 0) for status in Status},
+        oldest_due=oldest_due,
+        paused_at=paused_at,
+        paused_by=paused_by,
+    )
+
+
+def _worker(row: Sequence[Any]) -> WorkerRecord:
+    return WorkerRecord(
+        id=row[0],
+        host=row[1],
+        pid=row[2],
+        queues=tuple(row[3]),
+        types=tuple(row[4]),
+        concurrency=row[5],
+        started_at=row[6],
+        seen_at=row[7],
+    )

@@ -1,0 +1,94 @@
+"""The schema of the database: which version it has, and how the next one is made."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from taskharbor.drivers.migrate import load
+from taskharbor.drivers.postgres.failures import explained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskharbor.drivers.migrate import Migration
+    from taskharbor.drivers.postgres.address import Address
+
+MIGRATIONS: Final = load("taskharbor.drivers.postgres.migrations")
+
+
+class PostgresSchema:
+    """Keeps the version in th_migrations. Those who migrate at once wait for each other under an advisory lock."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def version(self) -> int:
+        with self._connection() as db:
+            return version(db, self._address.schema)
+
+    def apply(self, migration: Migration) -> bool:
+        with self._connection() as db, db.transaction():
+            db.execute(_script_start(self._address.schema).encode())
+            if version(db, self._address.schema) != migration.number - 1:
+                return False
+            has_schema = db.execute("SELECT to_regnamespace(%s) IS NOT NULL", [self._address.schema]).fetchone()
+            if has_schema != (True,):
+                db.execute(_make_schema(self._address.schema).encode())
+            try:
+                db.execute(_with_its_record(migration).encode())
+            except psycopg.Error as error:
+                error.add_note(f"in migration {migration.name}")
+                raise
+            return True
+
+    def script(self, migration: Migration) -> str:
+        schema = self._address.schema
+        start = f"-- {migration.name}, for: psql --set ON_ERROR_STOP=1 --file FILE\n\nBEGIN;\n{_script_start(schema)}"
+        return f"{start}{_make_schema(schema)}\n{_with_its_record(migration)}\nCOMMIT;\n"
+
+    @contextmanager
+    def _connection(self) -> Iterator[psycopg.Connection]:
+        try:
+            with self._address.connect(pinned=False) as db:
+                yield db
+        except psycopg.Error as error:
+            raise explained(error, self._address.place) from error
+
+
+def version(db: psycopg.Connection, schema: str) -> int:
+    """Return the number of the last migration of *schema*, or 0."""
+    [has_table] = db.execute("SELECT to_regclass(%s) IS NOT NULL", [f'"{schema}".th_migrations']).fetchone() or [False]
+    if not has_table:
+        return 0
+    # The name of a schema was checked when the address was made.
+    row = db.execute(f'SELECT max(number) FROM "{schema}".th_migrations'.encode()).fetchone()
+    return row[0] or 0 if row else 0
+
+
+def _script_start(schema: str) -> str:
+    return (
+        "SET LOCAL statement_timeout = 0;\n"
+        f"SELECT pg_advisory_xact_lock(hashtext('taskharbor'), hashtext('{schema}'));\n"
+        f'SET LOCAL search_path = "{schema}";\n'
+    )
+
+
+def _make_schema(schema: str) -> str:
+    return f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n'
+
+
+def _with_its_record(migration: Migration) -> str:
+    # A script has no parameters; number and name come from the name of our own file.
+    return f"""\
+CREATE TABLE IF NOT EXISTS th_migrations (
+    number integer PRIMARY KEY,
+    name text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration.name}');
+
+{migration.sql.rstrip()}
+"""

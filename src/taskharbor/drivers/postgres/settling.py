@@ -1,0 +1,289 @@
+"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from psycopg.errors import LockNotAvailable
+
+from taskharbor.core.answers import Extended, Settled, Skipped
+from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch, StoreUnavailable
+from taskharbor.core.model import Lease
+from taskharbor.core.outcome import SPENT
+from taskharbor.core.states import Event, Status
+from taskharbor.drivers.postgres.rows import FEW, NOW, STATUSES, uuids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.answers import Settlement
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.outcome import Outcome
+    from taskharbor.drivers.postgres.connection import Connections, Row
+
+    Answer = Settled | JobNotFound | LeaseLost
+
+# The fence: only the holder of a lease that is not over gets through.
+_FENCE: Final[LiteralString] = f"""
+    job.id = asked.id
+    AND job.lease_token = asked.token
+    AND job.lease_expires_at > {NOW}
+"""
+TALLY: Final[LiteralString] = f"""
+        INSERT INTO th_tallies (minute, queue, status, ended, kept)
+        SELECT date_bin('1 minute', {NOW}, 'epoch'), queue, status, count(*), count(*)
+"""
+
+_EXTEND: Final[LiteralString] = f"""
+    -- Rows that others have locked are left out, not waited for.
+    UPDATE th_jobs_processing AS job
+       SET lease_expires_at = {NOW} + %(lease)s
+     WHERE job.id = ANY (ARRAY(
+           SELECT job.id
+             FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]) {FEW}) AS asked (id, token)
+             JOIN th_jobs_processing AS job
+               ON {_FENCE}
+              FOR UPDATE OF job SKIP LOCKED
+           ))
+    RETURNING job.id, job.lease_expires_at, job.cancel_requested_at
+"""
+
+
+def extend(
+    connections: Connections, leases: Sequence[Lease], lease: timedelta
+) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
+    rows = {row[0]: row for row in connections.fetch(_EXTEND, **_fence(leases), lease=lease)}
+    missed = [each for each in leases if each.job_id not in rows]
+    found = _look(connections, missed, "extend")
+    return [
+        _extended(each, rows[each.job_id]) if each.job_id in rows else _missed(each, found.get(each.job_id))
+        for each in leases
+    ]
+
+
+def _extended(held: Lease, row: Row) -> Extended:
+    return Extended(Lease(held.job_id, held.token, row[1]), row[2] is not None)
+
+
+def _missed(held: Lease, row: Row | None) -> Skipped | JobNotFound | LeaseLost:
+    return _lost(held, row) or Skipped(held)
+
+
+_ACK: Final[LiteralString] = f"""
+    WITH settled AS (
+        UPDATE th_jobs AS job
+           SET status = 'SUCCEEDED',
+               settled_token = job.lease_token,
+               lease_token = NULL,
+               lease_expires_at = NULL,
+               completed_at = {NOW},
+               result = asked.result
+          FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(results)s::bytea[]) {FEW})
+               AS asked (id, token, result)
+         WHERE job.status = 'PROCESSING'
+           AND {_FENCE}
+        RETURNING job.id, job.queue, job.status
+    ),
+    tallied AS (
+        {TALLY}
+          FROM settled
+         GROUP BY queue, status
+    )
+    SELECT id, status
+      FROM settled
+"""
+
+# Where an attempt lands is decided in `held`, and only there.
+_SETTLE: Final[LiteralString] = f"""
+    WITH held AS (
+        SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
+               asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
+               asked.error_type, asked.message, asked.traceback, asked.fingerprint,
+               (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS given_back,
+               CASE
+                   WHEN asked.event = 'fail' THEN 'DEAD'
+                   WHEN asked.event = 'cancel' OR job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
+                   WHEN asked.event <> 'snooze'
+                       AND job.attempt_count - (asked.event = 'release' AND job.releases < asked.bound)::int
+                           >= job.max_attempts THEN 'DEAD'
+                   WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
+                   WHEN asked.event = 'retry' THEN 'FAILED'
+                   ELSE 'PENDING'
+               END AS landing
+          FROM (
+               SELECT *
+                 FROM unnest(
+                      %(ids)s::uuid[], %(tokens)s::uuid[], %(events)s::text[], %(outcomes)s::text[],
+                      %(delays)s::interval[], %(bounds)s::integer[], %(reasons)s::text[], %(errors)s::text[],
+                      %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[]
+                      )
+                {FEW}
+               ) AS asked (id, token, event, outcome, delay, bound, reason, error,
+                           error_type, message, traceback, fingerprint)
+          JOIN th_jobs_processing AS job
+            ON {_FENCE}
+           FOR UPDATE OF job
+    ),
+    settled AS (
+        UPDATE th_jobs AS job
+           SET status = held.landing,
+               attempt_count = job.attempt_count - held.given_back,
+               releases = job.releases + (held.event = 'release')::int,
+               settled_token = job.lease_token,
+               lease_token = NULL,
+               lease_expires_at = NULL,
+               scheduled_for = CASE
+                   WHEN held.event IN ('retry', 'snooze') AND held.landing IN ('PENDING', 'ENQUEUED', 'FAILED')
+                       THEN {NOW} + held.delay
+                   ELSE job.scheduled_for
+               END,
+               last_error = CASE
+                   WHEN held.landing = 'DEAD' THEN coalesce(held.error, held.reason)
+                   WHEN held.event = 'retry' THEN held.error
+                   ELSE job.last_error
+               END,
+               failed_at = CASE WHEN held.landing = 'DEAD' OR held.event = 'retry' THEN {NOW} ELSE job.failed_at END,
+               completed_at = CASE WHEN held.landing IN ('DEAD', 'CANCELED') THEN {NOW} END,
+               dead_at = CASE WHEN held.landing = 'DEAD' THEN {NOW} END,
+               dead_reason = CASE WHEN held.landing = 'DEAD' THEN held.reason END
+          FROM held
+         WHERE job.status = 'PROCESSING'
+           AND job.id = held.id
+        RETURNING job.id, job.queue, job.status
+    ),
+    recorded AS (
+        INSERT INTO th_attempts (
+            job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,
+            error_type, message, traceback, fingerprint
+        )
+        SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, event, landing, outcome,
+               error_type, message, traceback, fingerprint
+          FROM held
+    ),
+    tallied AS (
+        {TALLY}
+          FROM settled
+         WHERE status IN ('DEAD', 'CANCELED')
+         GROUP BY queue, status
+    )
+    SELECT id, status
+      FROM settled
+"""
+
+
+def settle(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
+    """Record outcomes together; where somebody has locked one of the jobs for long, the others one by one."""
+    try:
+        return _settle_all(connections, settlements)
+    except StoreUnavailable as error:
+        if len(settlements) == 1 or not isinstance(error.__cause__, LockNotAvailable):
+            raise
+        for each in settlements:
+            with suppress(StoreUnavailable):  # it is told below, once no other job has to wait for it
+                _settle_all(connections, [each])
+        raise
+
+
+def _settle_all(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
+    """Record successes in one statement, and whatever else in another."""
+    acks = [each for each in settlements if each.outcome.event is Event.ACK]
+    # Locked as they are asked for: by their ids, or two who settle the same jobs could wait for each other.
+    others = sorted(
+        (each for each in settlements if each.outcome.event is not Event.ACK), key=lambda each: each.lease.job_id
+    )
+    rows = _ack(connections, acks) if acks else []
+    rows += _settle(connections, others) if others else []
+    settled = {row[0]: STATUSES[row[1]] for row in rows}
+    if len(settled) == len(settlements):
+        return [Settled(each.lease.job_id, settled[each.lease.job_id]) for each in settlements]
+    refused = [each for each in settlements if each.lease.job_id not in settled]
+    answers = _refused(connections, refused)
+    ids = [each.lease.job_id for each in settlements]
+    return [Settled(each, settled[each]) if each in settled else answers[each] for each in ids]
+
+
+def _ack(connections: Connections, acks: Sequence[Settlement]) -> list[Row]:
+    results = [each.outcome.result for each in acks]
+    has_results = any(result is not None for result in results)
+    return connections.fetch(_ACK, **_fence([each.lease for each in acks]), results=results if has_results else None)
+
+
+def _settle(connections: Connections, others: Sequence[Settlement]) -> list[Row]:
+    columns = [_columns(each.outcome) for each in others]
+    asked = {name: [each[name] for each in columns] for name in columns[0]}
+    return connections.fetch(_SETTLE, **_fence([each.lease for each in others]), **asked)
+
+
+def _fence(leases: Sequence[Lease]) -> dict[str, str]:
+    return {"ids": uuids([each.job_id for each in leases]), "tokens": uuids([each.token for each in leases])}
+
+
+def _columns(outcome: Outcome) -> dict[str, Any]:
+    failure = outcome.recorded
+    return {
+        "events": outcome.event.value,
+        "outcomes": outcome.attempt_outcome.value,
+        "delays": outcome.delay,
+        "bounds": outcome.bound,
+        "reasons": outcome.reason if outcome.event is Event.FAIL and outcome.reason else SPENT,
+        "errors": None if failure is None else str(failure) or None,
+        "error_types": None if failure is None else failure.type,
+        "messages": None if failure is None else failure.message,
+        "tracebacks": None if failure is None else failure.traceback,
+        "fingerprints": None if failure is None else failure.fingerprint,
+    }
+
+
+_LOOK: Final[LiteralString] = f"""
+    -- Whether this very settlement was committed before, and else who holds the job.
+    SELECT job.id,
+           CASE
+               WHEN asked.event <> 'ack' THEN (
+                   SELECT attempt.status
+                     FROM th_attempts AS attempt
+                    WHERE attempt.job_id = asked.id
+                      AND attempt.token = asked.token
+                      AND attempt.event = asked.event
+                   )
+               WHEN job.status = 'SUCCEEDED' AND job.settled_token = asked.token THEN job.status
+           END,
+           job.status,
+           job.lease_token,
+           job.lease_expires_at <= {NOW}
+      FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(events)s::text[]) AS asked (id, token, event)
+     -- OFFSET 0 lets each be looked up: joined, the planner may walk leaves that it takes for empty.
+     CROSS JOIN LATERAL (SELECT * FROM th_jobs WHERE id = asked.id OFFSET 0) AS job
+"""
+
+
+def _refused(connections: Connections, refused: Sequence[Settlement]) -> dict[JobId, Answer]:
+    found = _look(connections, [each.lease for each in refused], *[each.outcome.event.value for each in refused])
+    return {each.lease.job_id: _answer(each.lease, found.get(each.lease.job_id)) for each in refused}
+
+
+def _answer(held: Lease, row: Row | None) -> Answer:
+    if row is not None and row[1] is not None:
+        return Settled(held.job_id, Status(row[1]))
+    # Neither settled nor lost: it was locked or over a moment ago, and the clock was set back since.
+    return _lost(held, row) or LeaseExpired(held.job_id)
+
+
+def _look(connections: Connections, leases: Sequence[Lease], *events: str) -> dict[JobId, Row]:
+    if not leases:
+        return {}
+    asked = events if len(events) == len(leases) else [*events] * len(leases)
+    return {row[0]: row for row in connections.fetch(_LOOK, **_fence(leases), events=list(asked))}
+
+
+def _lost(held: Lease, row: Row | None) -> JobNotFound | LeaseLost | None:
+    """Say why the fence does not let this lease through; None, if it does."""
+    if row is None:
+        return JobNotFound(held.job_id)
+    _, _, status, token, is_over = row
+    if status != Status.PROCESSING:
+        return JobNotInflight(held.job_id)
+    if token != held.token:
+        return LeaseMismatch(held.job_id)
+    return LeaseExpired(held.job_id) if is_over else None

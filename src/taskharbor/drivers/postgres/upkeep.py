@@ -1,0 +1,239 @@
+"""What keeps the store healthy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, LiteralString
+from uuid import UUID
+
+from taskharbor.core.answers import Published
+from taskharbor.drivers.postgres.expiring import Expiring
+from taskharbor.drivers.postgres.retention import Retention
+from taskharbor.drivers.postgres.rows import FEW, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.answers import Expired, Unpublished
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import OutboxRow, Schedule, WorkerRecord
+    from taskharbor.drivers.postgres.connection import Connections
+
+
+class PostgresUpkeep:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._expiring = Expiring(connections)
+        self._retention = Retention(connections)
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        return self._expiring.expire(limit=limit)
+
+    def bury(self, *, limit: int) -> list[JobId]:
+        return self._expiring.bury(limit=limit)
+
+    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+        self._expiring.clock_jumped(expected=expected, lease=lease)
+
+    def prune(self, *, older_than: timedelta, limit: int) -> int:
+        return self._retention.prune(older_than=older_than, limit=limit)
+
+    def purge(self, *, older_than: timedelta, limit: int) -> int:
+        return self._retention.purge(older_than=older_than, limit=limit)
+
+    _TAKE_DUTY: LiteralString = f"""
+        INSERT INTO th_duties AS duty (name, next_at)
+        VALUES (%(name)s, {NOW} + %(every)s)
+            ON CONFLICT (name) DO UPDATE
+           SET next_at = excluded.next_at
+         WHERE duty.next_at <= {NOW}
+        RETURNING name
+    """
+
+    def take_duty(self, name: str, *, every: timedelta) -> bool:
+        return bool(self._connections.fetch(self._TAKE_DUTY, name=name, every=every))
+
+    _BEAT_WORKER: LiteralString = f"""
+        INSERT INTO th_workers (id, host, pid, queues, types, concurrency, started_at, seen_at)
+        VALUES (%(id)s, %(host)s, %(pid)s, %(queues)s, %(types)s, %(concurrency)s, %(started_at)s, {NOW})
+            ON CONFLICT (id) DO UPDATE
+           SET host = excluded.host,
+               pid = excluded.pid,
+               queues = excluded.queues,
+               types = excluded.types,
+               concurrency = excluded.concurrency,
+               started_at = excluded.started_at,
+               seen_at = excluded.seen_at
+    """
+
+    def beat_worker(self, worker: WorkerRecord) -> None:
+        self._connections.fetch(
+            self._BEAT_WORKER,
+            id=worker.id,
+            host=worker.host,
+            pid=worker.pid,
+            queues=list(worker.queues),
+            types=list(worker.types),
+            concurrency=worker.concurrency,
+            started_at=worker.started_at,
+        )
+
+    _FORGET_WORKERS: LiteralString = f"""
+        DELETE FROM th_workers
+         WHERE seen_at <= {NOW} - %(unseen_for)s
+        RETURNING id
+    """
+
+    def forget_workers(self, *, unseen_for: timedelta) -> int:
+        return len(self._connections.fetch(self._FORGET_WORKERS, unseen_for=unseen_for))
+
+    _OUTBOX_TAKE: LiteralString = f"""
+        WITH turn AS (
+            SELECT job_id, life
+              FROM th_outbox
+             WHERE published_at IS NULL
+               AND given_up_at IS NULL
+               AND next_at <= {NOW}
+             ORDER BY dead_at, job_id, life
+             LIMIT %(limit)s
+               FOR UPDATE SKIP LOCKED
+        )
+        UPDATE th_outbox AS event
+           SET attempts = event.attempts + 1,
+               next_at = {NOW} + %(lock)s
+          FROM turn
+         WHERE event.job_id = turn.job_id
+           AND event.life = turn.life
+        RETURNING {OUTBOX}
+    """
+
+    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+        rows = map(outbox_row, self._connections.fetch(self._OUTBOX_TAKE, limit=limit, lock=lock))
+        return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
+
+    _OUTBOX_DONE: LiteralString = f"""
+        UPDATE th_outbox AS event
+           SET published_at = CASE WHEN asked.error IS NULL THEN {NOW} END,
+               given_up_at = CASE WHEN asked.error IS NOT NULL AND asked.again_in IS NULL THEN {NOW} END,
+               next_at = coalesce({NOW} + asked.again_in, event.next_at),
+               last_error = coalesce(asked.error, event.last_error)
+          FROM (
+               SELECT *
+                 FROM unnest(%(ids)s::uuid[], %(lives)s::text[], %(errors)s::text[], %(agains)s::interval[])
+                {FEW}
+               ) AS asked (job_id, life, error, again_in)
+         WHERE event.job_id = asked.job_id
+           AND event.life::text = asked.life
+           -- Said like this, the index of what is still to be published cannot be walked for it.
+           AND coalesce(event.published_at, event.given_up_at) IS NULL
+        RETURNING event.job_id, event.life
+    """
+
+    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+        named = [each.event_id.rpartition(":") for each in results]
+        rows = self._connections.fetch(
+            self._OUTBOX_DONE,
+            ids=[_uuid(job) for job, _, _ in named],
+            lives=[life for _, _, life in named],
+            errors=[None if isinstance(each, Published) else each.error for each in results],
+            agains=[None if isinstance(each, Published) else each.again_in for each in results],
+        )
+        done = {f"{job_id}:{life}" for job_id, life in rows}
+        return [each.event_id in done for each in results]
+
+    _SCHEDULES_DUE: LiteralString = f"""
+        SELECT {SCHEDULE}
+          FROM th_schedules
+         WHERE paused_at IS NULL
+           AND next_at <= {NOW}
+         ORDER BY next_at, name
+         LIMIT %(limit)s
+    """
+
+    def schedules_due(self, *, limit: int) -> list[Schedule]:
+        return [schedule(row) for row in self._connections.fetch(self._SCHEDULES_DUE, limit=limit)]
+
+    _SCHEDULE_FIRED: LiteralString = """
+        UPDATE th_schedules
+           SET next_at = %(next_at)s,
+               fired_at = %(fired)s
+         WHERE name = %(name)s
+           AND next_at = %(fired)s
+        RETURNING name
+    """
+
+    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
+        return bool(self._connections.fetch(self._SCHEDULE_FIRED, name=name, fired=fired, next_at=next_at))
+
+    _ROLL_UP: LiteralString = """
+        -- What lives is counted, what ended is summed up: nobody counts over history.
+        WITH taken AS (
+            DELETE FROM th_tallies
+            RETURNING minute, queue, status, ended, kept
+        ),
+        ends AS (
+            INSERT INTO th_finished AS finished (minute, queue, status, count)
+            SELECT minute, queue, status, sum(ended)
+              FROM taken
+             WHERE ended > 0
+             GROUP BY minute, queue, status
+             ORDER BY minute, queue, status
+                ON CONFLICT (minute, queue, status) DO UPDATE
+               SET count = finished.count + excluded.count
+        ),
+        living AS (
+            SELECT queue, status, count(*) AS count
+              FROM th_jobs
+             WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
+             GROUP BY queue, status
+        ),
+        gone AS (
+            UPDATE th_counts AS counted
+               SET count = 0
+             WHERE counted.status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
+               AND NOT EXISTS (
+                   SELECT
+                     FROM living
+                    WHERE living.queue = counted.queue
+                      AND living.status = counted.status
+                   )
+        ),
+        counts AS (
+            SELECT queue, status, count
+              FROM living
+             UNION ALL
+            SELECT queue, status, sum(kept)
+              FROM taken
+             GROUP BY queue, status
+        )
+        INSERT INTO th_counts AS counted (queue, status, count)
+        SELECT queue, status, count
+          FROM counts
+         ORDER BY queue, status
+            ON CONFLICT (queue, status) DO UPDATE
+           SET count = CASE
+                   WHEN excluded.status IN ('SUCCEEDED', 'DEAD', 'CANCELED') THEN counted.count + excluded.count
+                   ELSE excluded.count
+               END
+    """
+
+    _DROP_MINUTES: LiteralString = f"""
+        DELETE FROM th_finished
+         WHERE minute < {NOW} - %(keep)s
+        RETURNING minute
+    """
+
+    def roll_up(self, *, keep: timedelta) -> int:
+        """Bring counts up to date, and make the leaves of the days to come."""
+        self._retention.make_days()
+        self._connections.fetch(self._ROLL_UP)
+        return len(set(self._connections.fetch(self._DROP_MINUTES, keep=keep)))
+
+
+def _uuid(text: str) -> UUID | None:
+    """Return the id that *text* spells in its one right way; what spells none is no event's."""
+    try:
+        uuid = UUID(text)
+    except ValueError:
+        return None
+    return uuid if str(uuid) == text else None

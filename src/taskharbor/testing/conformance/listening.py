@@ -1,0 +1,132 @@
+"""Hearing of jobs that are there to be taken.
+
+A ring is a hint, so no case asks that nothing rings. The deadlines are far longer
+than any ring takes: only a ring that never comes waits for one.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from threading import Timer
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+from taskharbor.testing.conformance.subject import LEASE, Subject, new_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskharbor.drivers.base import Listener
+
+_DEADLINE: Final = timedelta(seconds=5)
+_MOMENT: Final = timedelta(milliseconds=10)
+_NONE: Final = timedelta(0)
+
+
+def test_an_inserted_job_rings(subject: Subject) -> None:
+    with _listening(subject) as listener:
+        subject.insert()
+
+        assert listener.wait(_DEADLINE)
+
+
+def test_a_job_inserted_while_somebody_waits_ends_the_wait(subject: Subject) -> None:
+    with _listening(subject) as listener, _soon(subject.insert):
+        assert listener.wait(_DEADLINE)
+
+
+def test_a_job_of_any_queue_that_is_listened_for_rings(subject: Subject) -> None:
+    with _listening(subject, "mail", "default") as listener:
+        for queue in ("default", "mail"):
+            subject.insert(queue=queue)
+            assert listener.wait(_DEADLINE)
+
+
+def test_every_listener_hears_of_a_job(subject: Subject) -> None:
+    with _listening(subject) as one, _listening(subject) as other:
+        subject.insert()
+
+        assert one.wait(_DEADLINE)
+        assert other.wait(_DEADLINE)
+
+
+def test_a_wait_for_nothing_ends_in_time_and_says_so(subject: Subject) -> None:
+    with _listening(subject) as listener:
+        assert (listener.wait(_MOMENT), listener.wait(_NONE)) == (False, False)
+
+
+def test_what_rang_once_does_not_ring_for_ever(subject: Subject) -> None:
+    with _listening(subject) as listener:
+        subject.insert()
+        listener.wait(_DEADLINE)
+
+        assert not listener.wait(_MOMENT)
+
+
+def test_a_requeued_job_rings(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+
+    with _listening(subject) as listener:
+        subject.requeue(job_id)
+
+        assert listener.wait(_DEADLINE)
+
+
+def test_a_job_rescheduled_to_now_rings(subject: Subject) -> None:
+    job_id = subject.insert(delay=LEASE)
+
+    with _listening(subject) as listener:
+        subject.driver.reschedule([job_id], delay=_NONE)
+
+        assert listener.wait(_DEADLINE)
+
+
+def test_a_released_job_rings(subject: Subject) -> None:
+    subject.insert()
+    claim = subject.take()
+
+    with _listening(subject) as listener:
+        subject.settle(claim, Outcome.release())
+
+        assert listener.wait(_DEADLINE)
+
+
+def test_a_job_of_a_users_own_transaction_rings_when_that_is_committed(subject: Subject) -> None:
+    with _listening(subject) as listener:
+        with subject.transaction() as insert:
+            insert([new_job()])
+            before = listener.wait(_NONE)
+        after = listener.wait(_DEADLINE)
+
+    assert (before, after) == (False, True)
+
+
+def test_a_wait_is_ended_from_another_thread(subject: Subject) -> None:
+    with _listening(subject) as listener, _soon(listener.wake):
+        assert listener.wait(_DEADLINE)
+
+
+def test_a_wake_before_the_wait_ends_the_wait_at_once(subject: Subject) -> None:
+    with _listening(subject) as listener:
+        listener.wake()
+
+        assert (listener.wait(_DEADLINE), listener.wait(_NONE)) == (True, False)
+
+
+@contextmanager
+def _listening(subject: Subject, *queues: str) -> Iterator[Listener]:
+    with closing(subject.driver.listen(queues or ["default"])) as listener:
+        yield listener
+
+
+@contextmanager
+def _soon(call: Callable[[], object]) -> Iterator[None]:
+    """Make the call when the wait has most likely begun; where it has not, the case holds all the same."""
+    timer = Timer(_MOMENT.total_seconds(), call)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
