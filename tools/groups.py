@@ -21,12 +21,18 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
 
+APART: Final = ("tests/conformance", "tests/parity", "tests/planted", "tests/simulation", "tests/worker")
 GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
     {
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
         "types": [["mypy"]],
         "contracts": [["lint-imports", "--no-logo"]],
-        "behaviour": [["pytest", "tests", "--ignore=tests/planted"]],
+        "behaviour": [["pytest", "tests", *(f"--ignore={each}" for each in APART), "--ignore-glob=*test_postgres*"]],
+        "stores": [["pytest", "tests/conformance", "tests/parity"]],
+        "postgres": [["pytest", *sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))]],
+        "system": [["python", "-m", "tools.system_postgres"]],
+        "worker": [["pytest", "tests/worker"]],
+        "simulation": [["pytest", "tests/simulation"]],
         "planted": [["python", "-m", "tests.planted"]],
     }
 )

@@ -29,6 +29,7 @@ def main() -> int:
 
 def prove(name: str) -> bool:
     target = FIGURES / f"{name}.json"
+    target.unlink(missing_ok=True)  # a figure that is no longer reached must not stay
     try:
         figures = measure_apart(name)
         text = json.dumps({"figures": figures, "machine": machine()}, indent=2, sort_keys=True)

@@ -56,14 +56,15 @@ class Address:
 
     def __post_init__(self) -> None:
         if not _SCHEMA.fullmatch(self.schema):
-            rule = "a schema's name has 1 to 63 of a-z, 0-9 and _, and does not begin with a digit"
+            rule = "a schema's name has 1 to 63 of a-z, 0-9 and _, and begins neither with a digit nor with pg_"
             raise UsageError(Problem(field="schema", value=self.schema, rule=rule))
         try:
-            conninfo.conninfo_to_dict(self.url)
-        except psycopg.ProgrammingError as error:
-            # What libpq says of a URL may contain a part of its password.
+            _check(self.url)
+        except psycopg.ProgrammingError:
             rule = "write postgresql://user@host:5432/database, with %XX for what is special in a password"
-            raise UsageError(Problem(field="url", value="one that cannot be read", rule=rule)) from error
+            raise UsageError(
+                Problem(field="url", value="one that cannot be read", rule=rule)
+            ) from None  # libpq may quote a password
 
     @property
     def place(self) -> str:
@@ -72,15 +73,17 @@ class Address:
         host = parts.get("host") or parts.get("hostaddr") or "the local socket"
         return f"database {parts.get('dbname') or parts.get('user') or ''!r} on {host}"
 
-    def connect(self, *, pinned: bool = True) -> psycopg.Connection:
+    def connect(self, *, pinned: bool = True) -> ServerConnection:
         """Connect; every wait for the network ends by the deadline. Where it is *pinned*, `settings` hold."""
         has_settings = pinned and not self.is_pooled
-        db = _Connection.connect(
+        db = ServerConnection.connect(
             self._conninfo(self.settings if has_settings else {}),
             autocommit=True,
             prepare_threshold=0 if has_settings else None,
         )
         db.patience = GRACE * self.deadline.total_seconds() if self.is_timed else None
+        if has_settings:
+            db.meet()
         return db
 
     @property
@@ -95,7 +98,7 @@ class Address:
 
     def _conninfo(self, settings: Mapping[str, str]) -> str:
         given: dict[str, Any] = conninfo.conninfo_to_dict(self.url)
-        if self.password is not None:
+        if self.password is not None and not given.get("password"):
             given["password"] = self.password()
         seconds = max(1, round(self.deadline.total_seconds()))
         ours: dict[str, Any] = {
@@ -112,10 +115,31 @@ class Address:
         return conninfo.make_conninfo("", **ours | given)
 
 
-class _Connection(psycopg.Connection):
+def _check(url: str) -> None:
+    """Refuse what libpq cannot read, and what it would read so that a part of a password is shown as something else."""
+    parts = conninfo.conninfo_to_dict(url)
+    numbers = f"{parts.get('port', '')}{parts.get('connect_timeout', '')}"
+    if not _NUMBERS.fullmatch(numbers) or ("://" in url and not _CLEAR.match(url)):
+        raise psycopg.ProgrammingError
+
+
+class ServerConnection(psycopg.Connection):
     """A connection that hangs up on a server which says nothing: it, or the way there, may be gone for good."""
 
     patience: float | None = None
+    backend = 0
+
+    def meet(self) -> None:
+        """Learn who is at the other end, and that it does as it was told.
+
+        A pooler gives out numbers of its own, by which no backend can be ended, and may drop the settings
+        without a word. Then it shares prepared statements too, and one would run those of somebody else.
+        """
+        row = self.execute("SELECT pg_backend_pid(), current_setting('plan_cache_mode')", prepare=False).fetchone()
+        self.backend, mode = row or (0, None)
+        if mode != PINS["plan_cache_mode"]:
+            self.close()
+            raise psycopg.OperationalError("the settings of this session were dropped on the way")  # noqa: TRY003
 
     def wait(self, gen: PQGen[RV], *how: Any, **named: Any) -> RV:
         return super().wait(gen if self.patience is None else self._timed(gen, self.patience), *how, **named)
@@ -136,5 +160,7 @@ class _Connection(psycopg.Connection):
             return value
 
 
+_NUMBERS: Final = re.compile(r"[0-9,]*")
+_CLEAR: Final = re.compile(r"[a-z]+://(?:[^@/]*@)?[^@/]*(?:/[^@?]*)?(?:\?|$)", re.IGNORECASE)
 GRACE: Final = 1.25  # deadlines, after which the server's own word that it gave up is not waited for any more
-_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SCHEMA: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from taskharbor.core.clock import Clock
-    from taskharbor.drivers.postgres.address import Address
+    from taskharbor.drivers.postgres.address import Address, ServerConnection
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -44,10 +44,11 @@ class Connections:
         self._size = size
         pins = [f"set_config('{name}', '{value}', true)" for name, value in address.settings.items()]
         self._pin = f"SELECT {', '.join(pins)}".encode()
+        self._inherited: list[ServerConnection] = []
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._idle: list[psycopg.Connection] = []
+        self._idle: list[ServerConnection] = []
         self._slots = threading.Semaphore(self._size)
         self._closed = threading.Event()
         self._was_connected = False
@@ -93,7 +94,6 @@ class Connections:
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection]:
         db = self._take()
-        backend = db.info.backend_pid
         try:
             yield db
         except (SerializationFailure, DeadlockDetected):
@@ -101,7 +101,7 @@ class Connections:
         except psycopg.Error as error:
             if db.broken:
                 self._drop_idle()  # what broke this one broke them too, or their first users have to find that out
-            raise explained(error, self.address.place, backend=backend if db.broken else None) from error
+            raise explained(error, self.address.place, backend=db.backend if db.broken else None) from error
         finally:
             self._give_back(db)
 
@@ -116,14 +116,12 @@ class Connections:
 
     def close(self) -> None:
         """Close what is not in use; what is, is closed when it is given back."""
-        if self._is_inherited():
-            self._start_anew()
+        self._leave_what_is_inherited()
         self._closed.set()
         self._drop_idle()
 
-    def _take(self) -> psycopg.Connection:
-        if self._is_inherited():
-            self._start_anew()
+    def _take(self) -> ServerConnection:
+        self._leave_what_is_inherited()
         if self._closed.is_set():
             raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
         if not self._slots.acquire(timeout=self.address.deadline.total_seconds()):
@@ -138,11 +136,13 @@ class Connections:
             self._slots.release()
             raise
 
-    def _is_inherited(self) -> bool:
-        """Tell whether what is here is of another process: it must not be used, nor closed, on this side of a fork."""
-        return self._pid != os.getpid()
+    def _leave_what_is_inherited(self) -> None:
+        """Begin anew on this side of a fork: connections of the other side must not be used here, nor closed."""
+        if self._pid != os.getpid():
+            self._inherited = self._idle  # or psycopg complains that they were dropped, and not closed
+            self._start_anew()
 
-    def _pop_idle(self) -> psycopg.Connection | None:
+    def _pop_idle(self) -> ServerConnection | None:
         try:
             return self._idle.pop()
         except IndexError:  # not asked before: another thread may take the last one in between
@@ -152,7 +152,7 @@ class Connections:
         while (db := self._pop_idle()) is not None:
             db.close()
 
-    def _give_back(self, db: psycopg.Connection) -> None:
+    def _give_back(self, db: ServerConnection) -> None:
         is_usable = not db.closed and db.pgconn.transaction_status == TransactionStatus.IDLE
         if is_usable and not self._closed.is_set():
             self._idle.append(db)
@@ -160,7 +160,7 @@ class Connections:
             db.close()
         self._slots.release()
 
-    def _open(self) -> psycopg.Connection:
+    def _open(self) -> ServerConnection:
         """Connect; a store that was there before is waited for, with some chance in the pauses."""
         if not self._was_connected:
             self._check()

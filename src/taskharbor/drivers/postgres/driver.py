@@ -142,6 +142,7 @@ class PostgresDriver:
         if after is not None and len(claims) < limit:
             left = limit - len(claims)
             claims += claiming.take_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
+            claims.sort(key=claiming.place)
         return claims
 
     def claim(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import psycopg
@@ -20,34 +21,44 @@ class ReplyLost(StoreUnavailable):
 
 _POOLER: Final = "a pooler in transaction mode seems to be in between; say so with ?pooler=transaction, or go around it"
 _HINTS: Final = {
+    "08001": "nobody answers there; see that the server runs, and that host and port are its own",
     "08P01": _POOLER,
     "25006": "it is read-only here; connect to the primary",
     "26000": _POOLER,
     "28000": "this user may not connect; see pg_hba.conf",
-    "28P01": "it refuses this user or password",
+    "28P01": "it refuses this user or password; correct them, and mind %XX for what is special in a URL",
     "3D000": "this database does not exist; create it, or correct its name",
     "3F000": "this schema does not exist; run 'taskharbor migrate up'",
     "42501": "this user lacks a right; grant it, or connect as the owner of the tables",
     "42P01": "a table is missing; run 'taskharbor migrate up'",
     "42P05": _POOLER,
-    "53100": "its disk is full; nothing of this call was stored",
+    "53100": "its disk is full; nothing of this statement was stored",
     "53200": "it is out of memory",
     "53300": "all its connections are taken; close some, raise max_connections, or give drivers fewer (size)",
-    "55P03": "another transaction has held a lock for too long; nothing of this call was stored",
-    "57014": "the statement took longer than the deadline; nothing of this call was stored",
+    "55P03": "another transaction has held a lock for too long; nothing of this statement was stored",
+    "57014": "the statement took longer than the deadline; nothing of it was stored",
     "57P01": "it is shutting down",
     "57P02": "it is shutting down after a crash",
     "57P03": "it does not accept connections yet",
     "57P05": "it closed a connection that was idle",
 }
-_WAITS: Final = {"57P01", "57P02", "57P03", "53300", None}
-_STARTUP: Final = "unsupported startup parameter"
+_WAITS: Final = {"08001", "57P01", "57P02", "57P03", "53300", None}
+# Of a connection that was refused libpq tells the words only. In another language they are shown as they are.
+_WORDS: Final = {
+    "unsupported startup parameter|dropped on the way": "08P01",
+    "password authentication failed|no password supplied": "28P01",
+    'no pg_hba.conf entry|role ".*" does not exist': "28000",
+    'database ".*" does not exist': "3D000",
+    "too many (clients|connections)|connection slots are reserved": "53300",
+    "the database system is": "57P03",
+    "Connection refused|failed to resolve host|timeout expired": "08001",
+}
 
 
 def explained(error: psycopg.Error, place: str, *, backend: int | None = None) -> Exception:
     """Turn what means that the store is away into that; a mistake in our own SQL stays what it is."""
     first_line = str(error).strip().split("\n", 1)[0]
-    hint = _POOLER if _STARTUP in str(error) else _HINTS.get(error.sqlstate or "")
+    hint = _HINTS.get(_code(error) or "")
     why = f"{place}: {hint} ({first_line})" if hint else f"{place}: {first_line}"
     if backend is not None:
         return ReplyLost(why, backend)
@@ -58,4 +69,8 @@ def explained(error: psycopg.Error, place: str, *, backend: int | None = None) -
 
 def may_pass(error: psycopg.Error) -> bool:
     """Tell whether connecting may succeed a moment later, with nobody having changed anything."""
-    return isinstance(error, psycopg.OperationalError) and error.sqlstate in _WAITS and _STARTUP not in str(error)
+    return isinstance(error, psycopg.OperationalError) and _code(error) in _WAITS
+
+
+def _code(error: psycopg.Error) -> str | None:
+    return error.sqlstate or next((code for words, code in _WORDS.items() if re.search(words, str(error))), None)

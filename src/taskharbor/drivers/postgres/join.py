@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, LiteralString
 
+from psycopg import Cursor
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -42,8 +43,8 @@ class Joined:
         return answers
 
     def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
-
-        with self._connection.cursor(row_factory=tuple_row, binary=True) as cursor:
+        query, values = self._connections.named(statement), self._connections.timed(asked)
+        # A plain cursor, whatever kind the connection makes for its user: Django's returns no binary results.
+        with Cursor(self._connection, row_factory=tuple_row) as cursor:
             # Never prepared: whose pooler is in between is not known here.
-            cursor.execute(self._connections.named(statement), self._connections.timed(asked), prepare=False)
-            return cursor.fetchall()
+            return cursor.execute(query, values, prepare=False, binary=True).fetchall()

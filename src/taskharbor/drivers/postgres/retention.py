@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, LiteralString
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import LockNotAvailable, UndefinedTable
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres.rows import NOW
 
 if TYPE_CHECKING:
-    from taskharbor.drivers.postgres.connection import Connections
+    import psycopg
+
+    from taskharbor.drivers.postgres.connection import Connections, Row
 
 DAYS_AHEAD: Final = 7
 _PREFIX: Final = "th_jobs_finished_"
@@ -31,7 +33,6 @@ _REMOVE: Final[LiteralString] = f"""
                   AND event.given_up_at IS NULL
                )
            {{only}}
-         ORDER BY job.completed_at
          LIMIT %(limit)s
            FOR UPDATE SKIP LOCKED
     ),
@@ -68,8 +69,10 @@ _ENTANGLED: Final[LiteralString] = """
                OR EXISTS (SELECT FROM th_outbox AS event WHERE event.job_id = job.id)
            )
 """
-_FROM_DEAD: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_dead", only="")
-_FROM_DEFAULT: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_finished_default", only="")
+_OLDEST_FIRST: Final[LiteralString] = "ORDER BY job.completed_at"  # a day has no index for it, and goes as a whole
+_FROM_DEAD: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_dead", only=_OLDEST_FIRST)
+_FROM_DEFAULT: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_finished_default", only=_OLDEST_FIRST)
+_UNHURRIED: Final[LiteralString] = "SET LOCAL statement_timeout = '10min'"
 
 
 class Retention:
@@ -82,18 +85,35 @@ class Retention:
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         """Drop the days that are over; first the jobs go one by one on which something else hangs."""
         removed = 0
-        for leaf in self._old_days(older_than):
-            removed += self._remove(_REMOVE.format(leaf=leaf, only=_ENTANGLED), older_than, limit - removed)
-            if removed < limit:
-                removed += self._drop(leaf, older_than, limit - removed)
+        try:
+            for leaf in self._old_days(older_than):
+                removed += self._remove(_REMOVE.format(leaf=leaf, only=_ENTANGLED), older_than, limit - removed)
+                if removed < limit:
+                    removed += self._drop(leaf, older_than, limit - removed)
+        except StoreUnavailable as error:
+            # Somebody reads a day, or has dropped it meanwhile: whoever prunes next finds what is left. It is
+            # not waited for a second time, because whoever ends a job waits with us.
+            if not isinstance(error.__cause__, LockNotAvailable | UndefinedTable):
+                raise
         return removed + self._remove(_FROM_DEFAULT, older_than, limit - removed)
 
     def _remove(self, statement: LiteralString, older_than: timedelta, limit: int) -> int:
         if limit <= 0:
             return 0
-        [(removed,)] = self._connections.fetch(statement, older_than=older_than, limit=limit)
+        [(removed,)] = self._fetch(statement, older_than=older_than, limit=limit)
         count: int = removed
         return count
+
+    def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
+        """Run a statement that has to look at all jobs of a day: no deadline of a caller who waits for a job is its."""
+        query = self._connections.named(statement)
+
+        def work(db: psycopg.Connection) -> list[Row]:
+            with db.transaction():
+                db.execute(_UNHURRIED)
+                return self._connections.execute(db, query, asked)
+
+        return self._connections.run(work)
 
     _LEAVES: LiteralString = f"""
         SELECT leaf.relname, {NOW}
@@ -112,12 +132,7 @@ class Retention:
 
     def _drop(self, leaf: LiteralString, older_than: timedelta, limit: int) -> int:
         """Drop *leaf*. Where a job in it must stay, the others are removed one by one."""
-        try:
-            [(dropped,)] = self._connections.fetch(self._DROP, leaf=leaf)
-        except StoreUnavailable as error:
-            if isinstance(error.__cause__, LockNotAvailable):
-                return 0  # somebody is busy with it; whoever prunes next finds it again
-            raise
+        [(dropped,)] = self._fetch(self._DROP, leaf=leaf)
         return self._remove(_REMOVE.format(leaf=leaf, only=""), older_than, limit) if dropped is None else dropped
 
     _MAKE: LiteralString = f"""
@@ -126,7 +141,11 @@ class Retention:
 
     def make_days(self) -> None:
         """Make the leaves of today and of the days to come, where they are missing."""
-        self._connections.fetch(self._MAKE, days=DAYS_AHEAD + 1)
+        try:
+            self._connections.fetch(self._MAKE, days=DAYS_AHEAD + 1)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, LockNotAvailable):  # somebody reads; there are seven days to try again
+                raise
 
 
 def _is_day(name: str) -> bool:

@@ -34,9 +34,7 @@ class PostgresSchema:
             db.execute(_script_start(self._address.schema).encode())
             if version(db, self._address.schema) != migration.number - 1:
                 return False
-            has_schema = db.execute("SELECT to_regnamespace(%s) IS NOT NULL", [self._address.schema]).fetchone()
-            if has_schema != (True,):
-                db.execute(_make_schema(self._address.schema).encode())
+            db.execute(_make_schema(self._address.schema).encode())
             try:
                 db.execute(_with_its_record(migration).encode())
             except psycopg.Error as error:
@@ -77,7 +75,16 @@ def _script_start(schema: str) -> str:
 
 
 def _make_schema(schema: str) -> str:
-    return f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n'
+    # Not CREATE SCHEMA IF NOT EXISTS: that needs the right to make schemas even where there is nothing to make.
+    return f"""\
+DO $$
+BEGIN
+    IF to_regnamespace('"{schema}"') IS NULL THEN
+        CREATE SCHEMA "{schema}";
+    END IF;
+END
+$$;
+"""
 
 
 def _with_its_record(migration: Migration) -> str:

@@ -173,16 +173,25 @@ _SETTLE: Final[LiteralString] = f"""
 """
 
 
+_FREE: Final[LiteralString] = """
+    SELECT job.id
+      FROM th_jobs_processing AS job
+     WHERE job.id = ANY (%(ids)s::uuid[])
+       FOR UPDATE SKIP LOCKED
+"""
+
+
 def settle(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
-    """Record outcomes together; where somebody has locked one of the jobs for long, the others one by one."""
+    """Record outcomes together; where somebody has locked some of the jobs for long, those of the others."""
     try:
         return _settle_all(connections, settlements)
     except StoreUnavailable as error:
         if len(settlements) == 1 or not isinstance(error.__cause__, LockNotAvailable):
             raise
-        for each in settlements:
-            with suppress(StoreUnavailable):  # it is told below, once no other job has to wait for it
-                _settle_all(connections, [each])
+        with suppress(StoreUnavailable):  # it is told below, once no other job has to wait for it
+            ids = uuids(each.lease.job_id for each in settlements)
+            free = {row[0] for row in connections.fetch(_FREE, ids=ids)}
+            _settle_all(connections, [each for each in settlements if each.lease.job_id in free])
         raise
 
 

@@ -37,6 +37,7 @@ class Connections:
 
     def _start_anew(self) -> None:
         self._pid = os.getpid()
+        self._left_behind = getattr(self, "_idle", [])
         self._idle: list[sqlite3.Connection] = []
         self._writing = threading.Lock()
         self._is_closed = False

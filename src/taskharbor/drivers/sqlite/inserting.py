@@ -101,7 +101,7 @@ def _columns(job: NewJob, now: int) -> tuple[Any, ...]:
         job.queue,
         job.priority,
         job.payload,
-        now + span(job.delay) if job.scheduled_for is None else micros(job.scheduled_for),
+        (now + span(job.delay) if job.delay else now) if job.scheduled_for is None else micros(job.scheduled_for),
         None if job.timeout is None else span(job.timeout),
         micros(job.created_at),
         job.max_attempts,

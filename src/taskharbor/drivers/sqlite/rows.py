@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from taskharbor.core.failure import Failure
-from taskharbor.core.ids import JobId, Token
+from taskharbor.core.ids import JobId, Token, uuid_of
 from taskharbor.core.model import Attempt, AttemptOutcome, DeadTaskEvent, OutboxRow, Schedule, WorkerRecord, stored_job
 from taskharbor.core.states import Event, Status
 
@@ -46,7 +46,7 @@ def maybe_micros(value: datetime | None) -> int | None:
 
 
 def job_id(value: bytes) -> JobId:
-    return JobId(UUID(bytes=value))
+    return JobId(uuid_of(int.from_bytes(value)))
 
 
 @lru_cache(maxsize=256)  # as they do their token

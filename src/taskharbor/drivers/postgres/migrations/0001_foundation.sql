@@ -75,9 +75,10 @@ CREATE INDEX th_jobs_dead_at ON th_jobs_dead (completed_at);
 CREATE INDEX th_jobs_finished_default_at ON th_jobs_finished_default (completed_at);
 
 -- Makes leaves for the days from *first* on, where there is none, and says how many. A day of
--- which some jobs are in the default leaf already stays there.
+-- which some jobs are in the default leaf already stays there. Whoever ends a job waits for a
+-- lock that is waited for here, so that is not done for long.
 CREATE FUNCTION th_make_days(first date, days integer) RETURNS integer
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '250ms' AS $$
 DECLARE
     day date;
     leaf text;
@@ -89,6 +90,9 @@ BEGIN
         leaf := 'th_jobs_finished_' || to_char(day, 'YYYYMMDD');
         starts := day::timestamp AT TIME ZONE 'UTC';
         ends := (day + 1)::timestamp AT TIME ZONE 'UTC';
+        CONTINUE WHEN to_regclass(leaf) IS NOT NULL;
+        -- Two must not make the same day, and no job of it may come into the default leaf from here on.
+        LOCK TABLE ONLY th_jobs_finished IN ACCESS EXCLUSIVE MODE;
         CONTINUE WHEN to_regclass(leaf) IS NOT NULL OR EXISTS (
             SELECT FROM th_jobs_finished_default WHERE completed_at >= starts AND completed_at < ends
         );
@@ -254,8 +258,8 @@ CREATE TABLE th_finished (
 );
 
 -- Drops a leaf of finished jobs with all that is in it, and says how many jobs that were; NULL,
--- and nothing is dropped, if something hangs on one of them. Jobs of a past day change no more,
--- so that both can be counted before anybody is locked out.
+-- and nothing is dropped, if something hangs on one of them. Nobody but a person who requeues
+-- changes jobs of a past day, so that they are counted before anybody is locked out.
 CREATE FUNCTION th_drop_day(leaf text, at timestamptz) RETURNS bigint
     LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '250ms' AS $$
 DECLARE
@@ -279,7 +283,7 @@ BEGIN
             RETURNING kept
         )
         SELECT coalesce(-sum(kept), 0) FROM counted', leaf) INTO jobs USING at;
-    LOCK TABLE th_jobs_finished IN ACCESS EXCLUSIVE MODE;
+    LOCK TABLE ONLY th_jobs_finished IN ACCESS EXCLUSIVE MODE;
     EXECUTE format('DROP TABLE %I', leaf);
     RETURN jobs;
 END

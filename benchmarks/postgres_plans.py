@@ -1,0 +1,52 @@
+"""How PostgreSQL runs what runs all day, with a million jobs in each leaf that grows.
+
+The plans are judged as the tests judge them, at ten times their size. A bad one raises, with its name: there are no
+figures then.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from tests.plans import BATCH, Ran, Watched, all_day, fill, leave_statistics_alone, vacuum, watched
+from tests.postgres import database
+
+SIZE = 1_000_000
+ROUNDS = 2  # what they leave under way is passed by the next dispatch
+
+
+def figures() -> dict[str, object]:
+    with database() as url:
+        leave_statistics_alone(url)
+        vacuum(url)
+        with watched(url) as early, watched(url) as late, watched(url) as informed:
+            before = rounds(early)
+            fill(url, SIZE)
+            planned_empty, planned_full = rounds(early), rounds(late)
+            vacuum(url)
+            planned_informed = rounds(informed)
+    ran = [*planned_empty, *planned_full, *planned_informed]
+    if faults := sorted({fault for each in [*before, *ran] for fault in each.faults()}):
+        raise AssertionError("\n".join(faults))
+    return {
+        "jobs in each leaf": SIZE,
+        "plans looked at": len(before) + len(ran),
+        f"pages of one call for {BATCH} jobs": {
+            "empty": pages(before),
+            "planned when empty, now full": pages(planned_empty),
+            "planned when full, without statistics": pages(planned_full),
+            "planned when full, after ANALYZE": pages(planned_informed),
+        },
+    }
+
+
+def rounds(watching: Watched) -> list[Ran]:
+    watching.ran.clear()
+    for _ in range(ROUNDS):
+        all_day(watching)
+    return [*watching.ran]
+
+
+def pages(ran: list[Ran]) -> dict[str, float]:
+    verbs = dict.fromkeys(each.verb for each in ran)
+    return {verb: median(each.buffers for each in ran if each.verb == verb) for verb in verbs}

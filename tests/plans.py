@@ -1,0 +1,294 @@
+"""What PostgreSQL really does for each call of its driver: the plans that were run, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+import psycopg
+
+from taskharbor.core.answers import Declined, Published, Sent, Settlement, Unsent
+from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.model import Lease
+from taskharbor.core.outcome import Outcome
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, RESEND, new_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Claim
+
+T = TypeVar("T")
+Node = dict[str, Any]
+
+MANY: Final = 1_000  # rows; far more than any batch here, far fewer than lie in a table that is walked from end to end
+BATCH: Final = 50
+RUNNING: Final = 3 * MANY
+NOW: Final = datetime.now(UTC)
+
+# How each index is entered: by what it is for. The last two hold little else than what is wanted.
+ENTRIES: Final = {
+    re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"): r"\bid = ",
+    re.compile(r"th_jobs_waiting_(ready|sent)"): r"\bqueue = ",
+    re.compile(r"th_(attempts|outbox)_pkey"): r"\bjob_id = ",
+    re.compile(r"th_keys_pkey"): r"\bqueue = .*\bkey = ",
+    re.compile(r"th_keys_job"): r"\bjob_id = ",
+    re.compile(r"th_jobs_waiting_spent|th_outbox_pending"): r"",
+}
+_BY_NAME: Final = re.compile(r"\b(job_)?id = ")
+GROWING: Final = re.compile(r"th_jobs_(waiting|dead|finished)\w*|th_attempts|th_keys|th_outbox")
+# Jobs in process are few by design: these look at all of them.
+WALKERS: Final = frozenset({"take over", "expire", "read back"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One statement that was run for a verb, and how."""
+
+    verb: str
+    query: str
+    plan: Node
+
+    @property
+    def buffers(self) -> int:
+        """How many pages were looked at, wherever they came from."""
+        return int(self.plan["Shared Hit Blocks"] + self.plan["Shared Read Blocks"])
+
+    def faults(self) -> list[str]:
+        found = [fault for node in nodes(self.plan) for fault in self._faults_of(node)]
+        return [f"{self.verb}: {fault}, in: {' '.join(self.query.split())[:120]}" for fault in found]
+
+    def _faults_of(self, node: Node) -> Iterator[str]:
+        if node["Node Type"] in {"Sort", "Incremental Sort"}:
+            for scan in filter(self._must_be_looked_up, nodes(node)):
+                if not _BY_NAME.search(scan.get("Index Cond", "")):
+                    yield f"sorts {scan['Relation Name']}"
+        if not self._must_be_looked_up(node):
+            return
+        if not _is_entered(node):
+            yield f"walks {node['Relation Name']} ({node['Node Type']} {node.get('Index Name', '')})"
+        elif (read := _rows_read(node)) > MANY:
+            yield f"reads {read:,.0f} rows of {node['Relation Name']} by {node['Index Name']}"
+
+    def _must_be_looked_up(self, node: Node) -> bool:
+        name = node.get("Relation Name", "")
+        is_running = name == "th_jobs_processing" and self.verb not in WALKERS
+        return "Scan" in node["Node Type"] and (is_running or GROWING.fullmatch(name) is not None)
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for each in node.get("Plans", ()):
+        yield from nodes(each)
+
+
+def _is_entered(node: Node) -> bool:
+    entries = [entry for index, entry in ENTRIES.items() if index.fullmatch(node.get("Index Name", ""))]
+    return any(re.search(entry, node.get("Index Cond", "")) for entry in entries)
+
+
+def _rows_read(node: Node) -> float:
+    """Return how many rows a scan looked at; what a limit spared is not among them."""
+    return float((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A driver that tells how its statements were run: by the session's own settings, prepared as always."""
+
+    driver: PostgresDriver
+    ran: list[Ran] = field(default_factory=list)
+    _told: list[str] = field(default_factory=list)
+
+    def run(self, verb: str, call: Callable[[], T]) -> T:
+        self._told.clear()
+        answer = call()
+        plans = [json.loads(each[each.index("{") :]) for each in self._told]
+        ran = [Ran(verb=verb, query=each["Query Text"], plan=each["Plan"]) for each in plans]
+        self.ran.extend(each for each in ran if "pg_notify" not in each.query)  # the bell rings whenever it likes
+        return answer
+
+    def hear(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        self._told.append(diagnostic.message_primary or "")
+
+    def faults(self) -> list[str]:
+        return [fault for each in self.ran for fault in each.faults()]
+
+
+@contextmanager
+def watched(url: str) -> Iterator[Watched]:
+    settings = " ".join(f"-c {name}={value}" for name, value in _EXPLAINED.items())
+    driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1)  # one connection: no plan escapes
+    watching = Watched(driver)
+    try:
+        with driver._connections.connection() as db:  # noqa: SLF001  the notices are the connection's
+            db.add_notice_handler(watching.hear)
+        yield watching
+    finally:
+        driver.close()
+
+
+_EXPLAINED: Final = {
+    "session_preload_libraries": "auto_explain",
+    "auto_explain.log_min_duration": "0",
+    "auto_explain.log_analyze": "on",
+    "auto_explain.log_buffers": "on",
+    "auto_explain.log_timing": "off",
+    "auto_explain.log_format": "json",
+    "auto_explain.log_level": "notice",
+}
+
+
+def all_day(watching: Watched) -> None:
+    """Run every statement that runs all day, on jobs that are there and on jobs that are not."""
+    _enqueue(watching)
+    claims = _take(watching)
+    _settle(watching, claims)
+    _deliver(watching)
+    _keep(watching, claims)
+    _operate(watching)
+
+
+def _enqueue(watching: Watched) -> None:
+    driver, run = watching.driver, watching.run
+    jobs = [new_job(queue="mail") for _ in range(BATCH)]
+    run("insert", lambda: driver.insert(jobs))
+    run("insert under a key", lambda: driver.insert([new_job(idempotency_key=str(new_token()))]))
+    run("insert under a key that is taken", lambda: driver.insert([new_job(idempotency_key="1")]))
+    run("insert again", lambda: driver.insert([jobs[0], new_job()], repeat=True))
+
+
+def _take(watching: Watched) -> list[Claim]:
+    driver, run = watching.driver, watching.run
+    driver.insert([new_job() for _ in range(3 * BATCH)])
+
+    def reserve(queue: str = "default", limit: int = BATCH) -> list[Claim]:
+        return driver.reserve(
+            queue, token=new_token(), worker="worker", lease=LEASE, limit=limit, patience=PATIENCE, types=None
+        )
+
+    claims = run("reserve from the head", reserve)
+    run("reserve from a place", reserve)
+    run("take over", lambda: reserve("idle"))
+    run("extend", lambda: driver.extend([*(claim.lease for claim in claims), nobodys()], lease=LEASE))
+    return claims
+
+
+def _settle(watching: Watched, claims: list[Claim]) -> None:
+    run = watching.run
+    leases = [*(claim.lease for claim in claims), nobodys()]
+
+    def settle(*settlements: Settlement) -> None:
+        watching.driver.settle(settlements)
+
+    run("ack", lambda: settle(*(Settlement(lease, Outcome.ack(b"1")) for lease in leases[:10])))
+    run("ack twice", lambda: settle(Settlement(leases[0], Outcome.ack(b"1")), Settlement(leases[-1], Outcome.ack())))
+    retry = Outcome.retry(after=timedelta(0), failure=BOOM)
+    run("retry", lambda: settle(*(Settlement(lease, retry) for lease in leases[10:20])))
+    run("retry twice", lambda: settle(Settlement(leases[10], retry), Settlement(leases[-1], retry)))
+    run("fail", lambda: settle(*(Settlement(lease, Outcome.fail("hopeless")) for lease in leases[20:30])))
+    run("release", lambda: settle(*(Settlement(lease, Outcome.release()) for lease in leases[30:40])))
+
+
+def _deliver(watching: Watched) -> None:
+    driver, run = watching.driver, watching.run
+
+    def claim(*job_ids: JobId) -> None:
+        driver.claim(job_ids, token=new_token(), worker="worker", lease=LEASE)
+
+    dispatches = run("dispatch", lambda: driver.dispatch("mail", limit=BATCH, lock=LOCK, unclaimed=10 * MANY))
+    run("sent", lambda: driver.dispatched([Sent(each, RESEND) for each in dispatches[:30]]))
+    run("unsent", lambda: driver.dispatched([Unsent(each) for each in dispatches[30:40]]))
+    run("declined", lambda: driver.dispatched([Declined(each.job_id, each.seq) for each in dispatches[40:]]))
+    ids = [each.job_id for each in dispatches[:10]]
+    run("claim", lambda: claim(*ids, new_job_id()))
+    run("claim what is leased", lambda: claim(*ids))
+
+
+def _keep(watching: Watched, claims: list[Claim]) -> None:
+    upkeep, run = watching.driver.upkeep, watching.run
+    run("expire", lambda: upkeep.expire(limit=BATCH))
+    run("bury", lambda: upkeep.bury(limit=BATCH))
+    rows = run("outbox take", lambda: upkeep.outbox_take(limit=BATCH, lock=LOCK))
+    run("outbox done", lambda: upkeep.outbox_done([Published(row.event.event_id) for row in rows]))
+    tokens = [claim.lease.token for claim in claims] or [new_token()]
+    run("read back", lambda: watching.driver.read_back(tokens))
+
+
+def _operate(watching: Watched) -> None:
+    driver, run = watching.driver, watching.run
+    ids = [new_job_id() for _ in range(BATCH)]
+    driver.insert([new_job(id=each, delay=LEASE) for each in ids[:-1]])
+    run("get", lambda: driver.inspector.get(ids))
+    run("attempts", lambda: driver.inspector.attempts(ids))
+    run("reschedule", lambda: driver.reschedule(ids, delay=LEASE))
+    run("cancel", lambda: driver.cancel(ids))
+    token = new_token()
+    for verb in ("requeue", "requeue twice"):
+        run(verb, lambda: driver.requeue(ids, token=token, budget=1, by="ops", why="fixed"))
+
+
+def nobodys() -> Lease:
+    return Lease(new_job_id(), new_token(), NOW)
+
+
+def leave_statistics_alone(url: str) -> None:
+    """Let nobody but the test say when a table is looked at: one that was never is guessed otherwise."""
+    with psycopg.connect(url, autocommit=True) as db:
+        leaves = db.execute("SELECT relname FROM pg_class WHERE relname ~ '^th_' AND relkind = 'r'").fetchall()
+        db.execute("; ".join(f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for (name,) in leaves).encode())
+
+
+def vacuum(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("VACUUM ANALYZE")
+
+
+def fill(url: str, size: int) -> None:
+    """Put *size* jobs into each leaf that grows, and a few thousand into process and under way."""
+    with psycopg.connect(url) as db:
+        for status, jobs, queue, extra in _FILLED:
+            asked = {"status": status, "count": jobs or size, "queue": queue}
+            db.execute(_JOBS.format(columns=_listed(extra), values=_listed(extra.values())).encode(), asked)
+        db.execute(_HISTORY, {"count": size})
+
+
+_JOBS: Final = """
+    INSERT INTO th_jobs (id, type, queue, priority, status, scheduled_for, created_at, attempt_count, max_attempts,
+                         payload{columns})
+    SELECT gen_random_uuid(), 'greet', %(queue)s, 0, %(status)s, now() - interval '1 hour' + n * interval '1 ms',
+           now(), 1, 3, '{{}}'{values}
+      FROM generate_series(1, %(count)s) AS n
+"""
+_LEASED: Final = {"lease_token": "gen_random_uuid()", "lease_expires_at": "now() + interval '1 hour'"}
+_DEAD: Final = {"completed_at": "now()", "dead_at": "now()", "dead_reason": "'spent'"}
+_FILLED: Final[tuple[tuple[str, int | None, str, dict[str, str]], ...]] = (
+    ("PENDING", None, "default", {}),
+    ("ENQUEUED", MANY // 2, "mail", {"dispatch_at": "now() + interval '1 hour'", "sends": "1", "sent_at": "now()"}),
+    ("ENQUEUED", RUNNING, "post", {"dispatch_at": "now() + interval '1 hour'", "sends": "1", "sent_at": "now()"}),
+    ("PROCESSING", RUNNING, "default", _LEASED),
+    ("SUCCEEDED", None, "default", {"completed_at": "now()"}),
+    ("DEAD", None, "default", _DEAD),
+)
+_HISTORY: Final = """
+    WITH attempted AS (
+        INSERT INTO th_attempts (job_id, token, life, attempt, ended_at, event, status, outcome)
+        SELECT gen_random_uuid(), gen_random_uuid(), 1, 1, now(), 'retry', 'FAILED', 'FAILED'
+          FROM generate_series(1, %(count)s)
+    )
+    INSERT INTO th_keys (queue, key, job_id, digest)
+    SELECT 'default', n::text, gen_random_uuid(), ''
+      FROM generate_series(1, %(count)s) AS n
+        ON CONFLICT DO NOTHING
+"""
+
+
+def _listed(words: Iterable[str]) -> str:
+    return "".join(f", {each}" for each in words)
