@@ -6,6 +6,8 @@ driver checks, are fenced by the token, tally what ended, and fetch every column
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -94,9 +96,42 @@ def copy(db: psycopg.Connection[Any], ids: Sequence[UUID], payload: bytes, keys:
         if keys:
             with cursor.copy("COPY th_keys (queue, key, job_id, digest) FROM STDIN (FORMAT BINARY)") as sink:
                 sink.set_types(("text", "text", "uuid", "bytea"))
-                for each, key in zip(ids, keys, strict=True):
-                    sink.write_row(("default", key, each, payload))
+                for each, own in zip(ids, keys, strict=True):
+                    sink.write_row(("default", own, each, payload))
         with cursor.copy(COPY) as sink:
             sink.set_types(("uuid", "text", "text", "int4", "bytea", "timestamptz", "timestamptz", "int4", "text"))
             for each, key in zip(ids, names, strict=True):
                 sink.write_row((each, "greet", "default", 0, payload, now, now, 3, key))
+
+
+INSERT = """
+    INSERT INTO th_jobs_waiting (id, type, queue, priority, payload, scheduled_for, created_at, max_attempts)
+    VALUES (%s, 'greet', 'default', 0, '{}', statement_timestamp(), statement_timestamp(), 3)
+"""
+
+
+def latencies(url: str, count: int) -> list[float]:
+    """Return the seconds from an INSERT with a NOTIFY behind it until a listener has claimed the job."""
+    asked, claimed, is_claimed = list[float](), list[float](), threading.Event()
+
+    def listen() -> None:
+        with connect(url) as ear, connect(url) as db:
+            ear.execute("LISTEN bare")
+            is_claimed.set()
+            for _ in ear.notifies(timeout=30, stop_after=count):
+                db.execute(CLAIM, {"token": uuid4(), "lease": LEASE, "limit": 1}, binary=True).fetchall()
+                claimed.append(time.perf_counter())
+                is_claimed.set()
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    is_claimed.wait(10)
+    with connect(url) as db:
+        for _ in range(count):
+            is_claimed.clear()
+            asked.append(time.perf_counter())
+            db.execute(INSERT, [uuid4()])
+            db.execute("NOTIFY bare")
+            is_claimed.wait(10)
+    listener.join(10)
+    return [end - start for start, end in zip(asked, claimed, strict=True)]

@@ -1,0 +1,153 @@
+"""Hearing of jobs in PostgreSQL, while servers go and networks fall silent."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskharbor.drivers import migrate
+from taskharbor.drivers.postgres import PostgresDriver, listening
+from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.testing.conformance.subject import new_job
+from taskharbor.testing.postgres import Server
+from tests.postgres import emptied, schema_at
+from tests.proxy import Proxy
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskharbor.drivers.postgres.listening import PostgresListener
+
+MOMENT: Final = timedelta(milliseconds=50)
+SECOND: Final = timedelta(seconds=1)
+DEADLINE: Final = timedelta(seconds=5)  # far longer than any ring takes
+
+
+@pytest.fixture
+def url() -> str:
+    return emptied()
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[PostgresDriver]:
+    with closing(PostgresDriver(url)) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that may be stopped and killed."""
+    with Server.start(tmp_path_factory.mktemp("mortal")) as server:
+        migrate.up(schema_at(server.url), MIGRATIONS)
+        yield server
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let listeners test themselves after a moment, and expect to hear themselves soon."""
+    monkeypatch.setattr(listening, "PROOF", 0.1)
+    monkeypatch.setattr(listening, "ECHO", 0.5)
+
+
+def connection_of(listener: PostgresListener) -> object:
+    return listener._db  # noqa: SLF001  nobody but the listener sees it
+
+
+def wait_for_another_connection(listener: PostgresListener) -> None:
+    """Wait as a worker does, until the listener has one, and has said so."""
+    before = connection_of(listener)
+    wait_until(lambda: not listener.wait(MOMENT) and connection_of(listener) not in {None, before})
+
+
+@pytest.mark.parametrize("end", [Server.stop, Server.kill])
+def test_a_listener_hears_again_after_the_server_was_restarted(end: Callable[[Server], None], mortal: Server) -> None:
+    with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
+        end(mortal)
+        mortal.restart()
+        wait_for_another_connection(listener)
+
+        driver.insert([new_job()])
+
+        assert listener.wait(DEADLINE)
+
+
+def test_a_listener_that_was_deaf_for_a_while_says_that_there_may_be_jobs(mortal: Server) -> None:
+    with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
+        mortal.stop()
+        gone = listener.wait(DEADLINE)
+        mortal.restart()
+        driver.insert([new_job()])
+
+        assert (gone, listener.wait(DEADLINE)) == (True, True)
+
+
+def test_a_listener_may_be_made_while_the_server_is_away(mortal: Server) -> None:
+    with closing(PostgresDriver(mortal.url)) as driver:
+        mortal.stop()
+        with closing(driver.listen(["default"])) as listener:
+            early = listener.wait(MOMENT)
+            mortal.restart()
+            wait_for_another_connection(listener)
+            driver.insert([new_job()])
+
+            assert (early, listener.wait(DEADLINE)) == (False, True)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_listener_that_hears_its_own_voice_keeps_its_connection(driver: PostgresDriver) -> None:
+    with closing(driver.listen(["default"])) as listener:
+        before = connection_of(listener)
+
+        rang = listener.wait(1.5 * SECOND)
+
+        assert (rang, connection_of(listener)) == (False, before)
+        driver.insert([new_job()])
+        assert listener.wait(DEADLINE)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_listener_whose_connection_died_in_silence_notices_and_hears_again(url: str, driver: PostgresDriver) -> None:
+    with (
+        Proxy(url) as proxy,
+        closing(PostgresDriver(proxy.url, deadline=SECOND)) as behind,
+        closing(behind.listen(["default"])) as listener,
+    ):
+        proxy.black_hole()
+        start = time.monotonic()
+        listener.wait(SECOND)
+        took = time.monotonic() - start
+        proxy.forget()
+        wait_for_another_connection(listener)
+
+        driver.insert([new_job()])
+
+        assert listener.wait(DEADLINE)
+        assert took < 4, "it waited for an answer that nobody gave"
+
+
+def test_a_listener_behind_a_pooler_waits_in_peace(url: str) -> None:
+    with closing(PostgresDriver(url, is_pooled=True)) as driver, closing(driver.listen(["default"])) as listener:
+        start, spent = time.monotonic(), time.thread_time()
+
+        rang = listener.wait(SECOND)
+
+        assert (rang, round(time.monotonic() - start)) == (False, 1)
+        assert time.thread_time() - spent < 0.2
+
+
+def test_a_bell_that_fails_once_rings_the_next_time(driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(driver.listen(["default"])) as listener:
+        monkeypatch.setattr(listening, "RING", "SELECT 1 / 0, %(channel)s, %(queues)s")
+        driver.insert([new_job()])
+        wait_until(lambda: not driver._bell._queues)  # noqa: SLF001  nothing else shows that it took its turn
+        silent = not listener.wait(4 * MOMENT)
+        monkeypatch.undo()
+
+        driver.insert([new_job()])
+
+        assert (silent, listener.wait(DEADLINE)) == (True, True)
