@@ -39,6 +39,8 @@ class Taker:
 
 
 _HANDLED: Final[LiteralString] = "(%(types)s::text[] IS NULL OR job.type = ANY (%(types)s))"
+NOT_SPENT: Final[LiteralString] = "job.max_attempts - job.attempt_count > 0"
+"""Said in other words than those of the index that only an ordered walk shall use."""
 LOST_TO_CLOCK: Final[LiteralString] = (
     "EXISTS (SELECT FROM th_clock WHERE jumped_from < job.lease_expires_at AND job.lease_expires_at <= jumped_to)::int"
 )
@@ -162,7 +164,7 @@ _CLAIM: Final[LiteralString] = f"""
                job.status = 'PROCESSING' AND {_LOST}
                OR job.status = 'ENQUEUED'
                    AND job.scheduled_for <= {NOW}
-                   AND job.attempt_count < job.max_attempts
+                   AND {NOT_SPENT}
                    AND {_HANDLED}
            )
            AND NOT EXISTS (SELECT FROM th_queues WHERE name = job.queue)

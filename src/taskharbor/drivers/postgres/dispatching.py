@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from taskharbor.core.answers import Declined, Dispatch, Sent, Unsent
+from taskharbor.drivers.postgres.claiming import NOT_SPENT
 from taskharbor.drivers.postgres.rows import FEW, NOW
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _DISPATCH: Final[LiteralString] = f"""
          WHERE job.queue = %(queue)s
            AND job.scheduled_for <= {NOW}
            AND job.dispatch_at <= {NOW}
-           AND job.attempt_count < job.max_attempts
+           AND {NOT_SPENT}
            AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
          ORDER BY job.priority, job.dispatch_at, job.id
          LIMIT greatest(0, %(limit)s)

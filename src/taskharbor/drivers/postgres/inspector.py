@@ -104,6 +104,7 @@ class PostgresInspector:
             (
             SELECT queue, priority, scheduled_for
               FROM th_jobs_waiting
+             WHERE attempt_count < max_attempts
              ORDER BY queue, priority, scheduled_for
              LIMIT 1
             )
@@ -114,6 +115,7 @@ class PostgresInspector:
                    SELECT queue, priority, scheduled_for
                      FROM th_jobs_waiting
                     WHERE (queue, priority) > (line.queue, line.priority)
+                      AND attempt_count < max_attempts
                     ORDER BY queue, priority, scheduled_for
                     LIMIT 1
                    ) AS head
@@ -140,7 +142,7 @@ class PostgresInspector:
           LEFT JOIN counted USING (name)
           LEFT JOIN due USING (name)
           LEFT JOIN th_queues USING (name)
-         ORDER BY name COLLATE "C"
+         ORDER BY name
     """
 
     def queues(self) -> list[QueueView]:
@@ -150,7 +152,7 @@ class PostgresInspector:
         SELECT minute, queue, status, count
           FROM th_finished
          WHERE minute >= %(since)s
-         ORDER BY minute, queue COLLATE "C", status COLLATE "C"
+         ORDER BY minute, queue, status
     """
 
     def finished(self, *, since: datetime) -> list[Finished]:
@@ -162,7 +164,7 @@ class PostgresInspector:
     _WORKERS: LiteralString = """
         SELECT id, host, pid, queues, types, concurrency, started_at, seen_at
           FROM th_workers
-         ORDER BY id COLLATE "C"
+         ORDER BY id
     """
 
     def workers(self) -> list[WorkerRecord]:
@@ -171,7 +173,7 @@ class PostgresInspector:
     _SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
           FROM th_schedules
-         ORDER BY name COLLATE "C"
+         ORDER BY name
     """
 
     def schedules(self) -> dict[str, Schedule]:
