@@ -1,117 +1,158 @@
-"""The life of jobs on the memory store: success, retries, a dead letter and its requeue, a worker that vanishes.
+"""Real workers on one SQLite file, jobs that go wrong in every way, and a worker killed in the middle.
 
-The clock is moved by hand, so that minutes of backoff take no time here. The last
-lines are the ledger, computed from the store.
+At the end stands a ledger, computed from the store and from what the handlers wrote down
+themselves. The exit code is 1 if a job was lost, ran twice at the same time, or is unfinished.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from datetime import timedelta
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskharbor import Client, DeadLetter, JobRequest, MemoryDriver, Status
-from taskharbor.core.answers import JobFilter, Settled, Settlement
-from taskharbor.core.decide import decide
-from taskharbor.core.ids import new_token
-from taskharbor.core.outcome import Outcome
+from examples._demo.display import Display
+from examples._demo.effects import EffectLog
+from examples._demo.fleet import LEASE, Fleet
+from examples._demo.ledger import ledger
+from taskharbor import Client, JobRequest, Status
+from taskharbor.core.answers import JobFilter
 from taskharbor.core.states import FINAL
-from taskharbor.testing.clock import ManualClock
+from taskharbor.drivers.sqlite import SqliteDriver
 
 if TYPE_CHECKING:
-    from taskharbor import Job
-    from taskharbor.core.model import Claim
+    from collections.abc import Iterator
 
-LEASE: Final = timedelta(seconds=30)
-MAILBOXES: Final = {"ada", "slow", "crash", "grace"}
+    from examples._demo.ledger import Ledger
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+
+WORKERS: Final = 3
+STREAM: Final = 12.0  # seconds in which jobs come
+BEAT: Final = 0.1  # seconds between two batches of them
+KILL_AT: Final = 6.0
+LIMIT: Final = 60.0  # seconds until what is unfinished is called so
+PAGE: Final = 500
 
 
-class Killed(Exception):
-    """Stands for a worker that was killed: it says nothing more, and its lease ends."""
-
-
-def send(job: Job) -> bytes:
-    """The handler. What happens depends on whom the mail is for."""
-    name = job.data["to"]
-    if name not in MAILBOXES:
-        raise DeadLetter(f"there is no mailbox {name!r}")
-    if name == "slow" and job.attempt_count <= 2:
-        raise TimeoutError("the mail server did not answer")
-    if name == "crash" and job.attempt_count == 1:
-        raise Killed
-    return b'"sent"'
+def main() -> int:
+    folder = Path(tempfile.mkdtemp(prefix="taskharbor-demo-"))
+    try:
+        with Display() as display:
+            found, codes = Demo(folder, display).run()
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        return 130
+    print("", *found.lines(), sep="\n")
+    if not found.is_clean or any(codes):
+        print(f"something is wrong (the workers' exit codes are {codes}); see what is in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 class Demo:
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.start = self.clock.now()
-        self.driver = MemoryDriver(clock=self.clock)
-        self.client = Client(self.driver, clock=self.clock)
+    def __init__(self, folder: Path, display: Display) -> None:
+        self.display = display
+        self.log = EffectLog(folder / "effects.log")
+        self.driver = SqliteDriver(folder / "jobs.db")
+        self.client = Client(self.driver)
+        self.fleet = Fleet(folder, f"sqlite:///{folder}/jobs.db", deaths=self.log, say=display.say)
+        self.accepted: list[JobId] = []
 
-    def say(self, text: str) -> None:
-        print(f"[{(self.clock.now() - self.start).seconds:>4} s] {text}")
-
-    def run(self) -> None:
-        names = ("ada", "slow", "nobody", "crash", "grace")
-        accepted = [enqueued.id for enqueued in self.client.enqueue_many(map(mail_to, names))]
-        repeated = self.client.enqueue(mail_to("ada"))
-        self.say(f"accepted {len(accepted)} jobs; the repeated request made no second one: {repeated.existed}")
-        self.work()
-        self.requeue_dead_letters()
-        self.work()
-        self.ledger(len(accepted))
+    def run(self) -> tuple[Ledger, list[int]]:
+        self.log.file.touch()
+        self.display.say(f"{WORKERS} workers start, each a process; a silent one keeps its jobs for {LEASE}")
+        try:
+            self.fleet.start(WORKERS)
+            self.work()
+            codes = self.fleet.stop()
+        finally:
+            self.fleet.end()
+        self.display.say("every job has ended, and the workers stopped when they were asked to")
+        found = self.ledger()
+        self.driver.close()
+        return found, codes
 
     def work(self) -> None:
-        """Let workers and the janitor run until nothing is left to do."""
-        while self.has_work():
-            claims = self.driver.reserve(
-                "default", token=new_token(), worker="worker-1", lease=LEASE, limit=10, patience=LEASE
-            )
-            for claim in claims:
-                self.attempt(claim)
-            self.clock.advance(timedelta(seconds=5))
-            for expired in self.driver.upkeep.expire(limit=10):
-                self.say(f"a worker went silent: its job waits again as {expired.status}")
+        """Keep jobs coming, kill a worker, and watch until all jobs have ended."""
+        start = shown_at = time.monotonic()
+        batches, was_killed = self.batches(), False
+        while (passed := time.monotonic() - start) < LIMIT:
+            requests = next(batches, None)
+            if requests is not None:
+                self.accepted += [enqueued.id for enqueued in self.client.enqueue_many(requests)]
+            elif self.is_done():
+                break
+            was_killed = was_killed or (passed > KILL_AT and self.kill_a_busy_worker())
+            self.fleet.replace_the_dead()
+            if time.monotonic() >= shown_at:
+                shown_at += 1.0
+                self.show()
+            threading.Event().wait(BEAT)
+        self.show()
 
-    def has_work(self) -> bool:
-        counts = [view.counts for view in self.driver.inspector.queues()]
-        return any(count[status] for count in counts for status in set(Status) - FINAL)
+    def batches(self) -> Iterator[list[JobRequest]]:
+        """Give the jobs of each beat: quick ones all the time, and now and then one of another kind."""
+        for beat in range(int(STREAM / BEAT)):
+            types = ["quick"] * 5
+            if beat % 8 == 2:
+                types += ["slow", "flaky"]
+            if beat in {30, 60}:
+                types.append("hopeless")
+            if beat == 20:
+                types.append("poison")
+            yield [self.request(type) for type in types]
 
-    def attempt(self, claim: Claim) -> None:
-        job = claim.job
-        try:
-            outcome = Outcome.ack(send(job))
-        except Killed:
-            self.say(f"mail to {job.data['to']}: attempt {job.attempt_count}: the worker is killed in the middle")
-            return
-        except Exception as error:  # noqa: BLE001  whatever a handler raises is an outcome
-            outcome = decide(job, error, self.clock.now())
-        [settled] = self.driver.settle([Settlement(claim.lease, outcome)])
-        if not isinstance(settled, Settled):
-            raise settled
-        self.say(f"mail to {job.data['to']}: attempt {job.attempt_count}: {outcome.event} → {settled.status}")
+    def request(self, type: str) -> JobRequest:
+        payload = {"log": str(self.log.file), "seconds": 2.5}
+        # The innocent that run beside poison lose attempts to it: they get enough of them.
+        return JobRequest(type=type, payload=payload, max_attempts=3 if type in {"hopeless", "poison"} else 20)
 
-    def requeue_dead_letters(self) -> None:
-        dead = self.driver.inspector.find(JobFilter(statuses=frozenset({Status.DEAD})), limit=10).jobs
-        for job in dead:
-            self.say(f"dead letter: {job.dead_reason}; somebody makes that mailbox and requeues the job")
-            MAILBOXES.add(job.data["to"])
-        ids = [job.id for job in dead]
-        self.driver.requeue(ids, token=new_token(), budget=3, by="ops", why="mailbox created")
+    def kill_a_busy_worker(self) -> bool:
+        """Kill the worker with most handlers under way, if there is one."""
+        effects = self.log.read()
+        begun = {(effect.pid, effect.job, effect.token) for effect in effects if effect.what == "begin"}
+        ended = {(effect.pid, effect.job, effect.token) for effect in effects if effect.what in {"done", "failed"}}
+        alive = {member.process.pid for member in self.fleet.members}
+        busy = [pid for pid, _, _ in begun - ended if pid in alive]
+        if busy:
+            self.fleet.kill(max(busy, key=busy.count))
+        return bool(busy)
 
-    def ledger(self, accepted: int) -> None:
-        jobs = self.driver.inspector.find(JobFilter(), limit=100).jobs
-        history = Counter(attempt.outcome for attempt in self.driver.inspector.attempts([job.id for job in jobs]))
-        statuses = Counter(job.status for job in jobs)
-        succeeded, dead, lost = statuses[Status.SUCCEEDED], statuses[Status.DEAD], accepted - len(jobs)
-        print(f"\naccepted {accepted} · succeeded {succeeded} · dead {dead} · lost {lost}")
-        print("on the way: " + ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(history.items())))
+    def is_done(self) -> bool:
+        return all(job.status in FINAL for job in self.jobs())
 
+    def show(self) -> None:
+        statuses = [job.status for job in self.jobs()]
+        running, ended = statuses.count(Status.PROCESSING), statuses.count(Status.SUCCEEDED)
+        dead = statuses.count(Status.DEAD)
+        waiting = len(statuses) - running - ended - dead
+        counts = {"accepted": len(self.accepted), "waiting": waiting, "running": running}
+        self.display.count({**counts, "succeeded": ended, "dead": dead})
 
-def mail_to(name: str) -> JobRequest:
-    return JobRequest(type="mail.send", payload={"to": name}, idempotency_key=f"welcome-{name}")
+    def ledger(self) -> Ledger:
+        jobs = self.jobs()
+        attempts = self.driver.inspector.attempts([job.id for job in jobs])
+        return ledger(
+            [str(job_id) for job_id in self.accepted],
+            {str(job.id): job.status for job in jobs},
+            [attempt.outcome for attempt in attempts],
+            self.log.read(),
+        )
+
+    def jobs(self) -> list[Job]:
+        found: list[Job] = []
+        page = self.driver.inspector.find(JobFilter(), limit=PAGE)
+        while True:
+            found += page.jobs
+            if page.after is None:
+                return found
+            page = self.driver.inspector.find(JobFilter(), limit=PAGE, after=page.after)
 
 
 if __name__ == "__main__":
-    Demo().run()
+    sys.exit(main())

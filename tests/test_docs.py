@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.waiting import wait_until
 from tools import states
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -68,16 +71,18 @@ def test_the_page_of_states_is_the_table() -> None:
     assert states.PAGE.read_text() == states.page(), "render it anew: python -m tools.states"
 
 
+def blocks_of_the_readme() -> list[tuple[str, str]]:
+    return re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
 def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    readme = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"```(\w+)\n(.*?)```", readme, re.DOTALL)
     names: dict[str, Any] = {}
     printed = None
-    for language, block in blocks:
+    for language, block in blocks_of_the_readme():
         if language == "python":
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
@@ -87,11 +92,54 @@ def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
             assert printed == block
 
 
-def test_the_readme_shows_what_the_demo_prints() -> None:
-    from examples import demo  # noqa: PLC0415  it moves a clock of its own, for this test only
+def test_the_worker_of_the_readme_runs_the_job_that_follows_it_and_says_so(tmp_path: Path) -> None:
+    blocks = [block for _, block in blocks_of_the_readme()]
+    [place] = [n for n, block in enumerate(blocks) if block.startswith("$ taskharbor worker greetings.py ")]
+    app, command, enqueue, log = blocks[place - 1 : place + 3]
+    (tmp_path / "greetings.py").write_text(app)
+    told = tmp_path / "stderr"
 
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        demo.Demo().run()
+    with told.open("w") as stderr:
+        words = command.removeprefix("$ taskharbor").split()
+        worker = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], cwd=tmp_path, stderr=stderr)
+    try:
+        run_apart = f"from taskharbor import Client, JobRequest\n{enqueue}"
+        subprocess.run([sys.executable, "-c", run_apart], cwd=tmp_path, check=True, timeout=30)
+        wait_until(lambda: "SUCCEEDED" in told.read_text())
+        worker.terminate()
+        assert worker.wait(timeout=30) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+    assert {form_of(line) for line in log.splitlines()} <= {
+        form_of(line[24:]) for line in told.read_text().splitlines()
+    }
 
-    assert out.getvalue() in (ROOT / "README.md").read_text()
+
+def test_the_readme_shows_what_the_demo_prints_and_nothing_is_lost_or_runs_twice() -> None:
+    [shown] = [block for _, block in blocks_of_the_readme() if block.startswith("$ make demo\n")]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_ledger_is_clean(shown)
+    assert_ledger_is_clean(done.stdout)
+    # Times and counts differ from run to run. What is said does not.
+    assert {*map(form_of, shown.splitlines()[1:])} == {*map(form_of, done.stdout.splitlines())}
+
+
+def assert_ledger_is_clean(text: str) -> None:
+    accepted, succeeded, dead = map(
+        int, re.findall(r"^accepted (\d+) · succeeded (\d+) · dead (\d+) · unfinished 0$", text, re.MULTILINE)[0]
+    )
+    assert accepted == succeeded + dead
+    assert dead == 3  # one is poison, and two are hopeless
+    assert "\nlost 0 · overlapping 0\n" in text
+    assert re.search(r"worker \d is killed with SIGKILL", text)
+
+
+def form_of(line: str) -> str:
+    """Return *line* without what differs from run to run: ids and numbers."""
+    return re.sub(r" *\d+(\.\d+)?", "#", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", line))

@@ -18,6 +18,7 @@ MODULES: Final = sorted(SOURCE.rglob("*.py"))
 
 # Without their endings, so that this file does not hold what it looks for.
 REGISTRY_HOSTS: Final = [f"{name}.org" for name in ("pypi", "pythonhosted", "npmjs")]
+FOR_SIGNALS: Final = {("service", "queue.Empty"), ("service", "queue.SimpleQueue")}
 MACHINE_PATH: Final = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work)/\w")
 
 
@@ -64,6 +65,23 @@ def test_nothing_in_the_library_can_run_code_out_of_stored_bytes() -> None:
         for path in MODULES
         for line, name in names_used(parsed(path))
         if name.split(".")[0] in {"pickle", "marshal", "shelve"} or name in {"eval", "exec", "yaml.load"}
+    ]
+
+    assert not found
+
+
+def test_whatever_runs_for_ever_takes_threads_waits_clocks_and_chance_from_the_runtime() -> None:
+    parts = [
+        *(SOURCE / "worker").rglob("*.py"),
+        *(SOURCE / f"{name}.py" for name in ("enqueuer", "janitor", "service")),
+    ]
+    found = [
+        f"{shown(path)}:{line} {name}"
+        for path in parts
+        if path.exists()
+        for line, name in names_used(parsed(path))
+        if name.split(".")[0] in {"concurrent", "multiprocessing", "queue", "random", "threading", "time"}
+        if (path.stem, name) not in FOR_SIGNALS
     ]
 
     assert not found

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from taskharbor.core.retry import Exponential, Fixed, Never, RetryPolicy
     from taskharbor.core.states import Status
     from taskharbor.drivers.memory import MemoryDriver
+    from taskharbor.worker.context import Context
+    from taskharbor.worker.worker import Worker
 
 __all__ = [
     "Cancel",
     "Client",
+    "Context",
     "DeadLetter",
     "Enqueued",
     "Exponential",
@@ -38,6 +41,7 @@ __all__ = [
     "Snooze",
     "Status",
     "TaskHarborError",
+    "Worker",
     "__version__",
 ]
 
@@ -45,6 +49,7 @@ __all__ = [
 _HOMES: Final = {
     "Cancel": "core.decide",
     "Client": "client",
+    "Context": "worker.context",
     "DeadLetter": "core.decide",
     "Enqueued": "client",
     "Exponential": "core.retry",
@@ -59,6 +64,7 @@ _HOMES: Final = {
     "Snooze": "core.decide",
     "Status": "core.states",
     "TaskHarborError": "core.errors",
+    "Worker": "worker.worker",
 }
 
 

@@ -1,8 +1,28 @@
-"""Where real time comes from."""
+"""Threads, waits and clocks: whatever runs for ever takes them from here, and a simulation takes their place."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from taskharbor.core.ids import new_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from contextlib import AbstractContextManager
+    from contextvars import Context
+
+    from taskharbor.core.ids import Token
+
+_LOG: Final = logging.getLogger(__name__)
+AFTER_AN_ERROR: Final = timedelta(seconds=1)
 
 
 class SystemClock:
@@ -10,3 +30,233 @@ class SystemClock:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+
+class Loop(Protocol):
+    """Something that ticks."""
+
+    def wake(self) -> None:
+        """Let the next tick come now; from any thread."""
+
+    def join(self, timeout: timedelta) -> bool:
+        """Wait until the last tick is over; False if it is not after *timeout*."""
+
+
+class Running(Protocol):
+    """A coroutine under way."""
+
+    def cancel(self) -> None:
+        """Ask it to stop; from any thread."""
+
+
+class Runtime(Protocol):
+    """What workers and other services run on."""
+
+    @property
+    def may_block(self) -> bool:
+        """Whether a tick may wait for something other than the store."""
+
+    def now(self) -> datetime:
+        """Return the time of day, for people and for `Snooze(until=…)`; never to judge a lease."""
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that nobody sets."""
+
+    def token(self) -> Token:
+        """Return a lease token that was never used before."""
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Return a new lock."""
+
+    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> Loop:
+        """Call *tick* again and again, until it returns None."""
+
+    def run_plain(self, work: Callable[[], None]) -> None:
+        """Call *work* beside everything else."""
+
+    def run_async(
+        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
+    ) -> Running:
+        """Let *work* run on the event loop, and call *done* there when it ended, even if it never began."""
+
+    def close(self) -> None:
+        """Give back threads. Work that does not end is left behind."""
+
+
+class ThreadRuntime:
+    """The real one: a thread for each service, a pool for plain handlers, an event loop in a thread for the others."""
+
+    may_block = True
+
+    def __init__(self, *, plain: int) -> None:
+        self._threads = Threads(most=plain)
+        self._events: EventLoop | None = None
+        self._starting = threading.Lock()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def token(self) -> Token:
+        return new_token()
+
+    def lock(self) -> AbstractContextManager[Any]:
+        return threading.Lock()
+
+    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
+        return ThreadLoop(name, tick)
+
+    def run_plain(self, work: Callable[[], None]) -> None:
+        self._threads.run(work)
+
+    def run_async(
+        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
+    ) -> Running:
+        with self._starting:
+            if self._events is None:
+                self._events = EventLoop()
+            return self._events.run(work, context, done)
+
+    def close(self) -> None:
+        self._threads.close()
+        if self._events is not None:
+            self._events.close()
+
+
+class Threads:
+    """Threads for plain handlers, made when they are needed.
+
+    The standard library's pool waits for its threads when the process ends: one handler
+    that does not stop would then keep a worker from ever exiting.
+    """
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._counting = threading.Lock()
+        self._count = self._idle = 0
+
+    def run(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+        with self._counting:
+            if self._idle > 0:
+                self._idle -= 1  # one of those takes it
+            elif self._count < self._most:
+                self._count += 1
+                threading.Thread(target=self._run, name=f"taskharbor-handler-{self._count}", daemon=True).start()
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except BaseException:  # noqa: BLE001  a thread that ended would be missing to all jobs after this one
+                _LOG.exception("a handler's thread met an error of ours")
+            with self._counting:
+                self._idle += 1
+
+
+class ThreadLoop:
+    """A thread that ticks. An error in a tick is told and survived: what runs for ever must not end by one."""
+
+    def __init__(self, name: str, tick: Callable[[], timedelta | None]) -> None:
+        self._name = name
+        self._tick = tick
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"taskharbor-{name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def join(self, timeout: timedelta) -> bool:
+        self._thread.join(timeout.total_seconds())
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (pause := self._next_pause()) is not None:
+            if pause:
+                self._woken.wait(pause.total_seconds())
+            self._woken.clear()
+
+    def _next_pause(self) -> timedelta | None:
+        try:
+            return self._tick()
+        except BaseException:  # noqa: BLE001  whatever it was, a hook's SystemExit too: the next tick may fare better
+            _LOG.exception("%s failed; it goes on in %s", self._name, AFTER_AN_ERROR)
+            return AFTER_AN_ERROR
+
+
+class EventLoop:
+    """An asyncio loop in a thread. Coroutines that are handed over together cost it one wake-up.
+
+    One thread hands over at a time: of two, each could leave the wake-up to the other.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._arrived: deque[AsyncRun] = deque()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="taskharbor-async", daemon=True)
+        self._thread.start()
+
+    def run(
+        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
+    ) -> AsyncRun:
+        started = AsyncRun(self._loop, work, context, done)
+        self._arrived.append(started)
+        if len(self._arrived) == 1:
+            self._loop.call_soon_threadsafe(self._start_arrived)
+        return started
+
+    def close(self) -> None:
+        self._is_closed = True
+        with suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=1)
+
+    def _start_arrived(self) -> None:
+        while self._arrived:
+            self._arrived.popleft().start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while not self._is_closed:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # noqa: BLE001  a task that a handler left to itself, and that tried to end the process
+                _LOG.exception("a task tried to end the event loop; it goes on")
+        self._loop.close()
+
+
+class AsyncRun:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, Any],
+        context: Context,
+        done: Callable[[asyncio.Task[Any]], None],
+    ) -> None:
+        self._loop, self._work, self._context, self._done = loop, work, context, done
+        self._task: asyncio.Task[Any] | None = None
+        self._is_canceled = False
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._work, context=self._context)
+        self._task.add_done_callback(self._done)
+        if self._is_canceled:
+            self._task.cancel()
+
+    def cancel(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed: it has nothing left to stop
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        self._is_canceled = True
+        if self._task is not None:
+            self._task.cancel()

@@ -13,6 +13,7 @@ import click
 import pytest
 
 import taskharbor
+from taskharbor.cli.app import AppNotLoaded
 from taskharbor.cli.exits import Exit
 from taskharbor.cli.failures import VERDICTS, verdict_on
 from taskharbor.cli.lazy import LazyGroup
@@ -53,6 +54,7 @@ ENDINGS = [
     (UnknownStore("redis"), Exit.USAGE, "unknown-store"),
     (DriverNotInstalled("postgres"), Exit.USAGE, "driver-not-installed"),
     (UrlMissing(), Exit.USAGE, "url-missing"),
+    (AppNotLoaded("tasks.py", "there is no such file", "name another"), Exit.APP_IMPORT_FAILED, "app-not-loaded"),
     (click.UsageError("odd"), Exit.USAGE, "usage"),
     (click.FileError("jobs.json", "unreadable"), Exit.FAILURE, "failure"),
     (ZeroDivisionError("odd"), Exit.FAILURE, "unexpected"),
@@ -215,13 +217,18 @@ def raising(error: Exception) -> LazyGroup:
 
 def our_errors() -> list[type[errors.TaskHarborError]]:
     import_everything()
-    return [kind for kind in family(errors.TaskHarborError) if kind.__module__.split(".")[0] == "taskharbor"]
+    return [kind for kind in family(errors.TaskHarborError) if reaches_a_command(kind.__module__)]
 
 
 def import_everything() -> None:
     for module in pkgutil.walk_packages(taskharbor.__path__, "taskharbor."):
-        if not module.name.startswith("taskharbor.testing"):  # what is raised there never reaches a command
+        if reaches_a_command(module.name):
             importlib.import_module(module.name)
+
+
+def reaches_a_command(module: str) -> bool:
+    """Tell whether what is raised there can end a command; other tests may have imported what cannot."""
+    return f"{module}.".startswith("taskharbor.") and not module.startswith("taskharbor.testing")
 
 
 def family(kind: type[errors.TaskHarborError]) -> Iterator[type[errors.TaskHarborError]]:

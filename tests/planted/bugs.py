@@ -1,7 +1,7 @@
 """The bugs that are planted: each is one small change that a tired engineer could make.
 
-They stand in folders by what must catch them (``kit``, its ``racing`` and ``soaking``, or
-the module's own tests), in one file for each module of TaskHarbor::
+They stand in folders by what must catch them (``kit``, its ``racing`` and ``soaking``, the
+``simulation``, or the module's own tests), in one file for each module of TaskHarbor::
 
     # a delay is ignored
     -new.scheduled_for or now + new.delay
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 HERE: Final = Path(__file__).parent
 KIT: Final = ("kit", "racing", "soaking")
 """All of the kit, but for what needs many threads; and the two parts of it that do."""
+WORLDS: Final = "simulation"
+"""What only a world where everything goes wrong brings to light."""
 
 
 @dataclass(frozen=True, slots=True)

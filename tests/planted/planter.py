@@ -6,6 +6,7 @@ import gc
 import importlib
 import importlib.util
 import io
+import logging
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 import hypothesis.strategies  # noqa: F401  loaded once for all, before the forks
 import pytest
 
-from tests.planted.bugs import KIT, Bug
+from tests.planted.bugs import KIT, WORLDS, Bug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, ModuleType
 
+SEEDS: Final = 500
+"""How many worlds a bug may survive."""
 QUIET: Final = ("-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "filterwarnings=")
 
 
@@ -83,6 +86,8 @@ def plant(bug: Bug) -> Report:
     report = Report()
     if bug.tests in KIT:
         run_kit(report, bug.tests)
+    elif bug.tests == WORLDS:
+        run_worlds(report)
     else:
         with redirect_stdout(io.StringIO()):
             pytest.main([*QUIET, suite(bug)], plugins=[report])
@@ -103,6 +108,20 @@ def run_kit(report: Report, part: str) -> None:
         if home == part or (home not in {None, *KIT} and part == "kit"):
             for variant, arguments in variants(case):
                 report.run(name + variant, case, {"subject": drivers.memory(), **arguments})
+
+
+def run_worlds(report: Report) -> None:
+    """Let simulated worlds happen until one of them goes wrong."""
+    simulation = importlib.import_module("taskharbor.testing.simulation")
+    logging.disable(logging.CRITICAL)
+    for seed in range(SEEDS):
+        report.run(f"seed {seed}", hold, {"history": simulation.simulate(seed)})
+        if report.failed:
+            return
+
+
+def hold(history: Any) -> None:
+    assert not history.violations
 
 
 def variants(case: Callable[..., None]) -> Iterator[tuple[str, dict[str, Any]]]:

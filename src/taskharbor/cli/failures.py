@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskharbor.cli.app import AppNotLoaded
 from taskharbor.cli.exits import Exit
 from taskharbor.cli.lazy import NoSuchCommand
 from taskharbor.cli.output import say
@@ -58,6 +59,7 @@ VERDICTS: Final[Mapping[type[BaseException], Verdict]] = MappingProxyType({
     connect.UnknownStore:          Verdict(Exit.USAGE, "unknown-store"),
     connect.DriverNotInstalled:    Verdict(Exit.USAGE, "driver-not-installed"),
     UrlMissing:                    Verdict(Exit.USAGE, "url-missing"),
+    AppNotLoaded:                  Verdict(Exit.APP_IMPORT_FAILED, "app-not-loaded"),
 })
 # fmt: on
 

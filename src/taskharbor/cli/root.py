@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
+        "janitor": ("taskharbor.cli.commands.janitor:janitor", "Keep the store in order until a signal."),
         "migrate": ("taskharbor.cli.commands.migrate:migrate", "Bring the store's schema up to date, or look at it."),
         "version": ("taskharbor.cli.commands.version:version", "Say what is installed here."),
+        "worker": ("taskharbor.cli.commands.worker:worker", "Run jobs until a signal."),
     }
 )
 

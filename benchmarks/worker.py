@@ -1,0 +1,113 @@
+"""A worker on PostgreSQL beside the raw loop, and how soon a job starts beside the barest way to start one."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import _postgres_raw as raw
+from benchmarks.postgres import compared, store
+from taskharbor import Client, JobRequest
+from taskharbor.service import SWITCH
+from taskharbor.testing.postgres import Server
+from taskharbor.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from taskharbor.drivers.postgres import PostgresDriver
+
+PAIRS = 3
+JOBS = 50_000
+BATCH = 500
+STARTS = 200
+TIMEOUT = timedelta(seconds=30)
+
+
+def figures() -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=True) as server:
+        return {
+            "jobs a second, async handlers, concurrency 1,000": beside_raw(server, nothing, 1_000, JOBS),
+            "jobs a second, async handlers, concurrency 16": beside_raw(server, nothing, 16, JOBS // 10),
+            "jobs a second, plain handlers in 64 threads": beside_raw(server, nothing_plain, 64, JOBS // 5),
+            "milliseconds from enqueue to start": start_latency(server),
+        }
+
+
+async def nothing(_job: Any) -> None:
+    """A handler that costs nothing, so that all the rest is seen."""
+
+
+def nothing_plain(_job: Any) -> None:
+    """The same, in a thread."""
+
+
+def beside_raw(server: Server, handler: Callable[..., Any], concurrency: int, count: int) -> dict[str, float]:
+    with store(server) as (driver, url), closing(raw.connect(url)) as db:
+        pairs = [(worked(driver, handler, concurrency, count), looped(driver, db, count)) for _ in range(PAIRS)]
+    return compared(pairs, "worker", "raw loop")
+
+
+def worked(driver: PostgresDriver, handler: Callable[..., Any], concurrency: int, count: int) -> float:
+    fill(driver, count)
+    worker = Worker(driver, concurrency=concurrency, janitor=False)
+    worker.register("greet", handler)
+    sys.setswitchinterval(SWITCH)  # as `Worker.run` does, which owns its process
+    start = time.perf_counter()
+    worker.drain()
+    return count / (time.perf_counter() - start)
+
+
+def looped(driver: PostgresDriver, db: psycopg.Connection[Any], count: int) -> float:
+    fill(driver, count)
+    start = time.perf_counter()
+    raw.drain(db, BATCH)
+    return count / (time.perf_counter() - start)
+
+
+def fill(driver: PostgresDriver, count: int) -> None:
+    client = Client(driver)
+    for _ in range(0, count, 10_000):
+        client.enqueue_many(JobRequest(type="greet", timeout=TIMEOUT) for _ in range(min(count, 10_000)))
+
+
+def start_latency(server: Server) -> dict[str, dict[str, float]]:
+    """From before the call that enqueues to the first line of the handler; bare: INSERT, NOTIFY, LISTEN, claim."""
+    with store(server) as (driver, url):
+        ours = our_latencies(driver)
+        bare = raw.latencies(url, STARTS)
+    return {name: percentiles(seconds) for name, seconds in (("worker", ours), ("bare", bare))}
+
+
+def our_latencies(driver: PostgresDriver) -> list[float]:
+    started, times = threading.Event(), list[float]()
+
+    def note(_job: Any) -> None:
+        times.append(time.perf_counter())
+        started.set()
+
+    client, worker = Client(driver), Worker(driver, concurrency=4, janitor=False)
+    worker.register("note", note)
+    worker.start()
+    asked = []
+    for _ in range(STARTS):
+        started.clear()
+        asked.append(time.perf_counter())
+        client.enqueue(JobRequest(type="note"))
+        started.wait(10)
+    worker.stop()
+    return [end - start for start, end in zip(asked, times, strict=True)]
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(seconds, n=100)
+    return {"p50": round(1_000 * cuts[49], 2), "p99": round(1_000 * cuts[98], 2)}

@@ -1,0 +1,182 @@
+"""Finding what a worker shall run: `module:attribute`, or `file.py` with or without `:attribute`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial, reduce
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.errors import TaskHarborError
+from taskharbor.core.failure import Failure
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from taskharbor.worker import Worker
+
+NAMES: Final = ("app", "register", "handlers")
+"""What is looked for where no attribute is named, in this order."""
+WHERE: Final = "'taskharbor --debug worker ...' shows where"
+
+
+def load(app: str) -> Callable[[Worker], None]:
+    """Import *app*, and return what registers its handlers on a worker.
+
+    That is a function which takes the worker, or a mapping from types to handlers.
+    """
+    place, attribute = _split(app)
+    module = _import(place)
+    value = _attribute(module, place, attribute) if attribute else _first_attribute(module, place)
+    register = _registration(value)
+    if register is None:
+        why = f"it is of type {type(value).__name__}"
+        raise AppNotLoaded(app, why, "name a mapping from types to handlers, or a function that takes a worker")
+    return lambda worker: _register(app, register, worker)
+
+
+class AppNotLoaded(TaskHarborError):
+    """The handlers to run could not be found, or not imported, or not registered."""
+
+    def __init__(self, app: str, why: str, way_out: str) -> None:
+        super().__init__(app, why, way_out)
+        self.app, self.why, self.way_out = app, why, way_out
+
+    def __str__(self) -> str:
+        return f"cannot load {self.app}: {self.why}; {self.way_out}"
+
+
+def _split(app: str) -> tuple[str, str]:
+    place, colon, attribute = app.rpartition(":")
+    return (place, attribute) if colon and not app.endswith(".py") else (app, "")
+
+
+def _registration(value: object) -> Callable[[Worker], object] | None:
+    """Return how *value* is registered, or None if it cannot be; a Harbor will be one more case."""
+    if isinstance(value, Mapping):
+        return partial(_register_all, value)
+    return value if callable(value) else None
+
+
+def _register_all(handlers: Mapping[str, Callable[..., Any]], worker: Worker) -> None:
+    for type, handler in handlers.items():
+        worker.register(type, handler)
+
+
+def _register(app: str, register: Callable[[Worker], object], worker: Worker) -> None:
+    try:
+        register(worker)
+    except (Exception, SystemExit) as error:
+        raise AppNotLoaded(app, _words(error), WHERE) from error
+    if not worker.types:
+        # It would turn every job it meets into a dead letter.
+        raise AppNotLoaded(app, "it registers no handler", "call worker.register(type, handler) in it")
+
+
+def _import(place: str) -> ModuleType:
+    try:
+        return _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    except AppNotLoaded:
+        raise
+    except ModuleNotFoundError as error:
+        raise AppNotLoaded(place, _words(error), f"install {error.name!r} where taskharbor is installed") from error
+    except SystemExit as error:
+        way_out = "let it do so only under: if __name__ == '__main__'"
+        raise AppNotLoaded(place, f"importing it ends the process {_at(error)}".rstrip(), way_out) from error
+    except Exception as error:
+        raise AppNotLoaded(place, _words(error), WHERE) from error
+
+
+def _import_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise AppNotLoaded(str(file), "there is no such file", _nearest_file(file))
+    # As for `python file.py`: what stands beside it can be imported.
+    _search_in(file.resolve().parent)
+    name = file.stem if file.stem not in {*sys.modules, *sys.stdlib_module_names} else f"{file.stem}_app"
+    spec = spec_from_file_location(name, file.resolve())
+    if spec is None or spec.loader is None:  # pragma: no cover  there is one for every file that ends with .py
+        raise ImportError(str(file))
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    _search_in(Path.cwd())  # the command itself is installed elsewhere
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and what it imports is not
+        raise AppNotLoaded(name, f"there is no module {error.name!r} in {Path.cwd()}", _file_for(name)) from error
+
+
+def _search_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _nearest_file(file: Path) -> str:
+    near = get_close_matches(file.name, [each.name for each in file.parent.glob("*.py")], n=1)
+    return f"did you mean {file.parent / near[0]}?" if near else f"this is {Path.cwd()}"
+
+
+def _file_for(name: str) -> str:
+    files = [Path(name + ".py"), Path(name.replace(".", "/") + ".py")]
+    found = [file for file in files if file.is_file()]
+    return f"did you mean {found[0]}?" if found else "start in the folder that holds it, or name a file: tasks.py"
+
+
+def _attribute(module: ModuleType, place: str, attribute: str) -> Any:
+    try:
+        return reduce(getattr, attribute.split("."), module)
+    except AttributeError as error:
+        near = get_close_matches(attribute, _candidates(module), n=1)
+        way_out = f"did you mean {place}:{near[0]}?" if near else _way_to_name(module, place)
+        raise AppNotLoaded(place, f"it has no {attribute!r}", way_out) from error
+
+
+def _first_attribute(module: ModuleType, place: str) -> Any:
+    for name in NAMES:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AppNotLoaded(place, f"it has none of {', '.join(NAMES)}", _way_to_name(module, place))
+
+
+def _way_to_name(module: ModuleType, place: str) -> str:
+    """Say which names there are to choose from."""
+    names = ", ".join(_candidates(module)[:5])
+    return f"name one of its own, such as {place}:handlers" + (f" (it has {names})" if names else "")
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """Return the names of what the module itself made, and might be meant."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and _registration(value) is not None
+        and getattr(value, "__module__", module.__name__) == module.__name__
+    ]
+
+
+def _words(error: BaseException) -> str:
+    """Return an error of the user's code in one line, and where it is from."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    return f"{' '.join(str(Failure.of(error)).split())} {_at(error)}".rstrip()
+
+
+def _at(error: BaseException) -> str:
+    ours = ("<frozen importlib", __file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    return f"({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+
+from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.values import duration, duration_from, queues
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+
+    from taskharbor.drivers.base import Driver
+    from taskharbor.worker import Worker
+
+CONCURRENCY: Final = 16
+
+
+@click.command()
+@click.argument("app")
+@click.option(
+    "-q",
+    "--queues",
+    type=queues,
+    default="default",
+    metavar="NAME[:N],…",
+    help="Whose jobs to run, and how many of each at once.",
+    show_default=True,
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help=f"How many jobs to run at once.  [default: what the queues say, else {CONCURRENCY}]",
+)
+@click.option(
+    "--grace",
+    type=duration,
+    metavar="TIME",
+    default="25s",
+    show_default=True,
+    help="How long jobs may go on after a signal.",
+)
+@click.option(
+    "--lease",
+    type=duration_from("100ms"),
+    metavar="TIME",
+    default="30s",
+    show_default=True,
+    help="How long a silent worker keeps a job.",
+)
+@click.option(
+    "--poll",
+    type=duration_from("10ms"),
+    metavar="TIME",
+    default="1s",
+    show_default=True,
+    help="How often to look where nothing rings.",
+)
+@click.option(
+    "--unknown-types",
+    type=click.Choice(["dead-letter", "leave"]),
+    default="dead-letter",
+    show_default=True,
+    help="What becomes of jobs without a handler here.",
+)
+@url_option
+@json_option
+def worker(*, app: str, url: str, as_json: bool, **options: Any) -> None:
+    """Run jobs until a signal.
+
+    APP is module:attribute or file.py[:attribute]: a mapping from types to handlers, or a
+    function that registers them on the worker it is given. Without an attribute the first of
+    app, register and handlers is taken.
+
+    SIGTERM and Ctrl-C let jobs in hand end; those that do not within the grace time are given
+    back. A second signal ends the worker now. The log, one line for each attempt, goes to
+    stderr; with --json, and errors too, as JSON lines: {"at", "level", "logger", "message"}.
+    """
+    from taskharbor.cli.app import load
+    from taskharbor.cli.logs import log_to_stderr
+    from taskharbor.drivers.connect import connect
+
+    register = load(app)
+    log_to_stderr(as_json=as_json)
+    with closing(connect(url)) as driver:
+        made = _worker(driver, **options)
+        register(made)
+        _run(made, options["grace"])
+
+
+def _worker(
+    driver: Driver,
+    *,
+    queues: Mapping[str, int | None],
+    concurrency: int | None,
+    grace: timedelta,
+    lease: timedelta,
+    poll: timedelta,
+    unknown_types: Literal["dead-letter", "leave"],
+) -> Worker:
+    from taskharbor.worker import Worker
+
+    most = concurrency or _in_all(queues)
+    limits = {name: limit or most for name, limit in queues.items()}
+    return Worker(
+        driver, queues=limits, concurrency=most, grace=grace, lease=lease, poll=poll, unknown_types=unknown_types
+    )
+
+
+def _in_all(queues: Mapping[str, int | None]) -> int:
+    """Return how many jobs may run at once where nobody said: all that the queues allow, if each has a limit."""
+    limits = [limit for limit in queues.values() if limit is not None]
+    return sum(limits) if len(limits) == len(queues) else max([CONCURRENCY, *limits])
+
+
+def _run(worker: Worker, grace: timedelta) -> None:
+    import logging
+
+    from taskharbor.service import until_signal
+
+    log = logging.getLogger("taskharbor.worker")
+
+    def start() -> None:
+        worker.start()
+        log.info("worker %s runs %s", worker.id, ", ".join(worker.types))
+
+    def stop() -> None:
+        log.info("worker %s stops: what it has in hand may take %s more", worker.id, grace)
+        worker.stop()
+        log.info("worker %s stopped", worker.id)
+
+    until_signal(start, stop, is_over=lambda: worker.is_over)

@@ -1,0 +1,147 @@
+"""What keeps the store in order: in every process, and done by one of them at a time."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.drivers.base import Driver
+    from taskharbor.runtime import Runtime
+
+_LOG: Final = logging.getLogger(__name__)
+PERIOD: Final = timedelta(seconds=5)
+RETENTION: Final = timedelta(days=7)
+MINUTES_KEPT: Final = timedelta(days=8)
+SILENCE: Final = timedelta(minutes=5)
+BATCH: Final = 500
+LOOKS: Final = 0.2
+"""The part of its period after which everybody looks whether a duty is due.
+
+Whoever looked only once in a period might look just before: then a dead worker's job waits for two.
+"""
+JUMP: Final = timedelta(seconds=5)
+"""How far the store's clock may stray from ours between two looks before that is a jump."""
+
+
+class ClockGuard:
+    """Watches whether the store's clock runs as ours does, and tells the store when it jumped.
+
+    Until it has compared them once nobody reclaims: a lease that is over by a clock that
+    just jumped ahead may be in good hands.
+    """
+
+    def __init__(self, runtime: Runtime, driver: Driver, *, lease: timedelta) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._lease = lease
+        self._seen: Look | None = None
+        self._was_compared = False
+
+    def may_reclaim(self) -> bool:
+        return self._was_compared
+
+    def tick(self) -> timedelta:
+        try:
+            look = self._look()
+            if self._seen is not None:
+                self._compare(self._seen, look)
+        except StoreUnavailable as error:
+            self._was_compared = False  # whoever comes back after an outage looks first
+            _LOG.warning("cannot compare clocks: %s", error)
+        else:
+            self._was_compared = self._seen is not None
+            self._seen = look
+        return min(PERIOD, self._lease / 3)
+
+    def _look(self) -> Look:
+        before = self._runtime.monotonic()
+        store = self._driver.inspector.now()
+        after = self._runtime.monotonic()
+        return Look(store=store, ours=(before + after) / 2, give=timedelta(seconds=(after - before) / 2))
+
+    def _compare(self, seen: Look, look: Look) -> None:
+        expected = seen.store + timedelta(seconds=look.ours - seen.ours)
+        # A slow reply, or a pause of this process in between, is no jump.
+        if abs(look.store - expected) > min(JUMP, self._lease / 3) + seen.give + look.give:
+            jump = look.store - expected
+            _LOG.error("the store's clock jumped by %s; no lease is brought back for %s", jump, self._lease)
+            self._driver.upkeep.clock_jumped(expected=expected, lease=self._lease)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The store's clock and ours at one moment, give or take a little."""
+
+    store: datetime
+    ours: float
+    give: timedelta
+
+
+class Janitor:
+    """Does each duty once in its period, whichever process gets through the turnstile: there is no leader."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        driver: Driver,
+        *,
+        lease: timedelta,
+        guard: ClockGuard | None = None,
+        period: timedelta = PERIOD,
+        retention: timedelta = RETENTION,
+        relay: Callable[[], None] | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._period = min(period, lease)
+        self._guard = guard or ClockGuard(runtime, driver, lease=lease)
+        self._owns_guard = guard is None
+        self._retention = retention
+        self._duties: dict[str, tuple[timedelta, Callable[[], object]]] = {
+            "expire": (self._period * (1 - LOOKS), self._expire),
+            "bury": (6 * self._period, self._bury),
+            "prune": (timedelta(minutes=1), self._prune),
+            "roll-up": (self._period, lambda: driver.upkeep.roll_up(keep=MINUTES_KEPT)),
+            "workers": (timedelta(minutes=1), lambda: driver.upkeep.forget_workers(unseen_for=SILENCE)),
+        }
+        if relay is not None:
+            self._duties["relay"] = (self._period, relay)
+        self._look_at = dict.fromkeys(self._duties, 0.0)
+
+    def tick(self) -> timedelta:
+        if self._owns_guard:
+            self._guard.tick()
+        for name, (every, duty) in self._duties.items():
+            if self._look_at[name] > self._runtime.monotonic():
+                continue
+            if name == "expire" and not self._guard.may_reclaim():
+                continue  # left to those who know that the clock is right
+            self._look_at[name] = self._runtime.monotonic() + (every * LOOKS).total_seconds()
+            try:
+                if self._driver.upkeep.take_duty(name, every=every):
+                    duty()
+            except StoreUnavailable as error:
+                _LOG.warning("cannot %s: %s", name, error)
+                break
+        return self._period * LOOKS
+
+    def _expire(self) -> None:
+        while len(expired := self._driver.upkeep.expire(limit=BATCH)) == BATCH:
+            pass
+        if expired:
+            _LOG.warning("brought back %d jobs whose lease was over", len(expired))
+
+    def _bury(self) -> None:
+        if buried := self._driver.upkeep.bury(limit=BATCH):
+            _LOG.error("buried %d spent jobs that were waiting: that should never be needed", len(buried))
+
+    def _prune(self) -> None:
+        while self._driver.upkeep.prune(older_than=self._retention, limit=BATCH) >= BATCH:
+            pass

@@ -1,0 +1,77 @@
+"""Running something until the process is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.runtime import Loop, Runtime
+
+SWITCH: Final = 0.0005
+"""Seconds that a thread may keep the others waiting. Python's own 0.005 halves what several busy ones get done."""
+KILLED: Final = 128
+LOOK: Final = 0.2
+LAST: Final = timedelta(seconds=25)
+
+
+def until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_over: Callable[[], bool]) -> None:
+    """Start, wait for SIGTERM or SIGINT or until it is over by itself, and stop; a second signal ends the process now.
+
+    Both are handled explicitly, so that it works as process 1 too, whose signals have no default.
+    """
+    # Not an Event: its lock is the waiting thread's for a moment, and a signal that comes right
+    # then is handled in that very thread, which would wait for itself for ever.
+    told: SimpleQueue[int] = SimpleQueue()
+    heard: list[int] = []
+
+    def hear(number: int, _frame: Any) -> None:
+        if heard:
+            os._exit(KILLED + number)  # whoever sends a second one means it
+        heard.append(number)
+        told.put(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        start()
+        while not _came(told) and not is_over():
+            pass
+        if not is_over():
+            stop()
+    finally:
+        sys.setswitchinterval(interval)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tick_until_signal(runtime: Runtime, name: str, tick: Callable[[], timedelta]) -> None:
+    """Tick until SIGTERM or SIGINT; the tick under way then is the last."""
+    loops: list[Loop] = []
+    stopped: list[bool] = []
+
+    def start() -> None:
+        loops.append(runtime.serve(name, lambda: None if stopped else tick()))
+
+    def stop() -> None:
+        stopped.append(True)
+        for loop in loops:
+            loop.wake()
+            loop.join(LAST)
+
+    until_signal(start, stop, is_over=lambda: False)
+
+
+def _came(told: SimpleQueue[int]) -> bool:
+    try:
+        told.get(timeout=LOOK)
+    except Empty:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""The verdict on a history: the invariants of a durable queue, each looked for in what really happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.answers import Settled
+from taskharbor.core.errors import LeaseLost
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.states import Event, Status
+from taskharbor.testing.simulation.history import Began, Call, Ended, Note
+from taskharbor.testing.simulation.jobs import HEEDING
+from taskharbor.testing.simulation.moves import wrong_move
+from taskharbor.testing.simulation.plan import LEASE
+from taskharbor.testing.simulation.world import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from taskharbor.core.answers import Settlement
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Job
+    from taskharbor.testing.simulation.faults import Store
+    from taskharbor.testing.simulation.history import Happening, History, Move
+
+Attempt = tuple["JobId", "Token"]
+BATCHES: Final = frozenset({"settle", "extend"})
+HEED: Final = timedelta(seconds=1)
+NEVER_FAIL: Final = frozenset({"quick", "plain", "slow", "stubborn", "blocking", "plain_slow", "deaf", "snoozing"})
+
+
+def check(history: History, store: Store, accepted: Sequence[JobId]) -> list[str]:
+    """Return all that is wrong with *history* and with what it left in the store."""
+    checker = Checker()
+    for happening in history.happenings:
+        checker.take(happening)
+    return checker.violations + list(_wrong_rows(checker, store, accepted))
+
+
+class Checker:
+    """Reads a history from its beginning, and remembers what the rest of it must keep to."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.claimed: dict[Attempt, tuple[str, int, datetime]] = {}
+        self.delivered: set[Attempt] = set()
+        self.begun: dict[Attempt, Began] = {}
+        self.ended: dict[Attempt, Ended] = {}
+        self.settled: dict[Attempt, Event] = {}
+        self.refused: dict[Attempt, datetime] = {}
+        self.finals: Counter[tuple[JobId, int]] = Counter()
+        self.tokens: dict[Token, int] = {}
+        self.expires: dict[Attempt, datetime] = {}
+        self.sent: dict[Attempt, Event] = {}
+        self.stopping: set[str] = set()
+        self.paused: set[str] = set()
+        self.jobs: dict[JobId, Job] = {}
+        self.quiet_since: datetime | None = None
+
+    def take(self, happening: Happening) -> None:
+        match happening:
+            case Call():
+                self._take_sent(happening)
+                if happening.is_committed:
+                    self._take_call(happening)
+            case Began():
+                self._take_began(happening)
+            case Ended():
+                self._take_ended(happening)
+            case Note(what="is quiet"):
+                self.quiet_since = happening.at
+            case Note(what="is told to stop"):
+                self.stopping.add(happening.process)
+
+    def _wrong(self, at: Happening, what: str) -> None:
+        self.violations.append(f"{what}: {at}")
+
+    def _take_call(self, call: Call) -> None:
+        for move in call.moves:
+            if (wrong := wrong_move(call, move, self.paused)) is not None:
+                self._wrong(call, f"job {shown(move.job_id)} {wrong}")
+            self._take_move(call, move)
+        match call.verb:
+            case "reserve":
+                self._take_reserve(call)
+            case "read_back" if call.fate == "ok":
+                self.delivered |= {(claim.job.id, claim.lease.token) for claim in call.answer}
+            case "extend" if call.fate == "ok":
+                self._take_extend(call)
+            case "settle":
+                self._take_settle(call)
+            case "pause":
+                self.paused |= set(call.asked["what"])
+            case "resume":
+                self.paused -= set(call.asked["what"])
+
+    def _take_move(self, call: Call, move: Move) -> None:
+        before, after = move.before, move.after
+        if after is None:
+            self._wrong(call, "a job is gone")
+            return
+        self.jobs[after.id] = after
+        is_final_before = before is not None and before.status.is_final
+        if after.status.is_final and not is_final_before:
+            self.finals[after.id, after.life] += 1
+            if self.finals[after.id, after.life] > 1:
+                self._wrong(call, f"job {shown(after.id)} ended twice in one life")
+        if after.lease_token is not None and after.lease_expires_at is not None:
+            key = (after.id, after.lease_token)
+            left = self.expires.get(key, after.lease_expires_at) - call.at
+            if call.verb == "extend" and left < LEASE / 4 and self._is_quiet(self.claimed[key][2]):
+                self._wrong(call, f"the lease on {shown(after.id)} was extended at the last moment, {left} before")
+            self.expires[key] = after.lease_expires_at
+
+    def _is_quiet(self, since: datetime) -> bool:
+        return self.quiet_since is not None and since >= self.quiet_since
+
+    def _take_reserve(self, call: Call) -> None:
+        token = call.asked["token"]
+        if token in self.tokens:
+            self._wrong(call, "a token was used twice")
+        self.tokens[token] = 1
+        for claim in call.answer:
+            key = (claim.job.id, token)
+            self.claimed[key] = call.process, claim.job.attempt_count, call.at
+            if call.fate == "ok":
+                self.delivered.add(key)
+
+    def _take_extend(self, call: Call) -> None:
+        for lease, answer in zip(call.asked["what"], call.answer, strict=True):
+            if isinstance(answer, LeaseLost):
+                self.refused.setdefault((lease.job_id, lease.token), call.at)
+
+    def _take_settle(self, call: Call) -> None:
+        moved = {move.job_id for move in call.moves}
+        for each, answer in zip(call.asked["what"], call.answer, strict=True):
+            key = (each.lease.job_id, each.lease.token)
+            if each.lease.job_id in moved:
+                self.settled[key] = each.outcome.event
+                self._check_outcome(call, each)
+            if isinstance(answer, Settled) and self.settled.get(key) is not each.outcome.event:
+                self._wrong(call, f"{shown(key[0])} is said to be settled, and is not")
+            self._check_knew(call, key)
+
+    def _take_sent(self, call: Call) -> None:
+        """A worker says how an attempt ended; it may repeat that, and never change it."""
+        named = [getattr(each, "lease", each).job_id for each in call.asked["what"]] if call.verb in BATCHES else []
+        if len(set(named)) < len(named):
+            self._wrong(call, "one call names a job twice")
+        for each in call.asked["what"] if call.verb == "settle" else ():
+            key, event = (each.lease.job_id, each.lease.token), each.outcome.event
+            if self.sent.setdefault(key, event) is not event:
+                self._wrong(call, f"{shown(key[0])} is said to have ended by {self.sent[key]} and by {event}")
+
+    def _check_knew(self, call: Call, key: Attempt) -> None:
+        ended, refused_at = self.ended.get(key), self.refused.get(key)
+        if ended is not None and refused_at is not None and ended.disturbed_at <= refused_at < ended.at:
+            self._wrong(call, f"an outcome of {shown(key[0])} was sent though its lease was known to be lost")
+
+    def _check_outcome(self, call: Call, settlement: Settlement) -> None:
+        """What is recorded is what the handler did."""
+        key, event = (settlement.lease.job_id, settlement.lease.token), settlement.outcome.event
+        job, began, ended = self.jobs[key[0]], self.begun.get(key), self.ended.get(key)
+        if event is Event.ACK and (ended is None or ended.error is not None or job.result is None):
+            self._wrong(call, f"a success of {shown(job.id)} is recorded that never was")
+        elif event is Event.ACK and ended is not None and _decoded(job) != ended.result:
+            self._wrong(call, f"the result of {shown(job.id)} is not what its handler returned")
+        elif event in {Event.RETRY, Event.SNOOZE} and began is not None and (ended is None or ended.error is None):
+            self._wrong(call, f"a {event} of {shown(job.id)} is recorded, which its handler did not ask for")
+        elif event is Event.RELEASE and began is not None and call.process not in self.stopping:
+            self._wrong(call, f"{shown(job.id)} is released by a worker that goes on")
+
+    def _take_began(self, began: Began) -> None:
+        key = (began.job_id, began.token)
+        process, attempt, _ = self.claimed.get(key, (None, None, None))
+        if key in self.begun:
+            self._wrong(began, "an attempt was run twice")
+        self.begun[key] = began
+        if (process, attempt) != (began.process, began.attempt) or key not in self.delivered:
+            self._wrong(began, "a handler began without a claim that was committed and heard of")
+        if not began.is_held:
+            self._wrong(began, "a handler began though its lease was over")
+        if began.overlaps:
+            self._wrong(began, "another attempt still runs, which was never told to stop")
+
+    def _take_ended(self, ended: Ended) -> None:
+        key = (ended.job_id, ended.token)
+        self.ended[key] = ended
+        if self.jobs[ended.job_id].type in HEEDING:
+            for what, told_at, within in self._reasons_to_stop(self.jobs[ended.job_id], self.begun[key]):
+                if ended.disturbed_at < told_at and ended.at > told_at + within:
+                    self._wrong(ended, f"it was not stopped {what}")
+
+    def _reasons_to_stop(self, job: Job, began: Began) -> Iterator[tuple[str, datetime, timedelta]]:
+        """Yield why a handler that heeds what it is told must have stopped by now: why, since when, within what."""
+        key = (began.job_id, began.token)
+        yield "when its lease ended", max(self.expires[key], began.at), timedelta(0)
+        if key in self.refused:
+            yield "when its lease was known to be lost", self.refused[key], HEED
+        if job.timeout is not None and self._is_quiet(began.at):
+            yield "by its timeout", began.at, job.timeout + HEED
+        if job.cancel_requested_at is not None and job.lease_token == began.token:
+            yield "by its cancel", max(job.cancel_requested_at, began.at), LEASE
+
+
+def _wrong_rows(checker: Checker, store: Store, accepted: Sequence[JobId]) -> Iterator[str]:
+    """Yield what is wrong with what is left in the store."""
+    yield from (f"job {shown(job_id)} was accepted and is lost" for job_id in accepted if job_id not in store.rows)
+    for job in store.rows.values():
+        attempts = store.driver.inspector.attempts([job.id])
+        recorded = {attempt.token for attempt in attempts} | {job.settled_token}
+        for job_id, token in checker.claimed:
+            if job_id == job.id and token not in recorded and token != job.lease_token:
+                yield f"job {shown(job_id)}: the attempt under {shown(token)} left no trace"
+        deaths = [attempt for attempt in attempts if attempt.status is Status.DEAD]
+        events = store.driver.inspector.outbox([job.id])
+        if len(events) != len(deaths) or len({event.event.event_id for event in events}) != len(events):
+            yield f"job {shown(job.id)} died {len(deaths)} times and has {len(events)} events"
+        outcomes = Counter(attempt.outcome for attempt in attempts)
+        if job.type in NEVER_FAIL and outcomes[AttemptOutcome.FAILED]:
+            yield f"job {shown(job.id)} ({job.type}) is said to have failed"
+        lost = outcomes[AttemptOutcome.LOST] + outcomes[AttemptOutcome.TIMED_OUT]  # before it could begin
+        is_first_death = job.type == "poison" and job.status is Status.DEAD and job.life == 1
+        if is_first_death and (lost != job.max_attempts or lost != job.attempt_count):
+            yield f"job {shown(job.id)} is poison and died after {lost} lost attempts of {job.max_attempts}"
+
+
+def _decoded(job: Job) -> Any:
+    return None if job.result is None else job.codec.decode(job.result, context=b"result:%b" % job.id.bytes)

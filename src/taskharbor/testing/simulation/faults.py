@@ -1,0 +1,232 @@
+"""Everything that can go wrong between a process and its store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.testing.simulation.history import COMMITTED, Call, Move
+from taskharbor.testing.simulation.world import Killed, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.drivers.memory import MemoryDriver
+    from taskharbor.testing.simulation.history import History
+    from taskharbor.testing.simulation.world import Process, World
+
+FATAL: Final = ("kill before", "kill after")
+LONG: Final = ("pause before", "pause after")
+SHORT: Final = ("unavailable", "lost", "late", "slow before", "slow after", "outage", "jam", "no thread")
+ALL: Final = (*FATAL, *LONG, *SHORT)
+CAN_JAM: Final = ("settle", "settle", "reserve", "read_back", "expire")
+CAN_BE_LATE: Final = frozenset({"reserve", "extend", "settle", "expire", "cancel"})
+SLOW: Final = 1.0
+LATE: Final = 1.5
+
+
+@dataclass(slots=True)
+class Faults:
+    """Which faults there are, and how often: drawn anew before every call. *lease* is in seconds."""
+
+    world: World
+    rates: Mapping[str, float]
+    lease: float
+    is_on: bool = True
+    out_until: float = -1.0
+    was_out_at: float = -1e9
+    jammed: str = ""
+    """A verb that fails for a while, when all others work."""
+    jammed_until: float = -1.0
+    mortal: set[str] = field(default_factory=set)
+    """The processes that may be killed and paused."""
+
+    def draw(self, process: Process) -> str | None:
+        if not self.is_on:
+            return None
+        chance = self.world.chance.random()
+        for name, rate in self.rates.items():
+            chance -= rate
+            if chance < 0:
+                return name if process.name in self.mortal or name in SHORT else None
+        return None
+
+    def is_out(self, verb: str) -> bool:
+        is_jammed = verb == self.jammed and self.world.now < self.jammed_until
+        return self.is_on and (is_jammed or self.world.now < self.out_until)
+
+    def begin(self, fault: str) -> None:
+        until = self.world.now + self.world.chance.uniform(0.1, 3) * self.lease
+        self.was_out_at = max(self.was_out_at, until)
+        if fault == "outage":
+            self.out_until = until
+        else:
+            self.jammed, self.jammed_until = self.world.chance.choice(CAN_JAM), until
+
+    def has_thread(self) -> bool:
+        return not (self.is_on and self.world.chance.random() < self.rates.get("no thread", 0))
+
+
+class Store:
+    """A memory driver that many processes reach, each through its own `driver_for`."""
+
+    def __init__(self, driver: MemoryDriver, history: History, faults: Faults) -> None:
+        self.driver = driver
+        self._history = history
+        self._faults = faults
+        self._world = history.world
+        self._seen: dict[JobId, Job] = {}
+        self.trap = ""
+        self.stop: Callable[[Process], None] = lambda _process: None
+        self._claimed: dict[tuple[JobId, Token], tuple[Process, float]] = {}
+        self._failed_at: dict[str, float] = {}
+        """When a process last tried in vain to keep its leases, or to learn of them."""
+        self.unheard: set[Token] = set()
+        """Tokens of calls that took effect after their caller had looked, and found nothing."""
+
+    @property
+    def rows(self) -> Mapping[JobId, Job]:
+        """The jobs as they are now."""
+        return self.driver._tables.rows.jobs  # noqa: SLF001  the simulation sees what no client sees
+
+    def driver_for(self, process: Process) -> Driver:
+        """Return what *process* takes for its driver."""
+        return cast("Driver", ProcessDriver(self, process))
+
+    def call(self, process: Process, verb: str, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call the store, or not, or so that nobody hears the answer."""
+        self._world.spend(self._world.chance.uniform(0.0002, 0.002))
+        fault = self._faults.draw(process) or ""
+        asked = dict(zip(("what", "more"), args, strict=False)) | named
+        fate = self._before(process, verb, fault)
+        if fate == "late":
+            self._commit_later(process, verb, partial(function, *args, **named), asked)
+            raise StoreUnavailable(fate)
+        if fate not in COMMITTED:
+            self._record(process, verb, asked, fate)
+            self._after(process, fault, fate)
+        answer = function(*args, **named)
+        trap = self._spring(process) if verb == "reserve" and answer and fate == "ok" else ""
+        fate = "lost" if trap == "lost" else fate
+        self._record(process, verb, asked, fate, answer)
+        if trap == "slow":
+            self._world.wait(0.2)
+        self._after(process, fault, fate)
+        return answer
+
+    def _before(self, process: Process, verb: str, fault: str) -> str:
+        """Let happen what happens before the store hears of a call; return what becomes of the call."""
+        is_cut = fault == "outage" and self._world.chance.random() < 0.5 and not self._faults.is_out(verb)
+        if fault in {"outage", "jam"}:
+            self._faults.begin(fault)
+        if fault in {"pause before", "slow before"}:
+            self._stand_still(process, fault)
+        return "lost" if is_cut else self._fate(fault, verb)
+
+    def _after(self, process: Process, fault: str, fate: str) -> None:
+        """Let happen what happens before the caller hears of it."""
+        if fate.startswith("killed"):
+            self._history.note(process, "is killed")
+            process.kill()
+            raise Killed
+        if fault in {"pause after", "slow after"}:
+            self._stand_still(process, fault)
+        if fate in {"lost", "unavailable"}:
+            raise StoreUnavailable(fate)
+
+    def _spring(self, process: Process) -> str:
+        """Tell a worker to stop while the store gives it jobs; return what becomes of its call."""
+        trap, self.trap = self.trap, ""
+        if trap:
+            self.stop(process)
+        return trap
+
+    def _fate(self, fault: str, verb: str) -> str:
+        if self._faults.is_out(verb):
+            return "unavailable"
+        if fault == "late" and verb not in CAN_BE_LATE:
+            return "lost"
+        fates = {"kill before": "killed before", "kill after": "killed after"}
+        return fates.get(fault, fault if fault in {"unavailable", "lost", "late"} else "ok")
+
+    def _commit_later(self, process: Process, verb: str, call: Callable[[], Any], asked: dict[str, Any]) -> None:
+        """Let it take effect after the caller has given up on it."""
+
+        def commit() -> None:
+            answer = call()
+            self._record(process, verb, asked, "late", answer)
+            if verb == "reserve":
+                self.unheard.add(asked["token"])
+
+        self._world.schedule(self._world.now + self._world.chance.uniform(0, LATE), commit)
+
+    def _record(self, process: Process, verb: str, asked: dict[str, Any], fate: str, answer: Any = None) -> None:
+        at, moves = self._world.store_time(), self._moves()
+        self._history.add(
+            Call(at=at, process=process.name, verb=verb, asked=asked, fate=fate, answer=answer, moves=moves)
+        )
+        if verb in {"extend", "read_back"} and fate != "ok":
+            self._failed_at[process.name] = self._world.now
+        for move in moves:
+            self._follow(process, verb, move)
+
+    def _follow(self, process: Process, verb: str, move: Move) -> None:
+        """Whoever could extend a lease and did not want to let go of it must not lose it."""
+        before, after = move.before, move.after
+        if before is not None and before.lease_token is not None and verb in {"expire", "reserve"}:
+            holder, since = self._claimed[before.id, before.lease_token]
+            is_excused = holder.is_dead or before.lease_token in self.unheard or holder.is_disturbed(since)
+            if not is_excused and self._failed_at.get(holder.name, -1.0) < since:
+                what = f"{holder.name} lost its lease on {shown(before.id)} ({before.type}) and nothing kept it from"
+                self._history.violated(f"{what} extending it")
+        if verb == "reserve" and after is not None and after.lease_token is not None:
+            self._claimed[after.id, after.lease_token] = process, self._world.now
+
+    def _moves(self) -> tuple[Move, ...]:
+        seen, rows = self._seen, self.rows
+        if len(seen) == len(rows) and all(map(is_, seen.values(), rows.values())):
+            return ()  # most calls change nothing
+        moves = [Move(seen.get(job_id), row) for job_id, row in rows.items() if seen.get(job_id) is not row]
+        moves += [Move(row, None) for job_id, row in seen.items() if job_id not in rows]
+        self._seen = dict(rows)
+        return tuple(moves)
+
+    def _stand_still(self, process: Process, fault: str) -> None:
+        if fault.startswith("pause"):
+            seconds = self._world.chance.uniform(0.5, 3) * self._faults.lease
+            self._history.note(process, f"is paused for {seconds:.2f}")
+            process.pause(seconds)
+            self._world.wait(0)
+        else:
+            seconds = self._world.chance.uniform(0, SLOW)
+            process.disturbed_at = max(process.disturbed_at, self._world.now + seconds)
+            self._world.wait(seconds)
+
+
+class ProcessDriver:
+    """The four protocols of a driver, as one process reaches them."""
+
+    def __init__(self, store: Store, process: Process) -> None:
+        self.upkeep = Seam(store, process, store.driver.upkeep)
+        self.inspector = Seam(store, process, store.driver.inspector)
+        self.control = Seam(store, process, store.driver.control)
+        self._moving = Seam(store, process, store.driver)
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._moving, verb)
+
+
+class Seam:
+    """Any verb of one protocol: each call is a fault point."""
+
+    def __init__(self, store: Store, process: Process, target: Any) -> None:
+        self._store, self._process, self._target = store, process, target
+
+    def __getattr__(self, verb: str) -> Any:
+        return partial(self._store.call, self._process, verb, getattr(self._target, verb))

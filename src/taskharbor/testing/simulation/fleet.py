@@ -1,0 +1,161 @@
+"""The workers of a simulated world: started, stopped, killed, replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.testing.simulation.jobs import Handlers
+from taskharbor.testing.simulation.plan import GRACE, LEASE, POLL
+from taskharbor.testing.simulation.runtime import SimulatedRuntime
+from taskharbor.testing.simulation.world import Process, shown
+from taskharbor.worker import Worker
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
+    from taskharbor.testing.simulation.faults import Faults, Store
+    from taskharbor.testing.simulation.history import History
+    from taskharbor.testing.simulation.jobs import Watching
+    from taskharbor.testing.simulation.plan import Plan
+
+SLACK: Final = 2.5
+"""Seconds within which a worker is gone once its grace is over: one to be heard in, and the rest to be recorded in."""
+WATCH: Final = 0.4
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker and its process. ``stops_at``: when it was told to stop."""
+
+    process: Process
+    runtime: SimulatedRuntime
+    worker: Worker
+    started_at: float
+    stops_at: float | None = None
+
+
+class Fleet:
+    """As many workers as planned: for one that died or went home another comes."""
+
+    def __init__(self, plan: Plan, history: History, store: Store, faults: Faults, watching: Watching) -> None:
+        self._plan = plan
+        self._history = history
+        self._world = history.world
+        self._store = store
+        self._faults = faults
+        self._watching = watching
+        self._naps: dict[JobId, int] = {}
+        self._runtimes: list[SimulatedRuntime] = []
+        self.crew: list[Member] = []
+        self.is_closing = False
+
+    def start(self) -> None:
+        process = Process(self._world, f"w{len(self._runtimes) + 1}")
+        self._faults.mortal.add(process.name)
+        runtime = SimulatedRuntime(
+            process,
+            failed=lambda part, error: self._failed(process, part, error),
+            may_start=self._faults.has_thread,
+        )
+        worker = Worker(
+            self._store.driver_for(process),
+            queues=self._plan.queues,
+            concurrency=self._plan.concurrency,
+            lease=LEASE,
+            grace=GRACE,
+            poll=POLL,
+            middleware=[self._watching.middleware(process)],
+            name=process.name,
+            runtime=runtime,
+        )
+        Handlers(process, runtime, self._history, self._naps).register(worker)
+        self._runtimes.append(runtime)
+        member = Member(process, runtime, worker, self._world.now)
+        self.crew.append(member)
+        self._history.note(process, "starts")
+        process.schedule(0, worker.start)
+        self._world.schedule(self._world.now + WATCH, lambda: self._watch(member))
+
+    def stop(self, process: Process) -> None:
+        for member in self.crew:
+            if member.process is process and member.stops_at is None:
+                self._stop(member)
+
+    def stop_one(self) -> None:
+        if working := [member for member in self.crew if member.stops_at is None]:
+            self._stop(self._world.chance.choice(working))
+
+    def stop_all(self) -> None:
+        self.is_closing = True
+        for member in self.crew:
+            if member.stops_at is None:
+                self._stop(member)
+
+    def close(self) -> None:
+        """Let go of everything that was under way, or Python complains of what was never awaited."""
+        for runtime in self._runtimes:
+            for work in runtime.events.started:
+                _close(work)
+
+    def _stop(self, member: Member) -> None:
+        member.stops_at = self._world.now
+        self._history.note(member.process, "is told to stop")
+        member.process.schedule(0, member.worker.begin_stop)
+
+    def _failed(self, process: Process, part: str, error: BaseException) -> None:
+        self._history.note(process, f"{part} failed: {error!r}")
+        if "no thread" not in self._plan.rates or "new thread" not in str(error):
+            self._history.violated(f"{process.name}: {part} failed: {error!r}")
+
+    def _watch(self, member: Member) -> None:
+        """Notice that a worker is gone, whichever way, and get another."""
+        process = member.process
+        is_over = member.worker.is_over and all(loop.is_over for loop in member.runtime.loops)
+        if process.is_dead or is_over:
+            self._leave(member)
+            return
+        if member.stops_at is not None:
+            self._check_stop(member, member.stops_at)
+        self._world.schedule(self._world.now + WATCH, lambda: self._watch(member))
+
+    def _leave(self, member: Member) -> None:
+        if not member.process.is_dead:
+            self._history.note(member.process, "went home")
+            self._check_hands(member)
+        member.process.kill()
+        self._watching.forget(member.process)
+        self.crew.remove(member)
+        if not self.is_closing:
+            self._world.schedule(self._world.now + self._world.chance.uniform(0, 3), self._replace)
+
+    def _replace(self) -> None:
+        if not self.is_closing:
+            self.start()
+
+    def _check_stop(self, member: Member, since: float) -> None:
+        since = max(since, member.process.disturbed_at, self._faults.was_out_at)
+        bound = GRACE.total_seconds() + SLACK + (LEASE.total_seconds() if self._faults.is_on else 0)
+        if self._world.now > since + bound and not member.process.is_disturbed(since + 1e-9):
+            self._history.violated(f"{member.process.name} was told to stop, and still does not after {bound} s")
+            member.process.kill()
+
+    def _check_hands(self, member: Member) -> None:
+        """Whoever goes home undisturbed leaves nothing behind that others must wait for."""
+        now, stops_at = self._world.store_time(), member.stops_at
+        if stops_at is None or self._faults.was_out_at > stops_at or member.process.is_disturbed(stops_at):
+            return
+        kept = [
+            shown(job.id)
+            for job in self._store.rows.values()
+            if job.worker_id == member.process.name and job.lease_token not in self._store.unheard
+            if job.lease_expires_at is not None and job.lease_expires_at > now
+        ]
+        if kept:
+            self._history.violated(f"{member.process.name} went home and kept the leases of {kept}")
+
+
+def _close(work: object) -> None:
+    try:
+        work.close()  # type: ignore[attr-defined]
+    except (RuntimeError, ValueError):
+        return  # a stubborn one

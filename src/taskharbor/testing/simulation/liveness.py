@@ -1,0 +1,104 @@
+"""What must go on once nothing goes wrong any more."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.states import Status
+from taskharbor.testing.simulation.history import Call
+from taskharbor.testing.simulation.plan import POLL
+from taskharbor.testing.simulation.world import EPOCH, shown
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.testing.simulation.fleet import Member
+    from taskharbor.testing.simulation.run import Simulation
+
+JANITOR: Final = timedelta(seconds=5)
+HEED: Final = timedelta(seconds=1)
+SLACK: Final = timedelta(seconds=1.5)
+NEW: Final = 4.0
+"""Seconds in which a worker gets going: it compares clocks before it takes over from others."""
+SPINNING: Final = 400
+"""Calls of the store in half a second that no honest fleet needs."""
+
+
+class Liveness:
+    """Looks at the world now and then, from the moment it became quiet on."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._world = simulation.world
+        self._history = simulation.history
+        self._since = simulation.world.store_time()
+        self._calls = len(simulation.history.happenings)
+        self._free: dict[str, float] = {}
+        """Since when a process could have taken more."""
+        self._waiting: dict[JobId, tuple[Job, datetime]] = {}
+
+    def is_all_over(self) -> bool:
+        return all(job.status.is_final for job in self._simulation.store.rows.values())
+
+    def look(self) -> None:
+        self._check_spinning()
+        self._note_free()
+        now = self._world.store_time()
+        for job in self._simulation.store.rows.values():
+            if job.status is Status.PROCESSING and job.lease_expires_at is not None:
+                over_for = now - max(job.lease_expires_at, self._since, self._manned_since())
+                if over_for > JANITOR + HEED:
+                    self._violated(job, f"was not brought back for {over_for} after its lease ended")
+            elif job.status.is_waiting:
+                self._check_waiting(job, now - max(job.scheduled_for, self._seen_at(job)))
+
+    def _manned_since(self) -> datetime:
+        """Return since when there is a worker that could bring jobs back."""
+        working = [member.started_at for member in self._simulation.fleet.crew if member.stops_at is None]
+        return EPOCH + timedelta(seconds=min(working, default=self._world.now) + NEW)
+
+    def _seen_at(self, job: Job) -> datetime:
+        """Return since when it has waited like this, as far as anybody looked."""
+        row, at = self._waiting.get(job.id, (None, self._since))
+        if row is not job:
+            at = self._world.store_time()
+            self._waiting[job.id] = job, at
+        return at
+
+    def _check_waiting(self, job: Job, waited: timedelta) -> None:
+        bound = POLL + SLACK
+        idle = [name for name, since in self._free.items() if self._world.now - since > bound.total_seconds()]
+        if waited > bound and idle:
+            self._violated(job, f"is due for {waited}, while {idle} could take it")
+
+    def _note_free(self) -> None:
+        crew = self._simulation.fleet.crew
+        able = {member.process.name for member in crew if self._has_room(member)}
+        busy_at = self._simulation.watching.busy_at
+        self._free = {name: max(self._free.get(name, self._world.now), busy_at.get(name, 0.0)) for name in sorted(able)}
+
+    def _has_room(self, member: Member) -> bool:
+        running = self._simulation.watching.count(member.process)
+        is_settled_in = self._world.now - member.started_at > NEW and member.stops_at is None
+        return is_settled_in and running < self._simulation.plan.concurrency
+
+    def _check_spinning(self) -> None:
+        recent = self._history.happenings[self._calls :]
+        self._calls = len(self._history.happenings)
+        if sum(1 for each in recent if isinstance(each, Call)) > SPINNING:
+            self._history.violated("the workers spin")
+
+    def tell_what_is_left(self) -> None:
+        for job in self._simulation.store.rows.values():
+            if not job.status.is_final:
+                self._violated(job, f"never ended: it is {job.status}, attempt {job.attempt_count}/{job.max_attempts}")
+
+    def tell_who_is_left(self) -> None:
+        for member in self._simulation.fleet.crew:
+            self._history.violated(f"{member.process.name} did not go home")
+
+    def _violated(self, job: Job, what: str) -> None:
+        self._history.violated(f"job {shown(job.id)} ({job.type}) {what}")

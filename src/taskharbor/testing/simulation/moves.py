@@ -1,0 +1,141 @@
+"""Which changes of a row are right."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.outcome import MAX_RELEASES
+from taskharbor.core.states import Event, Status, next_statuses
+from taskharbor.testing.simulation.jobs import BACKOFF
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import datetime
+
+    from taskharbor.core.answers import Settlement
+    from taskharbor.core.model import Job
+    from taskharbor.testing.simulation.history import Call, Move
+
+SHORTEST: Final = BACKOFF.base * (1 - BACKOFF.jitter)
+NOTHING: Final = timedelta(0)
+
+
+def wrong_move(call: Call, move: Move, paused: Collection[str]) -> str | None:
+    """Return what is wrong with what *call* did to one row; None, if nothing is."""
+    after, before = move.after, move.before
+    if after is None or before is None:
+        return None if call.verb == "insert" else "came or went by itself"
+    if call.verb not in _RULES:
+        return "changed by a call that changes no job"
+    rules = [*_of_row(before, after, call.verb), *_RULES[call.verb](call, before, after)]
+    if call.verb == "reserve" and after.queue in paused:
+        rules.append("was taken from a paused queue")
+    return "; ".join(rules) or None
+
+
+def _of_row(before: Job, after: Job, verb: str) -> list[str]:
+    """Return what no row may look like, whatever happened to it."""
+    has_lease = after.lease_token is not None
+    is_wanted_gone = before.cancel_requested_at is not None and verb != "requeue"
+    rules = {
+        "has a lease and is not processed, or the other way round": has_lease is (after.status is Status.PROCESSING),
+        "has half a lease": has_lease is (after.lease_expires_at is not None),
+        "is final without an end, or the other way round": after.status.is_final is (after.completed_at is not None),
+        "was tried too often": after.attempt_count <= after.max_attempts,
+        "waits and is spent": not (after.status.is_waiting and after.is_spent),
+        "waits though its cancel was requested": not (is_wanted_gone and after.status.is_waiting),
+        "left a final state": not before.status.is_final or verb == "requeue",
+        "changed its life": after.life == before.life or verb == "requeue",
+    }
+    return [rule for rule, holds in rules.items() if not holds]
+
+
+def _reserve(call: Call, before: Job, after: Job) -> list[str]:
+    is_due = before.scheduled_for <= call.at if before.status.is_waiting else _is_over(before, call.at)
+    return _broken(
+        {
+            "was taken before it was due, or from a good lease": is_due,
+            "was taken though it was spent": before.attempt_count < before.max_attempts,
+            "was taken though its cancel was requested": before.cancel_requested_at is None,
+            "has another token than was asked for": after.lease_token == call.asked["token"],
+            "did not count its attempt": after.attempt_count == before.attempt_count + 1,
+            "was taken from where it cannot be": before.status.is_waiting or before.status is Status.PROCESSING,
+        }
+    )
+
+
+def _extend(call: Call, before: Job, after: Job) -> list[str]:
+    tokens = {lease.token for lease in call.asked["what"] if lease.job_id == before.id}
+    return _broken(
+        {
+            "was extended by a stranger": before.lease_token in tokens and after.lease_token == before.lease_token,
+            "was extended when it was over": not _is_over(before, call.at),
+            "was moved by an extend": after.status is before.status,
+        }
+    )
+
+
+def _settle(call: Call, before: Job, after: Job) -> list[str]:
+    settlement: Settlement = next(each for each in call.asked["what"] if each.lease.job_id == before.id)
+    event, delay = settlement.outcome.event, after.scheduled_for - call.at
+    gives_back = event is Event.SNOOZE or (event is Event.RELEASE and before.releases < MAX_RELEASES)
+    return _broken(
+        {
+            "was settled by a stranger": before.lease_token == settlement.lease.token,
+            "was settled when its lease was over": not _is_over(before, call.at),
+            "went where its outcome does not lead": after.status in next_statuses(before.status, event),
+            "counts its attempts wrong": after.attempt_count == before.attempt_count - gives_back,
+            "is tried again too soon or too late": event is not Event.RETRY
+            or after.status.is_final
+            or SHORTEST <= delay <= BACKOFF.cap,
+            "was not counted as released": after.releases == before.releases + (event is Event.RELEASE),
+        }
+    )
+
+
+def _expire(call: Call, before: Job, after: Job) -> list[str]:
+    return _broken(
+        {
+            "lost a lease that was good": before.lease_token is not None and _is_over(before, call.at),
+            "went where no ended lease leads": after.status in next_statuses(before.status, Event.EXPIRE),
+            "lives on though it is spent": not before.is_spent or after.status.is_final,
+        }
+    )
+
+
+def _cancel(_call: Call, before: Job, after: Job) -> list[str]:
+    is_running = before.status is Status.PROCESSING
+    return _broken({"was canceled wrongly": after.status is (before.status if is_running else Status.CANCELED)})
+
+
+def _requeue(_call: Call, before: Job, after: Job) -> list[str]:
+    return _broken(
+        {
+            "was requeued from where it cannot be": bool(next_statuses(before.status, Event.REQUEUE)),
+            "has no new life": after.life == before.life + 1 and after.status is Status.PENDING,
+        }
+    )
+
+
+def _bury(_call: Call, _before: Job, _after: Job) -> list[str]:
+    return ["had to be buried"]
+
+
+def _is_over(job: Job, now: datetime) -> bool:
+    return job.lease_expires_at is not None and job.lease_expires_at <= now
+
+
+def _broken(rules: dict[str, bool]) -> list[str]:
+    return [rule for rule, holds in rules.items() if not holds]
+
+
+_RULES: Final[dict[str, Callable[[Call, Job, Job], list[str]]]] = {
+    "reserve": _reserve,
+    "extend": _extend,
+    "settle": _settle,
+    "expire": _expire,
+    "cancel": _cancel,
+    "requeue": _requeue,
+    "bury": _bury,
+}

@@ -1,0 +1,163 @@
+"""One simulated world, from its seed to its verdict."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.client import Client
+from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.testing.simulation.checker import check
+from taskharbor.testing.simulation.faults import Faults, Store
+from taskharbor.testing.simulation.fleet import Fleet
+from taskharbor.testing.simulation.history import History
+from taskharbor.testing.simulation.jobs import Watching
+from taskharbor.testing.simulation.liveness import Liveness
+from taskharbor.testing.simulation.plan import GRACE, LEASE, Plan, draw
+from taskharbor.testing.simulation.world import Process, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.request import JobRequest
+
+LOOK: Final = 0.5
+SETTLING: Final = 2.0
+"""Seconds until the last call that was given up on has taken effect."""
+PATIENCE: Final = 400.0
+"""Seconds after which the last job must have ended: far more than any schedule of retries takes."""
+
+
+def simulate(seed: int) -> History:
+    """Let the world of *seed* happen, and return its history with all that was found wrong in it."""
+    simulation = Simulation(seed)
+    try:
+        simulation.run()
+    finally:
+        simulation.end()
+    return simulation.history
+
+
+class StoreClock:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> datetime:
+        return self._world.store_time()
+
+
+class Simulation:
+    """The parts of one world, and its two phases: trouble, then quiet."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.plan: Plan = draw(self.world.chance)
+        self.history = History(self.world)
+        self.faults = Faults(self.world, self.plan.rates, LEASE.total_seconds())
+        self.store = Store(MemoryDriver(clock=StoreClock(self.world)), self.history, self.faults)
+        self.watching = Watching(self.history, self.store)
+        self.fleet = Fleet(self.plan, self.history, self.store, self.faults, self.watching)
+        self.store.stop = self.fleet.stop
+        self.accepted: list[JobId] = []
+        self._people = Process(self.world, "people")
+        self._driver = self.store.driver_for(self._people)
+        self._client = Client(self._driver, clock=StoreClock(self.world), ids=self.world.job_id)
+
+    def run(self) -> None:
+        for _ in range(self.plan.workers):
+            self.fleet.start()
+        for moment, request in self.plan.jobs:
+            self._at(moment, partial(self._enqueue, request))
+        for moment, operation in self.plan.operations:
+            self._at(moment, getattr(self, f"_{operation}"))
+        self.world.run(self.plan.trouble)
+        self._settle_down()
+        self._finish()
+        self.history.violations += check(self.history, self.store, self.accepted)
+
+    def end(self) -> None:
+        self.history.is_closed = True
+        self.fleet.close()
+
+    def _at(self, moment: float, action: Callable[[], None]) -> None:
+        self.world.schedule(moment, action, process=self._people)
+
+    def _enqueue(self, request: JobRequest) -> None:
+        try:
+            self.accepted.append(self._client.enqueue(request).id)
+        except (StoreUnavailable, IdempotencyConflict) as error:
+            self.history.note(self._people, f"could not enqueue: {type(error).__name__}")
+
+    def _any(self, statuses: frozenset[Status] | None = None) -> list[JobId]:
+        jobs = [job.id for job in self.store.rows.values() if statuses is None or job.status in statuses]
+        return [self.world.chance.choice(jobs)] if jobs else []
+
+    def _cancel(self) -> None:
+        running = self._any(frozenset({Status.PROCESSING}) if self.world.chance.random() < 0.5 else None)
+        self._try(lambda: self._driver.cancel(running))
+
+    def _requeue(self) -> None:
+        dead = self._any(frozenset({Status.DEAD, Status.CANCELED}))
+        token = self.world.token()
+        self._try(lambda: self._driver.requeue(dead, token=token, budget=2, by="people", why="once more"))
+
+    def _pause(self) -> None:
+        queue = self.world.chance.choice(self.plan.queues)
+        self._try(lambda: self._driver.control.pause([queue], by="people"))
+        self._at(self.world.now + self.world.chance.uniform(1, 8), lambda: self._resume(queue))
+
+    def _resume(self, queue: str) -> None:
+        self._try(lambda: self._driver.control.resume([queue]))
+
+    def _stop(self) -> None:
+        self.fleet.stop_one()
+
+    def _trap(self) -> None:
+        """Stop a worker at a bad moment: while it is given jobs, or when it was and has not heard of it."""
+        self.store.trap = self.world.chance.choice(("slow", "lost"))
+
+    def _freeze(self) -> None:
+        """Pause a process between two calls of the store, where most of its life is spent."""
+        if self.fleet.crew:
+            process = self.world.chance.choice(self.fleet.crew).process
+            self.history.note(process, "is frozen")
+            process.pause(self.world.chance.uniform(0.5, 3) * LEASE.total_seconds())
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except StoreUnavailable:
+            self.history.note(self._people, "did not get through")
+
+    def _settle_down(self) -> None:
+        """End all trouble: no new faults, no outage, nobody asleep, nothing paused."""
+        self.faults.is_on = False
+        asleep = [member.process.paused_until for member in self.fleet.crew]
+        self.world.run(max([self.world.now, *asleep]) - self.world.now + SETTLING)
+        for queue in self.plan.queues:
+            self._resume(queue)
+        self.history.note(None, "is quiet")
+
+    def _finish(self) -> None:
+        """Let everything end, look now and then whether it goes on as it must, and send everybody home."""
+        liveness = Liveness(self)
+        for request in self.plan.late_jobs:
+            self._enqueue(request)
+        for moment, operation in self.plan.last_operations:
+            self._at(self.world.now + moment, getattr(self, f"_{operation}"))
+        ends_by = self.world.now + PATIENCE
+        while self.world.now < ends_by and not self.history.violations:
+            self.world.run(LOOK)
+            if liveness.is_all_over():
+                break
+            liveness.look()
+        else:
+            liveness.tell_what_is_left()
+        self.fleet.stop_all()
+        self.world.run((GRACE + timedelta(seconds=4)).total_seconds())
+        liveness.tell_who_is_left()

@@ -1,0 +1,238 @@
+"""The runtime of a simulated process: the real worker's threads, waits and event loop, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from taskharbor.runtime import AFTER_AN_ERROR, AsyncRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from contextvars import Context
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.ids import Token
+    from taskharbor.testing.simulation.world import Entry, Process
+
+MOMENT: Final = 0.002
+"""Seconds that a thread may take to get going."""
+
+
+class SimulatedRuntime:
+    """What one process runs on; it keeps the promises of `taskharbor.runtime.Runtime`.
+
+    *failed* is told of what a tick or a callback raised that nobody caught; *may_start* says
+    whether there is a thread left for a plain handler.
+    """
+
+    may_block = False
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        failed: Callable[[str, BaseException], None],
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._process = process
+        self._failed = failed
+        self._may_start = may_start
+        self.events = SimulatedEventLoop(process, failed)
+        self.loops: list[SimulatedLoop] = []
+
+    def now(self) -> datetime:
+        return self._process.world.store_time()
+
+    def monotonic(self) -> float:
+        return self._process.monotonic()
+
+    def token(self) -> Token:
+        return self._process.world.token()
+
+    def lock(self) -> SimulatedLock:
+        return SimulatedLock()
+
+    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> SimulatedLoop:
+        self.loops.append(SimulatedLoop(self._process, name, tick, self._failed))
+        return self.loops[-1]
+
+    def run_plain(self, work: Callable[[], None]) -> None:
+        if not self._may_start():
+            raise RuntimeError("can't start new thread")
+        self._process.schedule(self._process.world.chance.uniform(0, MOMENT), work)
+
+    def run_async(
+        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
+    ) -> AsyncRun:
+        run = AsyncRun(self.events.as_loop(), work, context, done)
+        self.events.started.append(work)
+        self.events.call_soon_threadsafe(run.start)
+        return run
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+class SimulatedLock:
+    """Finds out what would hang for ever: somebody who holds it while others run."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+
+    def __enter__(self) -> None:
+        if self._is_held:
+            raise RuntimeError("a lock was held by somebody who waits")
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
+
+
+class SimulatedLoop:
+    """Ticks as `taskharbor.runtime.ThreadLoop` does."""
+
+    def __init__(
+        self,
+        process: Process,
+        name: str,
+        tick: Callable[[], timedelta | None],
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        self._process = process
+        self.name = name
+        self.is_over = False
+        self._tick = tick
+        self._failed = failed
+        self._is_woken = False
+        self._next: Entry | None = process.schedule(process.world.chance.uniform(0, MOMENT), self._run)
+
+    def wake(self) -> None:
+        self._is_woken = True
+        if self._next is not None:
+            self._next.cancel()
+            self._next = self._process.schedule(0, self._run)
+
+    def join(self, timeout: timedelta) -> bool:
+        # Whoever waits for a thread of its own process that is further down on the one stack waits in vain.
+        is_vain = self._process.is_overdue
+        self._process.world.wait(timeout.total_seconds(), until=lambda: self.is_over or is_vain())
+        return self.is_over
+
+    def _run(self) -> None:
+        self._next = None
+        self._is_woken = False
+        pause = self._pause()
+        if pause is None:
+            self.is_over = True
+        else:
+            self._next = self._process.schedule(0 if self._is_woken else pause.total_seconds(), self._run)
+
+    def _pause(self) -> timedelta | None:
+        try:
+            return self._tick()
+        except Exception as error:  # noqa: BLE001  as in the real one: whatever it was, the next tick may fare better
+            self._failed(self.name, error)
+            return AFTER_AN_ERROR
+
+
+class SimulatedEventLoop:
+    """As much of an asyncio loop as tasks need, in virtual time: callbacks in the order they were called for."""
+
+    def __init__(self, process: Process, failed: Callable[[str, BaseException], None]) -> None:
+        self._process = process
+        self._failed = failed
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: dict[int, Entry] = {}
+        self._is_busy = False
+        self._missed = 0
+        self.started: list[Coroutine[Any, Any, Any]] = []
+        """All that ever ran here, to be closed when the world ends."""
+
+    def as_loop(self) -> asyncio.AbstractEventLoop:
+        return cast("asyncio.AbstractEventLoop", self)
+
+    def time(self) -> float:
+        return self._process.monotonic()
+
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self.as_loop(), context)
+        self._ready.append(handle)
+        self._process.schedule(0, self._run_one)
+        return handle
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self.as_loop(), context)
+        self._timers[id(timer)] = self._process.schedule(max(0.0, when - self.time()), lambda: self._ring(timer))
+        return timer
+
+    def _ring(self, timer: asyncio.TimerHandle) -> None:
+        del self._timers[id(timer)]
+        self._ready.append(timer)
+        self._run_one()
+
+    def _run_one(self) -> None:
+        if self._is_busy:  # a handler blocks the loop
+            self._missed += 1
+            return
+        before = asyncio._get_running_loop()  # noqa: SLF001  for those who write event loops
+        asyncio._set_running_loop(self.as_loop())  # noqa: SLF001
+        self._is_busy = True
+        try:
+            handle = self._ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001
+        finally:
+            self._is_busy = False
+            asyncio._set_running_loop(before)  # noqa: SLF001
+            while self._missed:
+                self._missed -= 1
+                self._process.schedule(0, self._run_one)
+
+    def block(self, seconds: float) -> None:
+        """Stand still in the middle of a task, as one does that calls a function which blocks."""
+        task = asyncio.current_task(self.as_loop())
+        if task is not None:
+            asyncio._leave_task(self.as_loop(), task)  # noqa: SLF001
+        before = asyncio._get_running_loop()  # noqa: SLF001
+        try:
+            self._process.world.wait(seconds)
+        finally:
+            asyncio._set_running_loop(before)  # noqa: SLF001
+            if task is not None:
+                asyncio._enter_task(self.as_loop(), task)  # noqa: SLF001
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self.as_loop())
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self.as_loop(), name=name, context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  a killed process leaves some
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._failed("event loop", error)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        if (entry := self._timers.pop(id(handle), None)) is not None:
+            entry.cancel()

@@ -1,0 +1,118 @@
+"""Rare things that a batch of worlds must have seen: what never happened was never tested."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.answers import Expired, Settled
+from taskharbor.core.errors import IllegalTransition, LeaseLost
+from taskharbor.core.states import Event, Status
+from taskharbor.testing.simulation.history import Call
+from taskharbor.testing.simulation.plan import LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskharbor.core.answers import Settlement
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.testing.simulation.history import History
+
+EXPECTED: Final = frozenset(
+    {
+        "a stale success was refused",
+        "a settlement whose reply was lost was repeated, and had been heard",
+        "a settlement that did not arrive was repeated, and is recorded",
+        "a claim whose reply was lost was read back",
+        "a claim that did not arrive was read back, and was not there",
+        "an ended lease was brought back before a late success",
+        "a success came just before its lease ended",
+        "the janitor brought back a job",
+        "the janitor buried a job",
+        "the janitor canceled a job",
+        "a worker took over an ended lease",
+        "an attempt was released",
+        "a job was requeued",
+        "a PENDING job was canceled",
+        "a FAILED job was canceled",
+        "a PROCESSING job was canceled",
+        "a final job was not canceled",
+    }
+)
+
+
+def sightings(history: History) -> set[str]:
+    """Return which of the `EXPECTED` things happened."""
+    watcher = Watcher()
+    for happening in history.happenings:
+        if isinstance(happening, Call):
+            watcher.take(happening)
+    return watcher.seen
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self._fates: dict[tuple[JobId, Token], str] = {}
+        self._claims: dict[Token, str] = {}
+        self._expired: set[tuple[JobId, Token]] = set()
+
+    def take(self, call: Call) -> None:
+        match call.verb:
+            case "reserve":
+                self._claims[call.asked["token"]] = call.fate if call.answer else f"{call.fate}, nothing"
+                if any(move.before and move.before.status is Status.PROCESSING for move in call.moves):
+                    self.seen.add("a worker took over an ended lease")
+            case "read_back" if call.fate == "ok":
+                self.seen |= set(self._read_back(call))
+            case "settle":
+                for number, each in enumerate(call.asked["what"]):
+                    self.seen |= set(self._settle(call, each, None if call.answer is None else call.answer[number]))
+            case "expire" if call.is_committed:
+                self.seen |= set(map(_brought_back, call.answer))
+                self._expired |= {(each.job_id, each.token) for each in call.answer}
+            case "cancel" if call.is_committed:
+                self.seen |= set(_canceled(call))
+            case "requeue" if call.moves:
+                self.seen.add("a job was requeued")
+
+    def _read_back(self, call: Call) -> Iterator[str]:
+        found = {claim.lease.token for claim in call.answer}
+        for token in call.asked["what"]:
+            fate = self._claims.get(token)
+            if fate == "lost" and token in found:
+                yield "a claim whose reply was lost was read back"
+            if fate == "unavailable, nothing" and token not in found:
+                yield "a claim that did not arrive was read back, and was not there"
+
+    def _settle(self, call: Call, each: Settlement, answer: object) -> Iterator[str]:
+        key, event = (each.lease.job_id, each.lease.token), each.outcome.event
+        move = next((move for move in call.moves if move.job_id == each.lease.job_id), None)
+        if isinstance(answer, Settled) and call.fate == "ok":
+            if move is None and self._fates.get(key) == "lost":
+                yield "a settlement whose reply was lost was repeated, and had been heard"
+            if move is not None and self._fates.get(key) == "unavailable":
+                yield "a settlement that did not arrive was repeated, and is recorded"
+        self._fates[key] = call.fate
+        if isinstance(answer, LeaseLost) and event is Event.ACK:
+            yield "a stale success was refused"
+            if key in self._expired:
+                yield "an ended lease was brought back before a late success"
+        if move is not None and event is Event.RELEASE:
+            yield "an attempt was released"
+        ends_at = None if move is None or move.before is None else move.before.lease_expires_at
+        if event is Event.ACK and ends_at is not None and ends_at - call.at < LEASE / 3:
+            yield "a success came just before its lease ended"
+
+
+def _brought_back(expired: Expired) -> str:
+    if expired.status is Status.DEAD:
+        return "the janitor buried a job"
+    return "the janitor canceled a job" if expired.status is Status.CANCELED else "the janitor brought back a job"
+
+
+def _canceled(call: Call) -> Iterator[str]:
+    if any(isinstance(answer, IllegalTransition) for answer in call.answer):
+        yield "a final job was not canceled"
+    for move in call.moves:
+        if move.before is not None:
+            yield f"a {move.before.status} job was canceled"

@@ -1,0 +1,172 @@
+"""Turning one claim into one outcome."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.decide import DEFAULT_POLICY, decide
+from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
+from taskharbor.core.outcome import Outcome
+from taskharbor.worker.context import Context, Running, running
+from taskharbor.worker.hand import Why
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+    from taskharbor.core.codec import Codec
+    from taskharbor.core.retry import RetryPolicy
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.middleware import Handler
+
+    Report = Callable[[Hand, Outcome | None], None]
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class HandlerExited(Exception):
+    """A handler tried to end the process: that fails its attempt, and nobody else's."""
+
+
+class HandlerCancelled(Exception):
+    """A handler ended as if it were cancelled, but nobody had asked: what it awaited was."""
+
+    def __str__(self) -> str:
+        return "the handler was cancelled, or awaited something that was; not by this worker"
+
+
+class HandlerRaised(Exception):
+    """A handler raised something that cannot even be described."""
+
+    def __init__(self, name: str, wild: str) -> None:
+        super().__init__(name, wild)
+        self.name, self.wild = name, wild
+
+    def __str__(self) -> str:
+        return f"a {self.name}, which raised {self.wild} on being looked at"
+
+
+class Executor:
+    """Runs handlers, and reports how each attempt ended; None where it must record nothing."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        handlers: Mapping[str, Handler],
+        policies: Mapping[str, RetryPolicy],
+        *,
+        codec: Codec,
+        report: Report,
+    ) -> None:
+        self._runtime = runtime
+        self._handlers = handlers
+        self._policies = policies
+        self._codec = codec
+        self._report = report
+
+    def start(self, hand: Hand) -> None:
+        """Begin the attempt, or report at once why not."""
+        handler = self._handlers.get(hand.claim.job.type)
+        if handler is None:
+            self._report(hand, Outcome.fail(f"no handler for type {hand.claim.job.type!r} is registered here"))
+        elif self._is_too_late(hand):
+            return
+        elif handler.is_async:
+            self._start_async(hand, handler)
+        else:
+            self._runtime.run_plain(lambda: self._run_plain(hand, handler))
+
+    def _is_too_late(self, hand: Hand) -> bool:
+        """Give the job back where its lease may be over by now: nobody knows, and somebody else may have it."""
+        is_late = self._runtime.monotonic() >= hand.ends_at
+        if is_late:
+            self._report(hand, Outcome.release())  # which the store refuses, if so
+        return is_late
+
+    def _run_plain(self, hand: Hand, handler: Handler) -> None:
+        if hand.why is not None:
+            self._report(hand, self._stopped(hand))
+            return
+        if self._is_too_late(hand):
+            return
+        # In a copy: what a handler leaves in a context variable must not meet the next one of this thread.
+        copy_context().run(self._call_plain, hand, handler)
+
+    def _call_plain(self, hand: Hand, handler: Handler) -> None:
+        running.set(_running(hand))
+        try:
+            result = handler.call(hand.claim.job, Context(hand))
+        except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
+            self._report(hand, self._failed(hand, error))
+        else:
+            self._report(hand, self._succeeded(hand, result))
+
+    def _start_async(self, hand: Hand, handler: Handler) -> None:
+        context = copy_context()
+        context.run(running.set, _running(hand))
+        work = self._call_async(hand, handler)
+        hand.runs(self._runtime.run_async(work, context, lambda task: self._ended(hand, task)).cancel)
+
+    async def _call_async(self, hand: Hand, handler: Handler) -> Any:
+        if self._is_too_late(hand):  # the loop was busy for too long
+            return None
+        try:
+            return await handler.call(hand.claim.job, Context(hand))
+        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
+            raise HandlerExited(repr(error)) from error
+
+    def _ended(self, hand: Hand, task: asyncio.Task[Any]) -> None:
+        """Report a task that ended: also one that was cancelled before its first step."""
+        if task.cancelled():
+            self._report(hand, self._failed(hand, HandlerCancelled()))
+        elif (error := task.exception()) is not None:
+            self._report(hand, self._failed(hand, error))
+        else:
+            self._report(hand, self._succeeded(hand, task.result()))
+
+    def _succeeded(self, hand: Hand, result: object) -> Outcome | None:
+        if hand.why is Why.LOST:
+            return None
+        job = hand.claim.job
+        try:
+            data = None if result is None else self._codec.encode(result, context=b"result:%b" % job.id.bytes)
+        except PayloadNotEncodable as error:
+            return Outcome.fail(f"its result cannot be stored: {error}")
+        except BaseException as error:  # noqa: BLE001  the codec and the result are a user's: an attempt must end
+            return Outcome.fail(f"its result cannot be stored: {type(error).__name__}")
+        return Outcome.ack(data)
+
+    def _failed(self, hand: Hand, error: BaseException) -> Outcome | None:
+        return self._decided(hand, error) if hand.why is None else self._stopped(hand)
+
+    def _stopped(self, hand: Hand) -> Outcome | None:
+        """Return the outcome of an attempt that ended because it was asked to."""
+        match hand.why:
+            case Why.CANCEL:
+                return Outcome.cancel(Why.CANCEL.value)
+            case Why.SHUTDOWN:
+                return Outcome.release()
+            case Why.TIMEOUT:
+                return self._decided(hand, JobTimedOut(hand.claim.job.id, _timeout(hand)))
+            case _:
+                return None
+
+    def _decided(self, hand: Hand, error: BaseException) -> Outcome:
+        job = hand.claim.job
+        policy = self._policies.get(job.type, DEFAULT_POLICY)
+        try:
+            return decide(job, error, self._runtime.now(), policy=policy)
+        except BaseException as wild:  # noqa: BLE001  raised by the error itself, on being looked at: an attempt must end
+            return decide(job, HandlerRaised(type(error).__name__, type(wild).__name__), self._runtime.now())
+
+
+def _running(hand: Hand) -> Running:
+    job = hand.claim.job
+    return Running(job.id, job.attempt_count, hand.claim.lease.token)
+
+
+def _timeout(hand: Hand) -> Any:
+    return hand.claim.job.timeout

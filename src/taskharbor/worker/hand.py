@@ -1,0 +1,106 @@
+"""The jobs that a worker has in hand, from their claim to their committed outcome."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Claim
+    from taskharbor.runtime import Runtime
+
+
+class Why(Enum):
+    """Why an attempt shall stop. One that came first stays, but for a lost lease, which beats all."""
+
+    CANCEL = "its cancel was requested"
+    TIMEOUT = "its timeout has passed"
+    SHUTDOWN = "its worker shuts down"
+    LOST = "its lease is lost"
+
+
+class Hand:
+    """One job in hand. ``ends_at`` is when its lease is over at the latest, on this process's own clock."""
+
+    __slots__ = ("_stop", "claim", "ends_at", "is_settling", "times_out_at", "why")
+
+    def __init__(self, claim: Claim, *, ends_at: float, times_out_at: float | None) -> None:
+        self.claim = claim
+        self.ends_at = ends_at
+        self.times_out_at = times_out_at
+        self.is_settling = False
+        self.why: Why | None = None
+        self._stop: Callable[[], None] | None = None
+
+    def runs(self, stop: Callable[[], None]) -> None:
+        """Learn how its handler is asked to stop; that may have been wished before."""
+        self._stop = stop
+        if self.why is not None:
+            stop()
+
+    def stop(self, why: Why) -> None:
+        """Ask the handler to stop."""
+        if self.why is None or why is Why.LOST:
+            self.why = why
+            if self._stop is not None:
+                self._stop()
+
+
+class Hands:
+    """All jobs in hand, and room for more: of all queues together, and of each."""
+
+    def __init__(self, runtime: Runtime, *, concurrency: int, queues: dict[str, int]) -> None:
+        self._lock = runtime.lock()
+        self._concurrency = concurrency
+        self._limits: Final = queues
+        self._by_queue = dict.fromkeys(queues, 0)
+        self._held: dict[Hand, None] = {}  # a job whose lease was lost may be in hand a second time
+        self._reserved = 0
+        self.departures = 0
+
+    def take_room(self, queue: str, most: int) -> int:
+        """Set room aside for up to *most* jobs of *queue*, before they are asked for; return for how many."""
+        with self._lock:
+            free = min(
+                self._concurrency - len(self._held) - self._reserved, self._limits[queue] - self._by_queue[queue], most
+            )
+            room = max(0, free)
+            self._reserved += room
+            self._by_queue[queue] += room
+            return room
+
+    def has_room(self, queue: str) -> bool:
+        with self._lock:
+            in_all = self._concurrency - len(self._held) - self._reserved
+            return in_all > 0 and self._limits[queue] > self._by_queue[queue]
+
+    def fill_room(self, queue: str, room: int, hands: list[Hand]) -> None:
+        """Put *hands* into the room that was set aside, and give back the rest of it."""
+        with self._lock:
+            self._reserved -= room
+            self._by_queue[queue] -= room - len(hands)
+            self._held.update(dict.fromkeys(hands))
+
+    def lose(self, job_ids: Collection[JobId]) -> None:
+        """Stop the attempts of these jobs: they were taken anew, so the leases under which they run are over."""
+        for hand in self.all() if job_ids else ():
+            if hand.claim.job.id in job_ids:
+                hand.stop(Why.LOST)
+
+    def let_go(self, hands: list[Hand]) -> None:
+        with self._lock:
+            self.departures += 1
+            for hand in hands:
+                if hand in self._held:
+                    del self._held[hand]
+                    self._by_queue[hand.claim.job.queue] -= 1
+
+    def all(self) -> list[Hand]:
+        with self._lock:
+            return list(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)

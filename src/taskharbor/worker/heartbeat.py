@@ -1,0 +1,132 @@
+"""Keeping leases alive, and stopping attempts whose time is over."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.answers import Extended, Skipped
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.worker.hand import Why
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.errors import TaskHarborError
+    from taskharbor.drivers.base import Driver
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.hand import Hand, Hands
+
+_LOG: Final = logging.getLogger(__name__)
+SOON: Final = 0.25  # seconds until what could not be extended is tried again
+ADVICE: Final = (
+    "; this process stood still for {seconds:.1f} s: it was stopped, or a handler kept Python's lock for itself, "
+    "in C code; isolate such a handler in a process of its own (isolate=True)"
+)
+
+
+class Heartbeat:
+    """Extends every lease that has less than its share left, in one statement, on a thread of its own.
+
+    It covers a job from its claim to its committed outcome. A refusal means that the lease
+    is lost: the attempt is stopped, and records nothing. While the store is away it tries
+    again, and stops attempts when a third of their lease is left: by then somebody must.
+    """
+
+    def __init__(
+        self, runtime: Runtime, driver: Driver, hands: Hands, *, lease: timedelta, every: timedelta, margin: float
+    ) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._hands = hands
+        self._lease = lease
+        self._seconds = lease.total_seconds()
+        self._every = every.total_seconds()
+        self._margin = margin
+        self._soon = min(SOON, self._every / 4)
+        self._expected_at = inf
+        self._stood_still = (0.0, 0.0)  # until when, and for how long
+
+    def tick(self) -> timedelta:
+        pause = self._beat()
+        self._expected_at = self._runtime.monotonic() + pause
+        return timedelta(seconds=pause)
+
+    def is_late_for(self, hand: Hand) -> bool:
+        """Tell whether the next beat comes too late: for its timeout, or for a lease whose claim was slow to arrive."""
+        needs_beat_at = hand.ends_at - self._seconds / 3
+        return min(needs_beat_at, inf if hand.times_out_at is None else hand.times_out_at) < self._expected_at
+
+    def advice(self, hand: Hand) -> str:
+        """Return what to tell people about a lost lease: nothing, unless this process stood still for too long."""
+        until, seconds = self._looked(self._runtime.monotonic())
+        if seconds <= self._every or until < hand.ends_at - self._seconds:
+            return ""
+        return ADVICE.format(seconds=seconds)
+
+    def _looked(self, now: float) -> tuple[float, float]:
+        late = now - self._expected_at
+        return (now, late) if late > self._every else self._stood_still
+
+    def _beat(self) -> float:
+        now = self._runtime.monotonic()
+        self._stood_still, self._expected_at = self._looked(now), inf
+        hands = self._hands.all()
+        for hand in hands:
+            if hand.times_out_at is not None and hand.times_out_at <= now and not hand.is_settling:
+                hand.stop(Why.TIMEOUT)
+        due = [hand for hand in hands if hand.ends_at - now <= self._seconds - self._every and hand.why is not Why.LOST]
+        pause = self._extend(due) if due else self._every
+        return min([pause, self._next_due(hands), *self._timeouts(hands)])
+
+    def _next_due(self, hands: Sequence[Hand]) -> float:
+        """Return when the next lease wants to be extended; those that do so soon after each other go together."""
+        now = self._runtime.monotonic() + self._seconds - self._every
+        return max(
+            self._every / 4, min((hand.ends_at - now for hand in hands if hand.why is not Why.LOST), default=inf)
+        )
+
+    def _timeouts(self, hands: Sequence[Hand]) -> list[float]:
+        now = self._runtime.monotonic()
+        return [
+            max(0.001, hand.times_out_at - now)
+            for hand in hands
+            if hand.times_out_at is not None and hand.why is None and not hand.is_settling
+        ]
+
+    def _extend(self, due: list[Hand]) -> float:
+        asked_at = self._runtime.monotonic()
+        try:
+            answers = self._driver.extend([hand.claim.lease for hand in due], lease=self._lease)
+        except Exception as error:  # whatever it was, nothing was extended, and what is late must stop
+            self._give_up_late(due, error)
+            if not isinstance(error, StoreUnavailable):
+                raise
+            return self._soon
+        skipped = False
+        for hand, answer in zip(due, answers, strict=True):
+            if isinstance(answer, Extended):
+                hand.ends_at = asked_at + self._seconds - self._margin
+                if answer.cancel_requested and not hand.is_settling:
+                    hand.stop(Why.CANCEL)
+            elif isinstance(answer, Skipped):
+                skipped = True
+            else:
+                self._lose(hand, answer)
+        return self._soon if skipped else self._every
+
+    def _lose(self, hand: Hand, answer: TaskHarborError) -> None:
+        if hand.is_settling:
+            return  # its outcome was committed a moment ago, or will be refused and told then
+        job = hand.claim.job
+        _LOG.warning("lost the lease on job %s (%s), and stop it: %s%s", job.id, job.type, answer, self.advice(hand))
+        hand.stop(Why.LOST)
+
+    def _give_up_late(self, due: Sequence[Hand], error: Exception) -> None:
+        now = self._runtime.monotonic()
+        for hand in due:
+            if hand.ends_at - now <= self._seconds / 3 and not hand.is_settling:
+                _LOG.warning("cannot keep the lease on job %s, and stop it: %s", hand.claim.job.id, error)
+                hand.stop(Why.LOST)

@@ -1,0 +1,91 @@
+"""Telling hooks and the log what became of attempts."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core import facts
+from taskharbor.core.answers import Settled
+from taskharbor.core.failure import Failure
+from taskharbor.core.outcome import SPENT
+from taskharbor.core.states import Event, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from taskharbor.core.errors import TaskHarborError
+    from taskharbor.core.facts import Fact, Hook
+    from taskharbor.core.outcome import Outcome
+    from taskharbor.worker.hand import Hand
+
+_LOG: Final = logging.getLogger("taskharbor.worker")
+SHOWN: Final = 200  # characters of an error; all of it is kept with the attempt
+
+
+class Telling:
+    """Tells facts, after they are committed; what a hook raises is logged, and changes nothing."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = tuple(hooks)
+
+    def __call__(self, fact: Fact) -> None:
+        for hook in self._hooks:
+            try:
+                hook(fact)
+            except BaseException:  # noqa: BLE001  a hook is a user's function, and runs in threads of ours
+                _LOG.exception("a hook failed on %r", fact)
+
+    def of(
+        self,
+        hand: Hand,
+        outcome: Outcome | None,
+        answer: Settled | TaskHarborError | None,
+        *,
+        ended_at: datetime,
+        advice: str = "",
+    ) -> None:
+        """Tell how an attempt ended: one line in the log, one fact for the hooks."""
+        job = hand.claim.job
+        if not isinstance(answer, Settled) or outcome is None:
+            _LOG.warning(
+                "job %s (%s) attempt %d: not recorded; %s%s",
+                job.id,
+                job.type,
+                job.attempt_count,
+                answer or "its lease is lost",
+                advice,
+            )
+            self(facts.LeaseLost(lease=hand.claim.lease))
+            return
+        _LOG.info(
+            "job %s (%s) attempt %d: %s → %s%s",
+            job.id,
+            job.type,
+            job.attempt_count,
+            outcome.event,
+            answer.status,
+            _because(outcome),
+        )
+        if self._hooks:
+            self(_fact(hand, outcome, answer.status, ended_at))
+
+
+def _because(outcome: Outcome) -> str:
+    """Return why it did not succeed, in part of a line."""
+    words = outcome.reason or (str(outcome.failure) if outcome.failure else "")
+    return f": {' '.join(words.split())[:SHOWN]}" if words else ""
+
+
+def _fact(hand: Hand, outcome: Outcome, status: Status, ended_at: datetime) -> Fact:
+    job = hand.claim.job
+    if status is Status.SUCCEEDED:
+        return facts.JobSucceeded(job=job, ended_at=ended_at)
+    if status is Status.DEAD:
+        return facts.JobDead(job=job, reason=outcome.reason or SPENT)
+    if status is Status.CANCELED:
+        return facts.JobCanceled(job_id=job.id)
+    if outcome.event is Event.RETRY:
+        return facts.AttemptFailed(job=job, status=status, failure=outcome.failure or Failure(), ended_at=ended_at)
+    return facts.AttemptGivenBack(job=job, status=status)

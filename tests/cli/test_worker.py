@@ -1,0 +1,319 @@
+"""`taskharbor worker` and `taskharbor janitor`: their options, and real processes on every durable store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pytest
+
+from taskharbor import Client, JobRequest, Status
+from taskharbor.cli.exits import Exit
+from taskharbor.cli.root import root, run
+from taskharbor.cli.values import duration, queues
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.drivers.connect import connect
+from tests.cli.processes import LIMIT, PYTHON, taskharbor
+from tests.postgres import database
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.drivers.base import Driver
+
+APP: Final = """
+import logging
+import pathlib
+import threading
+
+def greet(job):
+    logging.getLogger("shop").info("hello %s", job.data["name"])
+    return "greeted"
+
+def stay(job, ctx):
+    pathlib.Path(job.data["sign"]).touch()
+    while not ctx.is_cancelled:
+        threading.Event().wait(0.01)
+    ctx.raise_if_cancelled()
+
+def stay_for_ever(job):
+    pathlib.Path(job.data["sign"]).touch()
+    threading.Event().wait()
+
+handlers = {"greet": greet, "stay": stay, "stay-for-ever": stay_for_ever}
+"""
+SECOND: Final = timedelta(seconds=1)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/jobs.db"
+        return
+    with database() as url:
+        yield url
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[Driver]:
+    driver = connect(url)
+    yield driver
+    driver.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_runs_jobs_until_a_signal_and_then_exits_with_0(
+    number: signal.Signals, url: str, driver: Driver, tmp_path: Path
+) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url) as worker:
+        job_id = enqueue(driver, "greet", name="Ada")
+        wait_until(lambda: status_of(driver, job_id) is Status.SUCCEEDED)
+
+        worker.send_signal(number)
+
+        assert worker.wait(LIMIT) == 0
+    log = worker.log()
+    assert f"taskharbor.worker: job {job_id} (greet) attempt 1: ack → SUCCEEDED\n" in log
+    assert "shop: hello Ada\n" in log
+    assert log.endswith(" stopped\n")
+
+
+def test_a_job_that_outlasts_the_grace_time_is_given_back_without_an_attempt(
+    url: str, driver: Driver, tmp_path: Path
+) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url, "--grace", "10ms") as worker:
+        job_id = enqueue(driver, "stay", sign=str(tmp_path / "sign"))
+        wait_until((tmp_path / "sign").exists)
+
+        worker.send_signal(signal.SIGTERM)
+
+        assert worker.wait(LIMIT) == 0
+    job = driver.inspector.get([job_id])[job_id]
+    [attempt] = driver.inspector.attempts([job_id])
+    assert (job.status, job.attempt_count) == (Status.PENDING, 0)
+    assert attempt.outcome is AttemptOutcome.RELEASED
+
+
+def test_a_second_signal_ends_a_worker_now_and_the_job_is_left_to_its_lease(
+    url: str, driver: Driver, tmp_path: Path
+) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url, "--grace", "1h") as worker:
+        job_id = enqueue(driver, "stay-for-ever", sign=str(tmp_path / "sign"))
+        wait_until((tmp_path / "sign").exists)
+        worker.send_signal(signal.SIGTERM)
+        wait_until(lambda: " stops: " in worker.log())
+
+        worker.send_signal(signal.SIGTERM)
+
+        assert worker.wait(LIMIT) == 128 + signal.SIGTERM
+    assert status_of(driver, job_id) is Status.PROCESSING
+
+
+def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
+    url: str, driver: Driver, tmp_path: Path
+) -> None:
+    left = enqueue(driver, "unheard-of")
+    with started(tmp_path, "worker", "shop.py", "--url", url, "--unknown-types", "leave") as worker:
+        run_job = enqueue(driver, "greet", name="Ada")
+        wait_until(lambda: status_of(driver, run_job) is Status.SUCCEEDED)
+        assert status_of(driver, left) is Status.PENDING
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT) == 0
+
+    with started(tmp_path, "worker", "shop.py", "--url", url) as worker:
+        wait_until(lambda: status_of(driver, left) is Status.DEAD)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT) == 0
+
+
+def test_a_worker_serves_the_queues_it_is_told_to_and_no_other(url: str, driver: Driver, tmp_path: Path) -> None:
+    other = enqueue(driver, "greet", name="Grace")
+    with started(tmp_path, "worker", "shop.py", "--url", url, "-q", "mail:2,reports") as worker:
+        served = [enqueue(driver, "greet", queue=queue, name="Ada") for queue in ("mail", "reports")]
+        wait_until(lambda: {status_of(driver, job_id) for job_id in served} == {Status.SUCCEEDED})
+        [record] = driver.inspector.workers()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT) == 0
+
+    assert record.queues == ("mail", "reports")
+    assert status_of(driver, other) is Status.PENDING
+
+
+def test_as_json_every_line_of_the_log_is_an_object_and_a_handlers_own_names_its_job(
+    url: str, driver: Driver, tmp_path: Path
+) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url, "--json") as worker:
+        job_id = enqueue(driver, "greet", name="Ada")
+        wait_until(lambda: status_of(driver, job_id) is Status.SUCCEEDED)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT) == 0
+
+    lines = [json.loads(line) for line in worker.log().splitlines()]
+    assert {*lines[0]} == {"at", "level", "logger", "message"}
+    [of_handler] = [line for line in lines if line["logger"] == "shop"]
+    assert (of_handler["message"], of_handler["job"], of_handler["attempt"]) == ("hello Ada", str(job_id), 1)
+
+
+def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at_a_signal(
+    url: str, driver: Driver, tmp_path: Path
+) -> None:
+    job_id = enqueue(driver, "greet", name="Ada")
+    lease = timedelta(milliseconds=1)
+    driver.reserve("default", token=new_token(), worker="gone", lease=lease, limit=1, patience=SECOND)
+    with started(tmp_path, "janitor", "--url", url) as janitor:
+        wait_until(lambda: status_of(driver, job_id) is Status.FAILED)
+
+        janitor.send_signal(signal.SIGTERM)
+
+        assert janitor.wait(LIMIT) == 0
+    assert janitor.log().endswith("the janitor stopped\n")
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+@pytest.mark.parametrize("command", [["worker", "shop.py"], ["janitor"]])
+def test_a_store_out_of_reach_ends_with_3_and_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+
+    ended = run(root, [*command, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])
+
+    assert ended == Exit.CANNOT_CONNECT
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["worker", "janitor"])
+def test_help_imports_neither_the_worker_nor_a_store(command: str) -> None:
+    script = f"import sys, taskharbor.cli as c; sys.argv = ['th', '{command}', '--help']; c.main(); "
+    loaded = "[name for name in sys.modules if name.startswith(('taskharbor.worker', 'taskharbor.drivers', 'asyncio'))]"
+
+    done = subprocess.run(
+        [*PYTHON, "-c", f"{script}print({loaded}, file=sys.stderr)"], capture_output=True, text=True, check=True, env={}
+    )
+
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("25s", timedelta(seconds=25)),
+        ("500ms", timedelta(milliseconds=500)),
+        ("2m", timedelta(minutes=2)),
+        ("1.5h", timedelta(minutes=90)),
+        ("0s", timedelta(0)),
+        ("7d", timedelta(days=7)),
+    ],
+)
+def test_a_duration_is_a_number_with_its_unit(text: str, value: timedelta) -> None:
+    assert duration(text) == value
+
+
+@pytest.mark.parametrize("text", ["25", "", "s", "-1s", "1e3s", "2 weeks", "1m30s", "٣s", "367d", "nan s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        duration(text)
+
+
+def test_queues_are_names_with_or_without_a_limit() -> None:
+    assert queues("mail:10, default") == {"mail": 10, "default": None}
+
+
+@pytest.mark.parametrize("text", ["", "mail:", "mail:0", "mail:-1", "mail:ten", ":5", "mail,,default", "mail,mail:2"])
+def test_what_names_no_queue_or_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        queues(text)
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            "--grace 25",
+            "invalid value for '--grace': '25': write a duration with its unit, such as 500ms, 25s or 2m; .*",
+        ),
+        ("--lease 10ms", "invalid value for '--lease': '10ms': at least 100ms; .*"),
+        ("--poll 0s", "invalid value for '--poll': '0s': at least 10ms; .*"),
+        (
+            "-q mail:0",
+            "invalid value for '-q' / '--queues': 'mail:0': write a queue's name, or .*, such as mail:10; .*",
+        ),
+        ("-q two/words", "queue is 'two/words': must match .*"),
+        ("-c 0", "invalid value for '-c' / '--concurrency': .*"),
+        ("--unknown-types keep", "invalid value for '--unknown-types': .*'dead-letter', 'leave'.*"),
+    ],
+)
+def test_an_option_that_cannot_be_read_ends_with_2_and_says_how_to_write_it(
+    options: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+
+    ended = run(root, ["worker", "shop.py", "--url", "memory://", *options.split(maxsplit=1)])
+
+    assert ended == Exit.USAGE
+    assert re.fullmatch(f"error: {line}\n", capsys.readouterr().err)
+
+
+def test_a_worker_without_a_store_says_where_to_name_one() -> None:
+    done = taskharbor("worker", "shop.py")
+
+    assert done.returncode == Exit.USAGE
+    assert "TASKHARBOR_URL" in done.stderr
+
+
+class Started:
+    """A command under way, and what it said until now."""
+
+    def __init__(self, process: subprocess.Popen[str], file: Path) -> None:
+        self._process, self._file = process, file
+        self.send_signal, self.wait = process.send_signal, process.wait
+
+    def log(self) -> str:
+        return self._file.read_text()
+
+    def says_something(self) -> bool:
+        assert self._process.poll() is None, self.log()
+        return bool(self.log())
+
+
+@contextmanager
+def started(folder: Path, *args: str) -> Iterator[Started]:
+    """Start a command of `taskharbor`, and wait until it listens to signals."""
+    (folder / "shop.py").write_text(APP)
+    file = folder / "stderr"
+    with file.open("w") as stderr:
+        command = [*PYTHON, "-m", "taskharbor.cli", *args]
+        process = subprocess.Popen(command, cwd=folder, stderr=stderr, text=True, env={"PATH": os.defpath})
+    command_under_way = Started(process, file)
+    try:
+        wait_until(command_under_way.says_something)
+        yield command_under_way
+    finally:
+        process.kill()
+        process.wait()
+
+
+def enqueue(driver: Driver, type: str, *, queue: str = "default", **payload: Any) -> JobId:
+    return Client(driver).enqueue(JobRequest(type=type, queue=queue, payload=payload)).id
+
+
+def status_of(driver: Driver, job_id: JobId) -> Status:
+    return driver.inspector.get([job_id])[job_id].status

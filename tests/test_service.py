@@ -1,0 +1,44 @@
+"""Running until a signal: real processes, because signals are theirs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Sends itself a signal right before the n-th line that the waiting thread runs, for every n there is.
+AT_EVERY_LINE = """
+import faulthandler, signal, sys
+from taskharbor import service
+from taskharbor.service import until_signal
+
+service.LOOK = 0.005
+faulthandler.dump_traceback_later(20, exit=True)
+
+def run(moment):
+    lines = 0
+    def count(frame, event, arg):
+        nonlocal lines
+        lines += event == "line"
+        if lines == moment:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGTERM)
+        return count
+    def start():
+        sys.settrace(count)
+        sys._getframe(1).f_trace = count
+    stopped = []
+    until_signal(start, lambda: stopped.append(sys.settrace(None)), is_over=lambda: False)
+    assert len(stopped) == 1
+
+for moment in range(1, 40):
+    run(moment)
+print("heard every one")
+"""
+
+
+def test_a_signal_is_heard_at_whatever_moment_it_comes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EVERY_LINE], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert done.stdout == "heard every one\n", done.stderr

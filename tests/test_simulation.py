@@ -1,0 +1,53 @@
+"""Real workers in simulated worlds: see `taskharbor.testing.simulation`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskharbor.testing.simulation import EXPECTED, judge, judge_all, simulate
+
+if TYPE_CHECKING:
+    from taskharbor.testing.simulation import Verdict
+
+SEEDS: Final = range(500)
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[Verdict]:
+    return list(judge_all(SEEDS))
+
+
+def test_no_world_breaks_a_promise(verdicts: list[Verdict]) -> None:
+    broken = [verdict for verdict in verdicts if verdict.violations]
+
+    assert not broken, "\n".join(map(str, broken))
+
+
+def test_every_rare_thing_happens_in_some_world(verdicts: list[Verdict]) -> None:
+    seen = {sight for verdict in verdicts for sight in verdict.seen}
+
+    assert seen == EXPECTED
+
+
+def test_a_seed_makes_the_same_history_again(verdicts: list[Verdict]) -> None:
+    assert judge(17).digest == judge(17).digest == verdicts[17].digest
+    assert judge(18).digest != verdicts[17].digest
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
+def test_a_seed_makes_the_same_history_in_every_process(hash_seed: str) -> None:
+    command = [sys.executable, "-m", "taskharbor.testing.simulation", "17"]
+    environment = {"PYTHONHASHSEED": hash_seed}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert shown.splitlines()[-1] == f"seed 17: 0 violations, history {simulate(17).digest()}"
+
+
+def test_the_history_of_a_world_tells_every_call_and_every_attempt() -> None:
+    lines = "\n".join(simulate(17).lines())
+
+    assert all(verb in lines for verb in ("reserve", "settle", "extend", "begins", "ends", "is quiet", "went home"))

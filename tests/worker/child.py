@@ -1,0 +1,104 @@
+"""A worker in a process of its own, which may be told to kill itself at a certain call of the store.
+
+python -m tests.worker.child '{"url": …, "effects": …, "lease": 1.0, "grace": 1.0, "fatal": ["settle", "after", 1]}'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.worker import Worker
+from tests.worker.effects import Effects
+from tests.worker.working import meddled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.worker import Context
+
+
+def main(config: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.WARNING, format=f"{os.getpid()} %(asctime)s %(message)s")
+    driver = open_store(config["url"])
+    if config.get("fatal"):
+        driver = meddled(driver, Fatal(*config["fatal"]))
+    lease = timedelta(seconds=config["lease"])
+    worker = Worker(
+        driver,
+        concurrency=config.get("concurrency", 4),
+        lease=lease,
+        grace=timedelta(seconds=config.get("grace", 1)),
+        poll=timedelta(milliseconds=100),
+    )
+    _register(worker, Effects(Path(config["effects"])))
+    worker.run()
+    driver.close()
+
+
+def open_store(url: str) -> Driver:
+    """Return the store at *url*: of PostgreSQL, or else the path of a file."""
+    if url.startswith("postgresql"):
+        return PostgresDriver(url, deadline=timedelta(seconds=2))
+    return SqliteDriver(url, synchronous="NORMAL")
+
+
+class Fatal:
+    """Ends the process right before or after the n-th call of a verb, as a power cut would."""
+
+    def __init__(self, verb: str, when: str, nth: int) -> None:
+        self._verb, self._when, self._left = verb, when, nth
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        if verb != self._verb:
+            return call()
+        self._left -= 1
+        if self._left == 0 and self._when == "before":
+            _die()
+        answer = call()
+        if self._left == 0:
+            _die()
+        return answer
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()  # the signal is on its way
+
+
+def _register(worker: Worker, effects: Effects) -> None:
+    def plain(job: Job, ctx: Context) -> str:
+        effects.write("start", ctx.claim)
+        threading.Event().wait(job.data)
+        effects.write("end", ctx.claim)
+        return str(ctx.claim.lease.token)
+
+    async def waiting(job: Job, ctx: Context) -> str:
+        effects.write("start", ctx.claim)
+        await asyncio.sleep(job.data)
+        effects.write("end", ctx.claim)
+        return str(ctx.claim.lease.token)
+
+    def poison(_job: Job, ctx: Context) -> None:
+        effects.write("start", ctx.claim)
+        _die()
+
+    worker.register("plain", plain)
+    worker.register("async", waiting)
+    worker.register("poison", poison)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.sqlite import SqliteDriver
+from tests.postgres import emptied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskharbor.drivers.base import Driver
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path, new_file: Path) -> Iterator[Driver]:
+    """Every store in turn: a worker is the same on all of them."""
+    with closing(_made(request.param, tmp_path, new_file)) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def new_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with the schema and nothing else: to copy it is many times faster than to make it."""
+    file = tmp_path_factory.mktemp("new") / "jobs.db"
+    SqliteDriver(file, synchronous="NORMAL").close()
+    return file
+
+
+def _made(name: str, folder: Path, new_file: Path) -> Driver:
+    match name:
+        case "memory":
+            return MemoryDriver()
+        case "sqlite":
+            return SqliteDriver(shutil.copy(new_file, folder / "jobs.db"), synchronous="NORMAL")
+        case _:
+            return PostgresDriver(emptied())

@@ -1,0 +1,193 @@
+"""Workers that are killed, stopped, told to end, and left without their store: the rows and the effects tell."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.states import Status
+from taskharbor.drivers import migrate
+from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.testing.postgres import Server
+from tests.postgres import emptied, schema_at
+from tests.waiting import wait_until
+from tests.worker.fleet import LEASE, LIMIT, Fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+VERBS: Final = ("reserve", "settle", "extend", "take_duty", "now", "beat_worker")
+POINTS: Final = [(verb, when, 1) for verb in VERBS for when in ("before", "after")]
+APART: Final = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+BACK_WITHIN: Final = 5.0  # seconds after the store answers again
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
+    url = emptied() if request.param == "postgres" else str(tmp_path / "jobs.db")
+    with Fleet.at(url, tmp_path) as made:
+        yield made
+
+
+def test_nothing_is_lost_when_workers_are_killed_before_and_after_each_call_of_the_store(fleet: Fleet) -> None:
+    figures = kill_at(fleet, POINTS)
+
+    assert figures["dead"] == 0
+    assert figures["attempts lost"] > 0
+
+
+def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]]) -> dict[str, int]:
+    """Let as many workers as there are points kill themselves there, and another one finish."""
+    doomed = [fleet.start(fatal=list(point)) for point in points]
+    survivor = fleet.start(concurrency=16)
+
+    def are_all_dead() -> bool:
+        if fleet.waiting() < 10:
+            fleet.enqueue(10)
+            fleet.enqueue(10, job_type="plain", seconds=0.4)  # long enough for a heartbeat
+        return all(each.poll() is not None for each in doomed)
+
+    wait_until(are_all_dead, limit=LIMIT)
+    fleet.wait_until_done()
+    fleet.end(survivor)
+    assert {each.returncode for each in doomed} == {-signal.SIGKILL}, fleet.said()
+    return fleet.verdict() | {"killed": len(doomed)}
+
+
+def test_a_worker_that_was_stopped_for_a_while_changes_nothing_once_others_took_its_jobs(fleet: Fleet) -> None:
+    pause_workers(fleet, [0.5, 1.5, 3.0])
+
+    fleet.verdict()
+
+
+def pause_workers(fleet: Fleet, leases: Sequence[float]) -> None:
+    """Stop a worker for each of these times, all in the middle of their jobs, while another one works on."""
+    stopped = [fleet.start() for _ in leases]
+    fleet.wait_for_starts(fleet.enqueue(4 * len(leases), seconds=0.6) + fleet.enqueue(2, job_type="plain", seconds=0.6))
+    for each in stopped:
+        each.send_signal(signal.SIGSTOP)
+    since = time.monotonic()
+    awake = fleet.start()
+    for each, pause in sorted(zip(stopped, leases, strict=True), key=lambda pair: pair[1]):
+        wait_until(lambda pause=pause: time.monotonic() > since + pause * LEASE.total_seconds())  # type: ignore[misc]
+        each.send_signal(signal.SIGCONT)
+    fleet.enqueue(10)
+    fleet.wait_until_done()
+    for each in (*stopped, awake):
+        fleet.end(each)
+
+
+def test_a_worker_that_is_told_to_end_gives_back_what_it_cannot_finish_and_burns_no_attempt(fleet: Fleet) -> None:
+    worker = fleet.start(concurrency=8, grace=1.0)
+    endless = fleet.enqueue(2, seconds=60) + fleet.enqueue(2, job_type="plain", seconds=60)  # these threads are stuck
+    fleet.wait_for_starts(endless)
+    fleet.enqueue(60, seconds=0.1)
+    wait_until(lambda: len(fleet.effects.read("end")) > 0, limit=LIMIT)
+    start = time.monotonic()
+    fleet.end(worker)
+    took = time.monotonic() - start
+
+    jobs = fleet.driver.inspector.get(fleet.jobs)
+    assert took < 1.0 + 5
+    assert {job.status for job in jobs.values()} == {Status.PENDING, Status.SUCCEEDED}
+    assert {jobs[each].attempt_count for each in endless} == {0}
+    assert {each.outcome for each in fleet.driver.inspector.attempts(endless)} == {AttemptOutcome.RELEASED}
+    fleet.verdict()
+
+
+@pytest.mark.parametrize("fleet", ["sqlite"], indirect=True)
+def test_a_second_signal_ends_a_worker_now(fleet: Fleet) -> None:
+    worker = fleet.start(grace=60.0)
+    fleet.wait_for_starts(fleet.enqueue(1, job_type="plain", seconds=60))
+    start = time.monotonic()
+    worker.send_signal(signal.SIGTERM)
+    worker.send_signal(signal.SIGINT)
+
+    assert worker.wait(LIMIT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("fleet", ["sqlite"], indirect=True)
+def test_a_worker_ends_well_as_process_1(fleet: Fleet) -> None:
+    _skip_unless_allowed()
+    outer = fleet.start(*APART)
+    fleet.wait_for_starts(fleet.enqueue(1, job_type="plain", seconds=60))
+    [inner] = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+    subprocess.run(["kill", "-TERM", inner], check=True)
+
+    assert outer.wait(LIMIT) == 0, fleet.said()
+    assert {each.pid for each in fleet.effects.read()} == {1}
+    assert [job.status for job in fleet.driver.inspector.get(fleet.jobs).values()] == [Status.PENDING]
+
+
+def _skip_unless_allowed() -> None:
+    try:
+        tried = subprocess.run([*APART, "true"], capture_output=True, text=True, check=False, timeout=LIMIT)
+    except FileNotFoundError as missing:
+        pytest.skip(f"NOT RUN: to be process 1 needs Linux and unshare ({missing})")
+    if tried.returncode:
+        pytest.skip(f"NOT RUN: this machine lets nobody be process 1 ({tried.stderr.strip()})")
+
+
+def test_a_job_that_kills_its_process_is_dead_after_as_many_workers_as_it_has_attempts(fleet: Fleet) -> None:
+    workers = [fleet.start() for _ in range(4)]
+    [poison] = fleet.enqueue(1, job_type="poison", max_attempts=3)
+    fleet.enqueue(20)
+    fleet.wait_until_done()
+    codes = sorted(each.poll() or 0 for each in workers)
+
+    job = fleet.driver.inspector.get([poison])[poison]
+    assert codes == [-signal.SIGKILL] * 3 + [0]
+    assert (job.status, job.attempt_count, job.dead_reason) == (Status.DEAD, 3, "attempts spent")
+    assert len([each for each in fleet.effects.read() if each.job == str(poison)]) == 3
+    assert [each.outcome for each in fleet.driver.inspector.attempts([poison])] == [AttemptOutcome.LOST] * 3
+    assert len(fleet.driver.inspector.outbox([poison])) == 1
+    assert fleet.verdict()["dead"] == 1
+
+
+def test_workers_go_on_when_their_store_was_away() -> None:
+    with served() as (server, fleet):
+        assert outlive(server, fleet, seconds=2 * LEASE.total_seconds()) < BACK_WITHIN
+
+
+@contextmanager
+def served() -> Iterator[tuple[Server, Fleet]]:
+    """Give a PostgreSQL that may be stopped, and workers for it."""
+    with TemporaryDirectory(prefix="taskharbor-crash-") as name, ExitStack() as stack:
+        folder = Path(name)
+        server = stack.enter_context(Server.start(folder / "server"))
+        migrate.up(schema_at(server.url), MIGRATIONS)
+        yield server, stack.enter_context(Fleet.at(server.url, folder))
+
+
+def outlive(server: Server, fleet: Fleet, *, seconds: float) -> float:
+    """Stop the store for so long under load, and return how long it took until all workers ran jobs again."""
+    workers = [fleet.start() for _ in range(2)]
+    fleet.enqueue(400)
+    fleet.wait_for_starts(fleet.enqueue(2, seconds=0.5, priority=-1))
+    wait_until(lambda: len({each.pid for each in fleet.effects.read()}) == 2, limit=LIMIT)
+    server.stop()
+    end = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > end, limit=seconds + LIMIT)
+    assert [each.poll() for each in workers] == [None, None], fleet.said()
+    server.restart()
+    back_at = time.monotonic()
+    took = wait_until(lambda: _work_again(fleet, back_at) == 2, limit=LIMIT)
+    fleet.wait_until_done()
+    for each in workers:
+        fleet.end(each)
+    fleet.verdict()
+    return took
+
+
+def _work_again(fleet: Fleet, since: float) -> int:
+    fleet.enqueue(5)
+    return len({each.pid for each in fleet.effects.read() if each.monotonic > since})

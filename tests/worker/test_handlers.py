@@ -1,0 +1,199 @@
+"""What a worker calls for a job, and where."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.client import Client
+from taskharbor.core.errors import UsageError
+from taskharbor.core.request import JobRequest
+from taskharbor.core.states import Status
+from taskharbor.crypto import AesGcmCodec
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.worker import running
+from tests.worker.working import LIMIT, at_work, drained, ended, enqueue, stored, worker_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.worker import Context
+
+MINE: Final[ContextVar[str]] = ContextVar("mine", default="untouched")
+
+
+def _plain(job: Job) -> list[Any]:
+    return ["plain", job.data]
+
+
+def _plain_with_context(job: Job, ctx: Context) -> list[Any]:
+    return ["plain", job.data] if ctx.claim.job == job else []
+
+
+async def _async(job: Job) -> list[Any]:
+    await asyncio.sleep(0)
+    return ["async", job.data]
+
+
+async def _async_with_context(job: Job, ctx: Context) -> list[Any]:
+    return ["async", job.data] if ctx.claim.job == job else []
+
+
+class _AsyncObject:
+    async def __call__(self, job: Job) -> list[Any]:
+        return ["async", job.data]
+
+
+HANDLERS: Final = {
+    "plain": _plain,
+    "plain with a context": _plain_with_context,
+    "async": _async,
+    "async with a context": _async_with_context,
+    "object": _AsyncObject(),
+    "partial": partial(_async_with_context),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
+def test_what_a_handler_returns_is_stored_as_the_result(driver: Driver, handler: Callable[..., Any]) -> None:
+    job_id = enqueue(driver, "greet", {"name": "Ada"})
+
+    drained(driver, {"greet": handler})
+
+    job = stored(driver, job_id)
+    assert job.status is Status.SUCCEEDED
+    assert json.loads(job.result or b"")[1] == {"name": "Ada"}
+
+
+def test_a_handler_that_returns_nothing_leaves_no_result(driver: Driver) -> None:
+    job_id = enqueue(driver, "greet")
+
+    drained(driver, {"greet": lambda _job: None})
+
+    assert stored(driver, job_id).status is Status.SUCCEEDED
+    assert stored(driver, job_id).result is None
+
+
+def test_a_handler_that_takes_neither_a_job_nor_a_job_and_a_context_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"takes \(job\) or \(job, ctx\)"):
+        worker_for(MemoryDriver(), {"greet": lambda: None})
+
+
+def test_plain_handlers_run_side_by_side(driver: Driver) -> None:
+    meeting = threading.Barrier(4)
+    for _ in range(4):
+        enqueue(driver, "meet")
+
+    drained(driver, {"meet": lambda _job: meeting.wait(LIMIT) and None}, concurrency=4)
+
+    assert meeting.n_waiting == 0
+    assert not meeting.broken
+
+
+def test_async_handlers_share_one_thread_and_do_not_wait_for_each_other(driver: Driver) -> None:
+    threads: set[int] = set()
+    here: list[int] = []
+
+    async def meet(_job: Job) -> None:
+        threads.add(threading.get_ident())
+        here.append(1)
+        async with asyncio.timeout(LIMIT):
+            while len(here) < 4:  # noqa: ASYNC110  an event would be bound to a loop of the worker's own
+                await asyncio.sleep(0.001)
+
+    jobs = [enqueue(driver, "meet") for _ in range(4)]
+
+    drained(driver, {"meet": meet}, concurrency=4)
+
+    assert len(threads) == 1
+    assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_handler_knows_which_attempt_it_is(driver: Driver, is_async: bool) -> None:
+    seen: list[Any] = []
+
+    def plain(_job: Job, ctx: Context) -> None:
+        seen.append((running.get(), ctx.claim.lease.token))
+
+    async def waiting(job: Job, ctx: Context) -> None:
+        await asyncio.sleep(0)
+        plain(job, ctx)
+
+    job_id = enqueue(driver, "look")
+
+    drained(driver, {"look": waiting if is_async else plain})
+
+    [(attempt, token)] = seen
+    assert (attempt.job_id, attempt.attempt, attempt.token) == (job_id, 1, token)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_what_a_handler_leaves_in_a_context_variable_does_not_meet_the_next_one(driver: Driver, is_async: bool) -> None:
+    seen: list[str] = []
+
+    def plain(_job: Job) -> None:
+        seen.append(MINE.get())
+        MINE.set("touched")
+
+    async def waiting(job: Job) -> None:
+        plain(job)
+
+    for _ in range(3):
+        enqueue(driver, "touch")
+
+    drained(driver, {"touch": waiting if is_async else plain}, concurrency=1)
+
+    assert seen == ["untouched"] * 3
+
+
+def test_a_payload_that_was_encrypted_is_read_with_the_workers_own_codec(driver: Driver) -> None:
+    codec = AesGcmCodec({"key": bytes(32)})
+    job_id = Client(driver, codec=codec).enqueue(JobRequest(type="greet", payload="a secret")).id
+    seen: list[object] = []
+
+    def look(job: Job) -> str:
+        seen.append(job.data)
+        return "another"
+
+    drained(driver, {"greet": look}, codec=codec)
+
+    result = stored(driver, job_id).result
+    assert seen == ["a secret"]
+    assert result is not None
+    assert codec.decode(result, context=b"result:%b" % job_id.bytes) == "another"
+
+
+def test_a_job_that_a_handler_enqueues_runs_before_the_worker_is_drained(driver: Driver) -> None:
+    ran: list[int] = []
+
+    def follow(job: Job) -> None:
+        ran.append(job.data)
+        if job.data < 5:
+            enqueue(driver, "follow", job.data + 1)
+
+    enqueue(driver, "follow", 1)
+
+    drained(driver, {"follow": follow})
+
+    assert ran == [1, 2, 3, 4, 5]
+
+
+def test_two_workers_never_run_one_job_both(driver: Driver) -> None:
+    ran: list[object] = []
+    handlers = {"count": lambda job: ran.append(job.data)}
+
+    with at_work(driver, handlers), at_work(driver, handlers):
+        jobs = [enqueue(driver, "count", n) for n in range(50)]
+        statuses = {ended(driver, job_id).status for job_id in jobs}
+
+    assert statuses == {Status.SUCCEEDED}
+    assert sorted(map(str, ran)) == sorted(map(str, range(50)))

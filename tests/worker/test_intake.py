@@ -1,0 +1,183 @@
+"""What a worker takes, how much of it, and how soon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.core.errors import UsageError
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from tests.waiting import wait_until
+from tests.worker.working import LIMIT, LONG, at_work, drained, ended, enqueue, meddled, stored, worker_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+
+SELDOM: Final = timedelta(seconds=30)
+
+
+class Crowd:
+    """A handler that counts how many of it run at once, until it is told that this will do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here: list[str] = []
+        self.most: dict[str, int] = {}
+        self.may_end = threading.Event()
+
+    def __call__(self, job: Job) -> None:
+        with self._lock:
+            self._here.append(job.queue)
+            self.most["all"] = max(self.most.get("all", 0), len(self._here))
+            self.most[job.queue] = max(self.most.get(job.queue, 0), self._here.count(job.queue))
+        assert self.may_end.wait(LIMIT)
+        with self._lock:
+            self._here.remove(job.queue)
+
+
+class Ledger:
+    """Notes how many jobs are asked for, and how many are out."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.out = 0
+        self.most_out = 0
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        answer = call()
+        if verb == "reserve":
+            self.out += len(answer)
+            self.most_out = max(self.most_out, self.out)
+        if verb == "settle":
+            self.out -= len(answer)
+        return answer
+
+
+def test_no_more_jobs_run_at_once_than_allowed(driver: Driver) -> None:
+    crowd = Crowd()
+    jobs = [enqueue(driver, "run") for _ in range(12)]
+
+    with at_work(driver, {"run": crowd}, concurrency=3):
+        wait_until(lambda: crowd.most.get("all") == 3)
+        waiting = [stored(driver, job_id).status for job_id in jobs].count(Status.PENDING)
+        crowd.may_end.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert waiting == 9  # none was taken that could not run
+    assert crowd.most["all"] == 3
+
+
+def test_no_job_is_taken_before_there_is_room_for_it(driver: Driver) -> None:
+    ledger = Ledger()
+    jobs = [enqueue(driver, "run") for _ in range(40)]
+
+    with at_work(meddled(driver, ledger), {"run": lambda _job: None}, concurrency=4):
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert ledger.most_out <= 4
+
+
+def test_each_queue_has_a_limit_of_its_own(driver: Driver) -> None:
+    crowd = Crowd()
+    jobs = [enqueue(driver, "run", queue=queue) for queue in ("mail", "default") for _ in range(6)]
+
+    with at_work(driver, {"run": crowd}, queues={"mail": 1, "default": 3}, concurrency=10):
+        wait_until(lambda: crowd.most == {"all": 4, "mail": 1, "default": 3})
+        crowd.may_end.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert crowd.most == {"all": 4, "mail": 1, "default": 3}
+
+
+def test_the_limits_of_all_queues_together_do_not_exceed_that_of_the_worker(driver: Driver) -> None:
+    crowd = Crowd()
+    jobs = [enqueue(driver, "run", queue=queue) for queue in ("mail", "default") for _ in range(4)]
+
+    with at_work(driver, {"run": crowd}, queues={"mail": 3, "default": 3}, concurrency=4):
+        wait_until(lambda: crowd.most.get("all") == 4)
+        waiting = [stored(driver, job_id).status for job_id in jobs].count(Status.PENDING)
+        crowd.may_end.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert waiting == 4
+    assert crowd.most["all"] == 4
+
+
+def test_a_busy_queue_does_not_starve_another(driver: Driver) -> None:
+    ran: list[str] = []
+    for queue in ["busy"] * 30 + ["quiet"] * 3:
+        enqueue(driver, "run", queue=queue)
+
+    drained(driver, {"run": lambda job: ran.append(job.queue)}, queues=["busy", "quiet"], concurrency=1)
+
+    assert "quiet" in ran[:4]
+    assert len(ran) == 33
+
+
+def test_jobs_of_other_queues_are_left_alone(driver: Driver) -> None:
+    other = enqueue(driver, "run", queue="other")
+
+    drained(driver, {"run": lambda _job: None})
+
+    assert stored(driver, other).status is Status.PENDING
+
+
+def test_a_paused_queue_gives_nothing(driver: Driver) -> None:
+    driver.control.pause(["default"], by="a person")
+    job_id = enqueue(driver, "run")
+
+    drained(driver, {"run": lambda _job: None})
+
+    assert stored(driver, job_id).status is Status.PENDING
+
+
+def test_a_job_starts_long_before_the_next_poll(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.worker.intake.SHORTEST", SELDOM)
+    started: list[float] = []
+
+    with at_work(driver, {"run": lambda _job: started.append(time.monotonic())}, poll=SELDOM):
+        ended(driver, enqueue(driver, "run"))  # by now it has looked, and the next look is far away
+        enqueued = time.monotonic()
+        ended(driver, enqueue(driver, "run"))
+
+    assert started[-1] - enqueued < SELDOM.total_seconds() / 10
+
+
+def test_a_job_whose_time_has_come_is_found_by_polling(driver: Driver) -> None:
+    with at_work(driver, {"run": lambda _job: None}, poll=timedelta(milliseconds=20)):
+        job = ended(driver, enqueue(driver, "run", delay=timedelta(milliseconds=200)))
+
+    assert job.processing_started_at is None or job.processing_started_at >= job.scheduled_for
+
+
+def test_a_worker_that_is_full_takes_the_next_job_as_soon_as_one_ends(driver: Driver) -> None:
+    jobs = [enqueue(driver, "run") for _ in range(20)]
+    start = time.monotonic()
+
+    worker_for(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM).drain(LONG)
+
+    assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+    assert time.monotonic() - start < SELDOM.total_seconds() / 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"queues": []},
+        {"queues": {"mail": 0}},
+        {"lease": timedelta(milliseconds=99)},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        worker_for(MemoryDriver(), {}, **options)

@@ -1,0 +1,217 @@
+"""Duties that one process of many does, and the watch over the store's clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pytest
+
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.janitor import ClockGuard, Janitor
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.testing.clock import ManualClock
+from tests.waiting import wait_until
+from tests.worker.working import SHORT, Outage, at_work, ended, enqueue, meddled, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.drivers.base import Driver
+    from taskharbor.runtime import Runtime
+
+LEASE: Final = timedelta(seconds=30)
+SOON: Final = timedelta(milliseconds=100)
+HOUR: Final = timedelta(hours=1)
+
+
+class Calls:
+    """Counts the calls of each verb."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        self.count[verb] += 1
+        return call()
+
+
+class Clockwork:
+    """Time that passes only when it is told to, for one who watches the store's."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.store = ManualClock(datetime(2030, 1, 1, tzinfo=UTC))
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def pass_by(self, time: timedelta) -> None:
+        self.seconds += time.total_seconds()
+        self.store.advance(time)
+
+    @property
+    def runtime(self) -> Runtime:
+        return cast("Runtime", self)
+
+
+def _guard(clockwork: Clockwork, driver: Driver) -> ClockGuard:
+    return ClockGuard(clockwork.runtime, driver, lease=LEASE)
+
+
+def _hold(driver: Driver, lease: timedelta) -> None:
+    driver.reserve("default", token=new_token(), worker="w", lease=lease, limit=10, patience=HOUR)
+
+
+def test_each_duty_is_done_once_in_its_period_however_many_janitors_there_are(driver: Driver) -> None:
+    calls = Calls()
+    runtime = ThreadRuntime(plain=1)
+    janitors = [Janitor(runtime, meddled(driver, calls), lease=LEASE, period=HOUR) for _ in range(3)]
+
+    for _ in range(3):
+        for janitor in janitors:
+            janitor.tick()
+
+    duties = ("expire", "bury", "prune", "roll_up", "forget_workers")
+    assert {name: calls.count[name] for name in duties} == dict.fromkeys(duties, 1)
+
+
+def test_several_workers_share_the_duties(driver: Driver) -> None:
+    calls = Calls()
+    shared = meddled(driver, calls)
+
+    with at_work(shared, {}, lease=SHORT), at_work(shared, {}, lease=SHORT), at_work(shared, {}, lease=SHORT):
+        start = driver.inspector.now()
+        wait_until(lambda: calls.count["expire"] >= 3)
+        passed = driver.inspector.now() - start
+
+    assert calls.count["expire"] <= passed / SHORT + 2
+    assert calls.count["take_duty"] > calls.count["expire"]
+
+
+def test_a_spent_job_of_a_worker_that_died_becomes_a_dead_letter_with_its_event(driver: Driver) -> None:
+    job_id = enqueue(driver, "run", max_attempts=1)
+    _hold(driver, SOON)
+
+    with at_work(driver, {}, lease=SHORT):
+        job = ended(driver, job_id)
+
+    assert (job.status, job.dead_reason) == (Status.DEAD, "attempts spent")
+    assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.LOST]
+    assert len(driver.inspector.outbox([job_id])) == 1
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(driver: Driver) -> None:
+    calls = Calls()
+
+    def fail(verb: str, call: Callable[[], Any]) -> Any:
+        if verb == "bury":
+            raise ValueError("a bug of ours")
+        return calls(verb, call)
+
+    with at_work(meddled(driver, fail), {}, lease=SHORT):
+        wait_until(lambda: min(calls.count[name] for name in ("expire", "prune", "roll_up")) > 0)
+
+
+def test_a_store_that_is_away_ends_no_janitor(driver: Driver) -> None:
+    outage = Outage()
+    outage.is_on.set()
+    job_id = enqueue(driver, "run", max_attempts=1)
+    _hold(driver, SOON)
+
+    with at_work(meddled(driver, outage), {}, lease=SHORT):
+        wait_until(lambda: outage.refused.count("take_duty") > 1)
+        outage.is_on.clear()
+
+        assert ended(driver, job_id).status is Status.DEAD
+
+
+def test_nobody_reclaims_before_the_clocks_were_compared() -> None:
+    clockwork = Clockwork()
+    driver = MemoryDriver(clock=clockwork.store)
+    guard = _guard(clockwork, driver)
+    before = guard.may_reclaim()
+    guard.tick()
+    after_one_look = guard.may_reclaim()
+    clockwork.pass_by(LEASE / 3)
+    guard.tick()
+
+    assert (before, after_one_look, guard.may_reclaim()) == (False, False, True)
+
+
+def test_a_janitor_that_has_not_compared_the_clocks_leaves_ended_leases_to_others() -> None:
+    clockwork = Clockwork()
+    driver = MemoryDriver(clock=clockwork.store)
+    job_id = enqueue(driver, "run")
+    _hold(driver, LEASE)
+    janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
+    clockwork.pass_by(LEASE)
+    janitor.tick()
+    status = stored(driver, job_id).status
+    clockwork.pass_by(LEASE / 3)
+    janitor.tick()
+
+    assert (status, stored(driver, job_id).status) == (Status.PROCESSING, Status.FAILED)
+
+
+def test_after_a_jump_of_the_stores_clock_no_live_lease_is_taken() -> None:
+    clockwork = Clockwork()
+    driver = MemoryDriver(clock=clockwork.store)
+    job_id = enqueue(driver, "run")
+    janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
+    janitor.tick()
+    clockwork.pass_by(LEASE / 3)
+    janitor.tick()
+    _hold(driver, LEASE)
+    clockwork.store.advance(HOUR)
+    clockwork.pass_by(LEASE / 3)
+    janitor.tick()
+
+    assert stored(driver, job_id).status is Status.PROCESSING
+
+
+def test_a_slow_reply_or_a_pause_of_the_process_is_no_jump() -> None:
+    clockwork, calls = Clockwork(), Calls()
+
+    def dawdle(verb: str, call: Callable[[], Any]) -> Any:
+        answer = calls(verb, call)
+        if verb == "now" and calls.count["now"] == 2:
+            clockwork.pass_by(3 * LEASE)  # stopped with the answer in hand
+        return answer
+
+    driver = meddled(MemoryDriver(clock=clockwork.store), dawdle)
+    guard = _guard(clockwork, driver)
+    for _ in range(4):
+        guard.tick()
+        clockwork.pass_by(LEASE / 3)
+
+    assert calls.count["clock_jumped"] == 0
+
+
+def test_a_jump_that_could_not_be_reported_is_reported_later() -> None:
+    clockwork, reports = Clockwork(), list[str]()
+
+    def refuse_once(verb: str, call: Callable[[], Any]) -> Any:
+        if verb == "clock_jumped":
+            reports.append(verb)
+            if len(reports) == 1:
+                raise StoreUnavailable("of all moments")
+        return call()
+
+    guard = _guard(clockwork, meddled(MemoryDriver(clock=clockwork.store), refuse_once))
+    guard.tick()
+    clockwork.store.advance(HOUR)
+    clockwork.pass_by(LEASE / 3)
+    guard.tick()
+    may_reclaim = guard.may_reclaim()
+    clockwork.pass_by(LEASE / 3)
+    guard.tick()
+
+    assert not may_reclaim
+    assert len(reports) == 2

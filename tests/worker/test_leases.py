@@ -1,0 +1,117 @@
+"""Leases of handlers that leave no room for anybody else."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.core.errors import UsageError
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from tests.worker.working import LIMIT, LONG, SHORT, at_work, ended, enqueue, worker_for
+
+if TYPE_CHECKING:
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+
+THRICE: Final = 3 * SHORT.total_seconds()
+
+
+def _compute(seconds: float) -> int:
+    rounds, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        rounds += 1
+    return rounds
+
+
+def _keep_the_lock(seconds: float) -> None:
+    """Do nothing, in C, and keep everybody else from running Python."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+
+
+async def _block(_job: Job) -> None:
+    time.sleep(THRICE)  # noqa: ASYNC251, TID251  the very mistake that is to be survived
+
+
+async def _compute_on_the_loop(_job: Job) -> None:
+    _compute(THRICE)
+
+
+@pytest.mark.parametrize("handler", [_block, _compute_on_the_loop], ids=["blocks", "computes"])
+def test_a_handler_keeps_its_lease_for_as_long_as_it_runs(driver: Driver, handler: Any) -> None:
+    with at_work(driver, {"run": handler}, lease=SHORT):
+        job_id = enqueue(driver, "run")
+        job = ended(driver, job_id)
+
+    assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
+    assert driver.inspector.attempts([job_id]) == []
+
+
+async def _hog(job: Job) -> str:
+    if job.attempt_count == 1:
+        _keep_the_lock(THRICE)
+    return f"attempt {job.attempt_count}"
+
+
+def test_a_handler_that_keeps_pythons_lock_for_longer_than_its_lease_loses_it_and_the_log_says_what_to_do(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "taskharbor"), at_work(driver, {"hog": _hog}, lease=SHORT):
+        job_id = enqueue(driver, "hog")
+        job = ended(driver, job_id)
+
+    told = [line for line in caplog.messages if str(job_id) in line and "isolate" in line]
+    assert told
+    assert "hog" in told[0]
+    assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 2, b'"attempt 2"')
+    assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.LOST]
+
+
+def test_a_lease_that_was_lost_for_another_reason_comes_with_no_such_advice(caplog: pytest.LogCaptureFixture) -> None:
+    driver = MemoryDriver()
+    began, may_end = threading.Event(), threading.Event()
+
+    def run(_job: Job) -> None:
+        began.set()
+        assert may_end.wait(LIMIT)
+
+    with caplog.at_level(logging.WARNING, "taskharbor"), at_work(driver, {"run": run}, lease=SHORT) as worker:
+        job_id = enqueue(driver, "run")
+        assert began.wait(LIMIT)
+        driver.upkeep.clock_jumped(expected=driver.inspector.now() + LONG, lease=timedelta(0))  # cuts every lease
+        may_end.set()
+        worker.stop()
+
+    assert any(str(job_id) in line for line in caplog.messages)
+    assert not any("isolate" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("driver", ["sqlite"], indirect=True)
+def test_the_heartbeat_outlives_the_last_handler_when_a_worker_stops(driver: Driver) -> None:
+    began = threading.Event()
+
+    def run(_job: Job) -> None:
+        began.set()
+        threading.Event().wait(2 * SHORT.total_seconds())
+
+    worker = worker_for(driver, {"run": run}, lease=SHORT)
+    worker.start()
+    job_id = enqueue(driver, "run")
+    assert began.wait(LIMIT)
+    worker.stop(LONG)
+
+    job = ended(driver, job_id)
+    assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
+
+
+@pytest.mark.parametrize("heartbeat", [timedelta(seconds=11), timedelta(0), timedelta(seconds=-1)])
+def test_a_heartbeat_that_leaves_no_room_for_a_failure_is_refused(heartbeat: timedelta) -> None:
+    with pytest.raises(UsageError, match="a third of the lease"):
+        worker_for(MemoryDriver(), {}, lease=timedelta(seconds=30), heartbeat=heartbeat)

@@ -1,0 +1,183 @@
+"""Outcomes: told when they are committed, and never before."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from taskharbor.core.facts import AttemptFailed, JobClaimed, JobDead, JobSucceeded
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from tests.waiting import wait_until
+from tests.worker.working import LIMIT, SHORT, Hold, Outage, at_work, ended, enqueue, meddled, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+
+
+def _nothing(_job: Job) -> None: ...
+
+
+def test_a_success_is_told_only_after_its_commit(driver: Driver) -> None:
+    hold, facts = Hold("settle"), list[Any]()
+    hold.is_on.set()
+
+    with at_work(meddled(driver, hold), {"run": _nothing}, hooks=[facts.append]):
+        job_id = enqueue(driver, "run")
+        assert hold.came.wait(LIMIT)
+        before = [type(fact) for fact in facts]
+        hold.may_go.set()
+        wait_until(lambda: len(facts) == 2)
+
+    assert before == [JobClaimed]
+    assert isinstance(facts[1], JobSucceeded)
+    assert facts[1].job.id == job_id
+
+
+def test_an_outcome_whose_reply_was_lost_is_recorded_and_told_once(driver: Driver) -> None:
+    outage, facts = Outage("settle", commits=True), list[Any]()
+    outage.is_on.set()
+
+    with at_work(meddled(driver, outage), {"run": _nothing}, hooks=[facts.append]):
+        job_id = enqueue(driver, "run")
+        wait_until(lambda: len(outage.refused) > 0)
+        assert stored(driver, job_id).status is Status.SUCCEEDED
+        assert [type(fact) for fact in facts] == [JobClaimed]
+        outage.is_on.clear()
+        wait_until(lambda: len(facts) == 2)
+
+    assert [type(fact) for fact in facts] == [JobClaimed, JobSucceeded]
+
+
+def test_failures_and_deaths_are_told_with_their_reason(driver: Driver) -> None:
+    facts = list[Any]()
+
+    with at_work(driver, {"fail": lambda _job: 1 / 0}, hooks=[facts.append]):
+        enqueue(driver, "fail")
+        enqueue(driver, "fail", max_attempts=1)
+        wait_until(lambda: len(facts) == 4)
+
+    [failed] = [fact for fact in facts if isinstance(fact, AttemptFailed)]
+    [dead] = [fact for fact in facts if isinstance(fact, JobDead)]
+    assert failed.failure.type == "ZeroDivisionError"
+    assert dead.reason == "attempts spent"
+
+
+def test_a_worker_whose_store_is_away_keeps_what_it_has_takes_nothing_and_goes_on_afterwards(driver: Driver) -> None:
+    outage, ran, may_end = Outage(), list[object](), threading.Event()
+
+    def run(job: Job) -> None:
+        ran.append(job.id)
+        assert may_end.wait(LIMIT)
+
+    with at_work(meddled(driver, outage), {"run": run}):
+        first = enqueue(driver, "run")
+        wait_until(lambda: ran == [first])
+        outage.is_on.set()
+        second = enqueue(driver, "run")
+        may_end.set()
+        wait_until(lambda: outage.refused.count("settle") > 1)
+        assert stored(driver, first).status is Status.PROCESSING
+        assert ran == [first]
+        outage.is_on.clear()
+        jobs = [ended(driver, job_id) for job_id in (first, second)]
+
+    assert [(job.status, job.attempt_count) for job in jobs] == [(Status.SUCCEEDED, 1)] * 2
+
+
+def test_an_outcome_that_could_not_be_recorded_before_its_lease_ended_is_made_again(driver: Driver) -> None:
+    outage = Outage("settle", "extend")
+    outage.is_on.set()
+
+    with at_work(meddled(driver, outage), {"run": _nothing}, lease=SHORT):
+        job_id = enqueue(driver, "run")
+        wait_until(lambda: stored(driver, job_id).attempt_count > 1)
+        outage.is_on.clear()
+        job = ended(driver, job_id)
+
+    assert job.status is Status.SUCCEEDED
+    assert job.attempt_count == 1 + len(driver.inspector.attempts([job_id]))
+
+
+def test_jobs_of_a_call_whose_reply_was_lost_run_all_the_same(driver: Driver) -> None:
+    outage = Outage("reserve", commits=True)
+    jobs = [enqueue(driver, "run") for _ in range(3)]
+    outage.is_on.set()
+
+    with at_work(meddled(driver, outage), {"run": _nothing}, concurrency=3):
+        wait_until(lambda: len(outage.refused) > 0)
+        outage.is_on.clear()
+        ran = [ended(driver, job_id) for job_id in jobs]
+
+    assert [(job.status, job.attempt_count) for job in ran] == [(Status.SUCCEEDED, 1)] * 3
+
+
+def test_an_outcome_that_the_store_chokes_on_does_not_hold_up_the_others(driver: Driver) -> None:
+    hold, poison = Hold("settle"), set[object]()
+    hold.is_on.set()
+
+    def choke(verb: str, call: Callable[[], Any]) -> Any:
+        if verb != "settle":
+            return call()
+        answers = hold(verb, lambda: None)
+        closure = call.__closure__ or ()
+        [given] = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, tuple)]
+        if any(each.lease.job_id in poison and each.outcome.result for each in given[0]):
+            raise ValueError("a blob too large")
+        return answers or call()
+
+    with at_work(meddled(driver, choke), {"run": lambda job: job.data}, concurrency=8):
+        jobs = [enqueue(driver, "run", n) for n in range(8)]
+        poison.add(jobs[5])
+        assert hold.came.wait(LIMIT)
+        wait_until(lambda: all(stored(driver, job_id).status is Status.PROCESSING for job_id in jobs))
+        hold.may_go.set()
+        ran = {job_id: ended(driver, job_id) for job_id in jobs}
+
+    bad = ran.pop(jobs[5])
+    assert {job.status for job in ran.values()} == {Status.SUCCEEDED}
+    assert (bad.status, bad.dead_reason) == (Status.DEAD, "its outcome cannot be recorded: ValueError")
+
+
+def test_of_attempts_that_end_at_the_same_moment_none_waits_for_the_next_to_be_recorded() -> None:
+    driver = MemoryDriver()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            meeting = threading.Barrier(16)
+            with at_work(driver, {"meet": lambda _job, meeting=meeting: meeting.wait(LIMIT) and None}):
+                jobs = [enqueue(driver, "meet") for _ in range(16)]
+                wait_until(lambda jobs=jobs: all(stored(driver, each).status.is_final for each in jobs), limit=5)  # type: ignore[misc]
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_lease_that_ends_while_its_outcome_is_on_its_way_is_no_error(driver: Driver) -> None:
+    hold, facts = Hold("settle"), list[Any]()
+    hold.is_on.set()
+
+    with at_work(meddled(driver, hold), {"run": _nothing}, lease=SHORT, hooks=[facts.append]):
+        job_id = enqueue(driver, "run")
+        assert hold.came.wait(LIMIT)
+        expires_at = stored(driver, job_id).lease_expires_at
+        wait_until(lambda: stored(driver, job_id).lease_expires_at != expires_at)  # it is covered until it is committed
+        hold.may_go.set()
+        wait_until(lambda: len(facts) == 2)
+
+    assert isinstance(facts[1], JobSucceeded)
+
+
+def test_a_worker_says_that_it_is_alive_and_what_it_runs(driver: Driver) -> None:
+    with at_work(driver, {"b": _nothing, "a": _nothing}, queues=["mail"], concurrency=3, name="w-1"):
+        wait_until(lambda: len(driver.inspector.workers()) == 1)
+
+    [record] = driver.inspector.workers()
+    assert (record.id, record.queues, record.types, record.concurrency) == ("w-1", ("mail",), ("a", "b"), 3)
+    assert record.seen_at is not None
+    assert abs(record.seen_at - record.started_at) < timedelta(seconds=20)

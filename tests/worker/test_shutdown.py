@@ -1,0 +1,282 @@
+"""How a worker ends: nothing is lost, and no attempt is burnt."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.facts import AttemptGivenBack, JobClaimed
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from tests.waiting import wait_until
+from tests.worker.working import LIMIT, LONG, NOW, SHORT, Hold, Outage, enqueue, meddled, stored, worker_for
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+
+
+def _was_given_back(driver: Driver, job_id: JobId) -> bool:
+    job = stored(driver, job_id)
+    outcomes = [each.outcome for each in driver.inspector.attempts([job_id])]
+    return (job.status, job.attempt_count, outcomes) == (Status.PENDING, 0, [AttemptOutcome.RELEASED])
+
+
+def _begun(count: int) -> tuple[list[Job], Any]:
+    """Return what has begun, and what waits until so many have."""
+    began: list[Job] = []
+    return began, lambda: wait_until(lambda: len(began) == count)
+
+
+def test_what_is_in_hand_may_end_within_the_grace(driver: Driver) -> None:
+    may_end = threading.Event()
+    began, wait = _begun(2)
+
+    def run(job: Job) -> None:
+        began.append(job)
+        assert may_end.wait(LIMIT)
+
+    async def run_async(job: Job) -> None:
+        began.append(job)
+        while not may_end.is_set():  # noqa: ASYNC110  it belongs to a thread
+            await asyncio.sleep(0.005)
+
+    worker = worker_for(driver, {"run": run, "run.async": run_async})
+    worker.start()
+    jobs = [enqueue(driver, "run"), enqueue(driver, "run.async")]
+    wait()
+    worker.begin_stop(LONG)
+    late = enqueue(driver, "run")
+    may_end.set()
+    worker.stop(LONG)
+
+    assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+    assert (stored(driver, late).status, stored(driver, late).attempt_count) == (Status.PENDING, 0)
+
+
+def test_what_does_not_end_within_the_grace_is_given_back_and_no_attempt_is_burnt(driver: Driver) -> None:
+    began, wait = _begun(3)
+
+    async def run_async(job: Job) -> None:
+        began.append(job)
+        await asyncio.sleep(LIMIT)
+
+    def run(job: Job, ctx: Any) -> None:
+        began.append(job)
+        while True:
+            ctx.raise_if_cancelled()
+            threading.Event().wait(0.005)
+
+    worker = worker_for(driver, {"run": run, "run.async": run_async})
+    worker.start()
+    jobs = [enqueue(driver, each) for each in ("run", "run", "run.async")]
+    wait()
+    start = time.monotonic()
+    worker.stop(timedelta(seconds=0.1))
+
+    assert time.monotonic() - start < 5
+    assert all(_was_given_back(driver, job_id) for job_id in jobs)
+
+
+def test_a_thread_that_is_stuck_does_not_keep_a_worker_from_stopping(driver: Driver) -> None:
+    may_end, ran = threading.Event(), threading.Event()
+    began, wait = _begun(1)
+
+    def run(job: Job) -> None:
+        began.append(job)
+        may_end.wait(LIMIT)
+        ran.set()
+
+    worker = worker_for(driver, {"run": run}, concurrency=1)
+    worker.start()
+    job_id = enqueue(driver, "run")
+    wait()
+    worker.stop(NOW)
+    was_given_back = _was_given_back(driver, job_id)
+    may_end.set()
+    assert ran.wait(LIMIT)
+
+    assert was_given_back
+    assert _was_given_back(driver, job_id)  # what the thread returned in the end changed nothing
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_task_that_swallows_its_cancellation_does_not_keep_a_worker_from_stopping(driver: Driver) -> None:
+    began, wait = _begun(1)
+    end_at = list[float]()
+
+    async def run(job: Job) -> None:
+        began.append(job)
+        while time.monotonic() < (end_at or [time.monotonic() + LIMIT])[0]:
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                end_at.append(time.monotonic() + 1.5)
+
+    worker = worker_for(driver, {"run": run})
+    worker.start()
+    job_id = enqueue(driver, "run")
+    wait()
+    worker.stop(NOW)
+
+    assert _was_given_back(driver, job_id)
+
+
+def test_jobs_that_were_asked_for_before_and_came_after_are_given_back(driver: Driver) -> None:
+    hold, ran = Hold("reserve"), list[Any]()
+    worker = worker_for(meddled(driver, hold), {"run": ran.append})
+    hold.is_on.set()
+    job_id = enqueue(driver, "run")
+    worker.start()
+    assert hold.came.wait(LIMIT)
+    worker.begin_stop(LONG)
+    hold.may_go.set()
+
+    worker.stop(LONG)
+    assert ran == []
+    assert _was_given_back(driver, job_id)
+
+
+def test_jobs_of_a_call_whose_reply_was_lost_are_given_back(driver: Driver) -> None:
+    outage, ran = Outage("reserve", "read_back", commits=True), list[Any]()
+    worker = worker_for(meddled(driver, outage), {"run": ran.append})
+    outage.is_on.set()
+    job_id = enqueue(driver, "run")
+    worker.start()
+    wait_until(lambda: "read_back" in outage.refused)
+    worker.begin_stop(LONG)
+    outage.is_on.clear()
+
+    worker.stop(LONG)
+    assert ran == []
+    assert _was_given_back(driver, job_id)
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_store_that_never_comes_back_does_not_keep_a_worker_from_stopping(driver: Driver) -> None:
+    outage = Outage()
+    began, wait = _begun(1)
+
+    async def run(job: Job) -> None:
+        began.append(job)
+        await asyncio.sleep(LIMIT)
+
+    worker = worker_for(meddled(driver, outage), {"run": run}, lease=SHORT)
+    worker.start()
+    job_id = enqueue(driver, "run")
+    wait()
+    outage.is_on.set()
+    start = time.monotonic()
+    worker.stop(NOW)
+
+    assert time.monotonic() - start < 5
+    assert stored(driver, job_id).status is Status.PROCESSING
+
+
+def test_a_store_that_takes_heartbeats_but_no_outcomes_does_not_keep_a_worker_from_stopping() -> None:
+    def refuse(verb: str, call: Any) -> Any:
+        if verb == "settle":
+            raise StoreUnavailable("read-only")
+        return call()
+
+    driver = MemoryDriver()
+    worker = worker_for(meddled(driver, refuse), {"run": lambda _job: None}, lease=SHORT)
+    worker.start()
+    job_id = enqueue(driver, "run")
+    wait_until(lambda: stored(driver, job_id).status is Status.PROCESSING)
+    start = time.monotonic()
+    worker.stop(NOW)
+
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_job_is_given_back_once_however_long_that_takes(driver: Driver) -> None:
+    hold, facts = Hold("settle"), list[Any]()
+    began, wait = _begun(1)
+
+    async def run(job: Job) -> None:
+        began.append(job)
+        await asyncio.sleep(LIMIT)
+
+    worker = worker_for(meddled(driver, hold), {"run": run}, hooks=[facts.append])
+    worker.start()
+    job_id = enqueue(driver, "run")
+    wait()
+    hold.is_on.set()
+    worker.begin_stop(NOW)
+    assert hold.came.wait(LIMIT)
+    end = time.monotonic() + 1.2  # by then it would have been given back by force
+    wait_until(lambda: time.monotonic() > end)
+    hold.may_go.set()
+    worker.stop(NOW)
+
+    assert _was_given_back(driver, job_id)
+    assert [type(fact) for fact in facts] == [JobClaimed, AttemptGivenBack]
+
+
+def test_a_worker_that_never_started_stops_at_once() -> None:
+    worker = worker_for(MemoryDriver(), {})
+
+    worker.stop()
+
+    assert worker.is_over
+
+
+def test_stopping_twice_and_from_a_handler_is_safe(driver: Driver) -> None:
+    worker = worker_for(driver, {})
+    worker.register("run", lambda _job: worker.begin_stop(LONG))
+    job_id = enqueue(driver, "run")
+    worker.start()
+    wait_until(lambda: worker.is_over)
+    worker.stop(NOW)
+    worker.stop(NOW)
+
+    assert stored(driver, job_id).status is Status.SUCCEEDED
+
+
+def test_a_grace_may_be_cut_short(driver: Driver) -> None:
+    began, wait = _begun(1)
+
+    async def run(job: Job) -> None:
+        began.append(job)
+        await asyncio.sleep(LIMIT)
+
+    worker = worker_for(driver, {"run": run})
+    worker.start()
+    job_id = enqueue(driver, "run")
+    wait()
+    worker.begin_stop(LONG)
+    worker.stop(NOW)
+
+    assert _was_given_back(driver, job_id)
+
+
+def test_threads_and_descriptors_are_given_back(driver: Driver) -> None:
+    def once() -> tuple[int, int]:
+        worker = worker_for(driver, {"run": lambda _job: None, "run.async": _nothing}, concurrency=4)
+        for job_type in ("run", "run.async") * 2:
+            enqueue(driver, job_type)
+        worker.drain(LONG)
+        wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("taskharbor-handler")])
+        gc.collect()
+        return threading.active_count(), len([*Path("/proc/self/fd").iterdir()])
+
+    threads, descriptors = once()
+    counts = [once() for _ in range(6)]
+
+    assert counts[-1][0] <= threads + 1
+    assert counts[-1][1] <= descriptors + 10  # as many as a driver keeps connections; an event loop leaves 3 each time
+
+
+async def _nothing(_job: Job) -> None: ...

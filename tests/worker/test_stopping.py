@@ -1,0 +1,242 @@
+"""Attempts that shall end before they are done: timeouts, cancels, lost leases."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.core.answers import Moved, Settled, Settlement
+from taskharbor.core.facts import LeaseLost
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+from taskharbor.worker import Stopped
+from tests.waiting import wait_until
+from tests.worker.working import LIMIT, SHORT, Hold, Outage, at_work, ended, enqueue, meddled, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.model import Claim, Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.worker import Context
+
+BRIEF: Final = timedelta(milliseconds=50)
+PATIENCE: Final = timedelta(minutes=1)
+
+
+class Endless:
+    """A handler that goes on until it is stopped, and tells what it saw."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.stopped = threading.Event()
+        self.may_end = threading.Event()
+
+    def plain(self, _job: Job, ctx: Context) -> None:
+        self.began.set()
+        try:
+            while not self.may_end.wait(0.005):
+                ctx.raise_if_cancelled()
+        except Stopped:
+            self.stopped.set()
+            raise
+
+    async def waits(self, _job: Job, _ctx: Context) -> None:
+        self.began.set()
+        try:
+            await asyncio.sleep(LIMIT)
+        except asyncio.CancelledError:
+            self.stopped.set()
+            raise
+
+    def deaf(self, _job: Job) -> str:
+        self.began.set()
+        assert self.may_end.wait(LIMIT)
+        return "done all the same"
+
+    def of(self, colour: str) -> Callable[..., Any]:
+        return self.waits if colour == "async" else self.plain
+
+
+@pytest.fixture(params=["plain", "async"])
+def colour(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_handler_that_runs_longer_than_its_job_may_is_stopped(driver: Driver, colour: str) -> None:
+    endless = Endless()
+
+    with at_work(driver, {"run": endless.of(colour)}):
+        job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+        job = ended(driver, job_id)
+
+    assert endless.stopped.is_set()
+    assert job.status is Status.DEAD
+    assert "ran longer than its timeout" in (job.last_error or "")
+    assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.TIMED_OUT]
+
+
+def test_a_plain_handler_that_does_not_look_ends_when_it_is_done_and_counts(driver: Driver) -> None:
+    endless = Endless()
+
+    with at_work(driver, {"run": endless.deaf}):
+        job_id = enqueue(driver, "run", timeout=BRIEF)
+        threading.Timer(0.2, endless.may_end.set).start()
+        job = ended(driver, job_id)
+
+    assert (job.status, job.result) == (Status.SUCCEEDED, b'"done all the same"')
+
+
+def test_a_handler_within_its_timeout_is_left_alone(driver: Driver) -> None:
+    with at_work(driver, {"run": lambda _job: None}):
+        assert ended(driver, enqueue(driver, "run", timeout=timedelta(seconds=20))).status is Status.SUCCEEDED
+
+
+def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_heartbeat(
+    driver: Driver, colour: str
+) -> None:
+    endless = Endless()
+
+    with at_work(driver, {"run": endless.of(colour)}, lease=SHORT):
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT)
+        assert driver.cancel([job_id]) == [Moved(job_id, Status.PROCESSING)]
+        job = ended(driver, job_id)
+
+    assert endless.stopped.is_set()
+    assert job.status is Status.CANCELED
+    assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.CANCELED]
+
+
+def test_a_success_wins_over_a_cancel_that_was_requested(driver: Driver) -> None:
+    endless = Endless()
+
+    with at_work(driver, {"run": endless.deaf}):
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT)
+        driver.cancel([job_id])
+        endless.may_end.set()
+
+        assert ended(driver, job_id).status is Status.SUCCEEDED
+
+
+def test_a_cancellation_that_comes_before_a_tasks_first_step_is_not_lost(driver: Driver) -> None:
+    began, ran, may_go = threading.Event(), threading.Event(), threading.Event()
+
+    async def block(_job: Job) -> None:
+        began.set()
+        may_go.wait(LIMIT)  # the event loop gets nowhere meanwhile
+
+    async def run(_job: Job) -> None:
+        ran.set()
+
+    with at_work(driver, {"block": block, "run": run}, lease=SHORT):
+        blocker = enqueue(driver, "block")
+        assert began.wait(LIMIT)
+        job_id = enqueue(driver, "run")
+        wait_until(lambda: stored(driver, job_id).status is Status.PROCESSING)
+        driver.cancel([job_id])
+        wait_until(lambda: _outlives(driver, job_id, SHORT))  # by then a heartbeat has brought the news
+        may_go.set()
+        job = ended(driver, job_id)
+        assert ended(driver, blocker).status is Status.SUCCEEDED
+
+    assert job.status is Status.CANCELED
+    assert not ran.is_set()
+
+
+def _outlives(driver: Driver, job_id: Any, lease: timedelta) -> bool:
+    job = stored(driver, job_id)
+    assert job.processing_started_at is not None
+    return job.lease_expires_at is not None and job.lease_expires_at > job.processing_started_at + lease
+
+
+def _steal(driver: Driver) -> Claim:
+    """Take the job of a worker that is silent, once its lease is over."""
+    stolen: list[Claim] = []
+
+    def take() -> bool:
+        stolen.extend(
+            driver.reserve("default", token=new_token(), worker="thief", lease=PATIENCE, limit=1, patience=PATIENCE)
+        )
+        return bool(stolen)
+
+    wait_until(take)
+    return stolen[0]
+
+
+def test_a_handler_whose_lease_was_lost_is_stopped_at_once_and_records_nothing(driver: Driver, colour: str) -> None:
+    endless, hold, facts = Endless(), Hold("extend"), list[Any]()
+    hold.is_on.set()
+    silent = meddled(driver, hold)
+
+    with at_work(silent, {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False, hooks=[facts.append]):
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT)
+        stolen = _steal(driver)
+        hold.may_go.set()
+        assert endless.stopped.wait(LIMIT)
+        wait_until(lambda: any(isinstance(fact, LeaseLost) for fact in facts))
+        job = stored(driver, job_id)
+
+    assert (job.status, job.lease_token, job.attempt_count) == (Status.PROCESSING, stolen.lease.token, 2)
+    assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.LOST]
+    assert driver.settle([Settlement(stolen.lease, Outcome.ack(b"2"))]) == [Settled(job_id, Status.SUCCEEDED)]
+
+
+def test_what_a_handler_returns_after_its_lease_was_lost_is_thrown_away(driver: Driver) -> None:
+    endless, hold, facts = Endless(), Hold("extend"), list[Any]()
+    hold.is_on.set()
+
+    with at_work(
+        meddled(driver, hold), {"run": endless.deaf}, lease=SHORT, concurrency=1, janitor=False, hooks=[facts.append]
+    ):
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT)
+        stolen = _steal(driver)
+        endless.may_end.set()
+        wait_until(lambda: any(isinstance(fact, LeaseLost) for fact in facts))
+        hold.may_go.set()
+
+    driver.settle([Settlement(stolen.lease, Outcome.ack(b'"of the thief"'))])
+    assert stored(driver, job_id).result == b'"of the thief"'
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_handler_is_stopped_before_its_lease_ends_when_the_store_is_away(driver: Driver, colour: str) -> None:
+    endless, outage = Endless(), Outage("extend")
+    outage.is_on.set()
+
+    with at_work(meddled(driver, outage), {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False):
+        job_id = enqueue(driver, "run")
+        assert endless.stopped.wait(LIMIT)
+        job = stored(driver, job_id)
+
+        assert job.lease_expires_at is not None
+        assert driver.inspector.now() < job.lease_expires_at
+        assert len(outage.refused) > 1  # it was tried more than once
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_beat_that_fails_now_and_then_costs_no_lease(driver: Driver) -> None:
+    endless, outage = Endless(), Outage("extend")
+
+    with at_work(meddled(driver, outage), {"run": endless.deaf}, lease=SHORT, concurrency=1):
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT)
+        for _ in range(3):
+            outage.is_on.set()
+            beats = len(outage.refused)
+            wait_until(lambda beats=beats: len(outage.refused) > beats)  # type: ignore[misc]
+            outage.is_on.clear()
+            expires_at = stored(driver, job_id).lease_expires_at
+            wait_until(lambda expires_at=expires_at: stored(driver, job_id).lease_expires_at != expires_at)  # type: ignore[misc]
+        endless.may_end.set()
+
+        assert ended(driver, job_id).attempt_count == 1

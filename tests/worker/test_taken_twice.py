@@ -1,0 +1,56 @@
+"""A worker that lost a job may be given it again, while it still has the first attempt in hand."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from taskharbor import Client, JobRequest, MemoryDriver
+from taskharbor.core.ids import new_token
+from taskharbor.core.outcome import Outcome
+from taskharbor.testing.clock import ManualClock
+from taskharbor.testing.simulation.runtime import SimulatedRuntime
+from taskharbor.testing.simulation.world import Process, World
+from taskharbor.worker.hand import Hand, Hands, Why
+from taskharbor.worker.recorder import Recorder
+
+LEASE: Final = timedelta(seconds=5)
+
+
+def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
+    driver, runtime, first, second = taken_twice()
+    hands = Hands(runtime, concurrency=2, queues={"default": 2})
+    answers: list[Any] = []
+    recorder = Recorder(runtime, driver, hands, settled=lambda _hand, _outcome, answer: answers.append(answer))
+    recorder.put(first, Outcome.ack())
+    recorder.put(second, Outcome.ack())
+
+    assert recorder.tick() == timedelta(0)
+    assert [str(answer) for answer in answers] == [f"job {first.claim.job.id} is leased under another token"]
+
+    recorder.tick()
+
+    assert answers[1].status == "SUCCEEDED"
+
+
+def test_an_attempt_is_stopped_when_its_job_is_taken_anew() -> None:
+    _, runtime, first, second = taken_twice()
+    hands = Hands(runtime, concurrency=2, queues={"default": 2})
+    hands.fill_room("default", hands.take_room("default", 1), [first])
+
+    hands.lose({second.claim.job.id})
+
+    assert first.why is Why.LOST
+
+
+def taken_twice() -> tuple[MemoryDriver, SimulatedRuntime, Hand, Hand]:
+    clock = ManualClock()
+    driver = MemoryDriver(clock=clock)
+    Client(driver, clock=clock).enqueue(JobRequest(type="greet"))
+    hands = []
+    for _ in range(2):
+        clock.advance(LEASE)
+        [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
+        hands.append(Hand(claim, ends_at=1e9, times_out_at=None))
+    runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
+    return driver, runtime, hands[0], hands[1]

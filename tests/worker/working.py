@@ -1,0 +1,126 @@
+"""What worker tests begin with: a worker at work, jobs for it, and what became of them."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from taskharbor.client import Client
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.request import JobRequest
+from taskharbor.core.states import FINAL
+from taskharbor.worker import Worker
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+
+    Handlers = Mapping[str, Callable[..., Any]]
+
+LONG: Final = timedelta(seconds=20)
+SHORT: Final = timedelta(seconds=0.4)
+"""A lease that tests can wait for, and that a busy machine does not break."""
+NOW: Final = timedelta(0)
+LIMIT: Final = 20.0  # seconds; what a handler waits for comes long before
+
+
+def worker_for(driver: Driver, handlers: Handlers, **options: Any) -> Worker:
+    worker = Worker(driver, **{"lease": LONG, "poll": timedelta(milliseconds=50), **options})
+    for job_type, handler in handlers.items():
+        worker.register(job_type, handler)
+    return worker
+
+
+@contextmanager
+def at_work(driver: Driver, handlers: Handlers, **options: Any) -> Iterator[Worker]:
+    """Let a worker run, and stop it at once when that is over."""
+    worker = worker_for(driver, handlers, **options)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop(NOW)
+
+
+def drained(driver: Driver, handlers: Handlers, **options: Any) -> None:
+    """Let a worker run until nothing is due."""
+    worker_for(driver, handlers, **options).drain(LONG)
+
+
+def enqueue(driver: Driver, job_type: str, payload: object = None, **fields: Any) -> JobId:
+    return Client(driver).enqueue(JobRequest(type=job_type, payload=payload, **fields)).id
+
+
+def stored(driver: Driver, job_id: JobId) -> Job:
+    return driver.inspector.get([job_id])[job_id]
+
+
+def ended(driver: Driver, job_id: JobId) -> Job:
+    """Return the job once it is final."""
+    wait_until(lambda: stored(driver, job_id).status in FINAL)
+    return stored(driver, job_id)
+
+
+class Meddle(Protocol):
+    """Gets a verb's name and the call itself, and returns what the caller shall be told."""
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        """Make the call, or do not."""
+
+
+class _Meddled:
+    def __init__(self, inner: object, meddle: Meddle) -> None:
+        self._inner, self._meddle = inner, meddle
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name in {"upkeep", "inspector", "control"}:
+            return _Meddled(found, self._meddle)
+        if not callable(found) or name == "listen":
+            return found
+        return lambda *given, **named: self._meddle(name, lambda: found(*given, **named))
+
+
+def meddled(driver: Driver, meddle: Meddle) -> Driver:
+    """Return *driver* with somebody in between."""
+    return cast("Driver", _Meddled(driver, meddle))
+
+
+class Outage:
+    """A store that is out of reach for these *verbs* (without any: for all) while ``is_on`` is set."""
+
+    def __init__(self, *verbs: str, commits: bool = False) -> None:
+        self._verbs = verbs
+        self._commits = commits
+        self.is_on = threading.Event()
+        self.refused: list[str] = []
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        if not self.is_on.is_set() or (self._verbs and verb not in self._verbs):
+            return call()
+        if self._commits:
+            call()  # it is the reply that is lost
+        self.refused.append(verb)
+        raise StoreUnavailable("unplugged by a test")
+
+
+class Hold:
+    """Lets calls of one verb wait: each says so by ``came``, and goes on when ``may_go`` is set."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self.is_on = threading.Event()
+        self.came = threading.Event()
+        self.may_go = threading.Event()
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        if verb == self._verb and self.is_on.is_set():
+            self.came.set()
+            assert self.may_go.wait(LIMIT)
+        return call()
