@@ -33,11 +33,14 @@ class Recorder:
     is away it keeps trying, as long as the lease holds.
     """
 
-    def __init__(self, runtime: Runtime, driver: Driver, hands: Hands, *, settled: Settling) -> None:
+    def __init__(
+        self, runtime: Runtime, driver: Driver, hands: Hands, *, settled: Settling, freed: Callable[[], None]
+    ) -> None:
         self._runtime = runtime
         self._driver = driver
         self._hands = hands
         self._settled = settled
+        self._freed = freed
         self._lock = runtime.lock()
         self._ended: deque[tuple[Hand, Outcome]] = deque()
         self._unsure: list[tuple[Hand, Outcome]] = []
@@ -62,6 +65,7 @@ class Recorder:
 
     def _let_go(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
         self._hands.let_go([hand])
+        self._freed()
         self._settled(hand, outcome, answer)
 
     @property
@@ -81,6 +85,7 @@ class Recorder:
             return self._isolate(batch, error)
         self._unsure = []
         self._hands.let_go([hand for hand, _ in batch])
+        self._freed()
         for (hand, outcome), answer in zip(batch, answers, strict=True):
             self._settled(hand, outcome, answer)
         return AT_ONCE if self._ended else IDLE

@@ -29,6 +29,7 @@ class Telling:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
+        self.is_heard = bool(self._hooks)
 
     def __call__(self, fact: Fact) -> None:
         for hook in self._hooks:

@@ -109,7 +109,9 @@ class Worker:
         self._hands = Hands(self._runtime, concurrency=concurrency, queues=limits)
         self._tell = Telling(hooks)
         self._guard = ClockGuard(self._runtime, driver, lease=lease)
-        self._recorder = Recorder(self._runtime, driver, self._hands, settled=self._settled)
+        self._recorder = Recorder(
+            self._runtime, driver, self._hands, settled=self._settled, freed=lambda: self._wake("intake")
+        )
         self._executor = Executor(
             self._runtime, self._handlers, self._policies, codec=codec or JsonCodec(), report=self._ended
         )
@@ -238,7 +240,8 @@ class Worker:
         return frozenset(self._handlers) if self._leaves_unknown else None
 
     def _start(self, hand: Hand) -> None:
-        self._tell(JobClaimed(claim=hand.claim))
+        if self._tell.is_heard:
+            self._tell(JobClaimed(claim=hand.claim))
         if self._intake.is_stopped:  # it was asked for before, and came after
             self._ended(hand, Outcome.release())
             return
@@ -257,7 +260,6 @@ class Worker:
     def _settled(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
         advice = "" if isinstance(answer, Settled) else self._heartbeat.advice(hand)
         self._tell.of(hand, outcome, answer, ended_at=self._runtime.now(), advice=advice)
-        self._wake("intake")
 
     def _wake(self, name: str) -> None:
         if (loop := self._loops.get(name)) is not None:  # None while it is being started: it has not looked yet

@@ -15,7 +15,7 @@ from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.rows import FEW, NOW, STATUSES, uuids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
     from taskharbor.core.answers import Settlement
@@ -80,18 +80,21 @@ _ACK: Final[LiteralString] = f"""
                lease_expires_at = NULL,
                completed_at = {NOW},
                result = asked.result
-          FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(results)s::bytea[]) {FEW})
-               AS asked (id, token, result)
+          FROM (
+               SELECT *
+                 FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(results)s::bytea[]) WITH ORDINALITY
+                {FEW}
+               ) AS asked (id, token, result, place)
          WHERE job.status = 'PROCESSING'
            AND {_FENCE}
-        RETURNING job.id, job.queue, job.status
+        RETURNING asked.place, job.queue, job.status
     ),
     tallied AS (
         {TALLY}
           FROM settled
          GROUP BY queue, status
     )
-    SELECT id, status
+    SELECT place, status
       FROM settled
 """
 
@@ -99,7 +102,7 @@ _ACK: Final[LiteralString] = f"""
 _SETTLE: Final[LiteralString] = f"""
     WITH held AS (
         SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
-               asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
+               asked.place, asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
                asked.error_type, asked.message, asked.traceback, asked.fingerprint,
                (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS given_back,
                CASE
@@ -118,10 +121,10 @@ _SETTLE: Final[LiteralString] = f"""
                       %(ids)s::uuid[], %(tokens)s::uuid[], %(events)s::text[], %(outcomes)s::text[],
                       %(delays)s::interval[], %(bounds)s::integer[], %(reasons)s::text[], %(errors)s::text[],
                       %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[]
-                      )
+                      ) WITH ORDINALITY
                 {FEW}
                ) AS asked (id, token, event, outcome, delay, bound, reason, error,
-                           error_type, message, traceback, fingerprint)
+                           error_type, message, traceback, fingerprint, place)
           JOIN th_jobs_processing AS job
             ON {_FENCE}
            FOR UPDATE OF job
@@ -151,7 +154,7 @@ _SETTLE: Final[LiteralString] = f"""
           FROM held
          WHERE job.status = 'PROCESSING'
            AND job.id = held.id
-        RETURNING job.id, job.queue, job.status
+        RETURNING held.place, job.queue, job.status
     ),
     recorded AS (
         INSERT INTO th_attempts (
@@ -168,7 +171,7 @@ _SETTLE: Final[LiteralString] = f"""
          WHERE status IN ('DEAD', 'CANCELED')
          GROUP BY queue, status
     )
-    SELECT id, status
+    SELECT place, status
       FROM settled
 """
 
@@ -197,20 +200,18 @@ def settle(connections: Connections, settlements: Sequence[Settlement]) -> list[
 
 def _settle_all(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
     """Record successes in one statement, and whatever else in another."""
-    acks = [each for each in settlements if each.outcome.event is Event.ACK]
+    answers: dict[int, Answer] = {}
+    acks = [n for n, each in enumerate(settlements) if each.outcome.event is Event.ACK]
+    others = [n for n, each in enumerate(settlements) if each.outcome.event is not Event.ACK]
     # Locked as they are asked for: by their ids, or two who settle the same jobs could wait for each other.
-    others = sorted(
-        (each for each in settlements if each.outcome.event is not Event.ACK), key=lambda each: each.lease.job_id
-    )
-    rows = _ack(connections, acks) if acks else []
-    rows += _settle(connections, others) if others else []
-    settled = {row[0]: STATUSES[row[1]] for row in rows}
-    if len(settled) == len(settlements):
-        return [Settled(each.lease.job_id, settled[each.lease.job_id]) for each in settlements]
-    refused = [each for each in settlements if each.lease.job_id not in settled]
-    answers = _refused(connections, refused)
-    ids = [each.lease.job_id for each in settlements]
-    return [Settled(each, settled[each]) if each in settled else answers[each] for each in ids]
+    others.sort(key=lambda n: settlements[n].lease.job_id)
+    for group, record in ((acks, _ack), (others, _settle)):
+        for place, status in record(connections, [settlements[n] for n in group]) if group else ():
+            n = group[place - 1]
+            answers[n] = Settled(settlements[n].lease.job_id, STATUSES[status])
+    if len(answers) < len(settlements):
+        answers |= _refused(connections, {n: each for n, each in enumerate(settlements) if n not in answers})
+    return [answers[n] for n in range(len(settlements))]
 
 
 def _ack(connections: Connections, acks: Sequence[Settlement]) -> list[Row]:
@@ -267,9 +268,10 @@ _LOOK: Final[LiteralString] = f"""
 """
 
 
-def _refused(connections: Connections, refused: Sequence[Settlement]) -> dict[JobId, Answer]:
-    found = _look(connections, [each.lease for each in refused], *[each.outcome.event.value for each in refused])
-    return {each.lease.job_id: _answer(each.lease, found.get(each.lease.job_id)) for each in refused}
+def _refused(connections: Connections, refused: Mapping[int, Settlement]) -> dict[int, Answer]:
+    events = [each.outcome.event.value for each in refused.values()]
+    found = _look(connections, [each.lease for each in refused.values()], *events)
+    return {n: _answer(each.lease, found.get(each.lease.job_id)) for n, each in refused.items()}
 
 
 def _answer(held: Lease, row: Row | None) -> Answer:

@@ -142,8 +142,10 @@ class Fleet:
     def _check_hands(self, member: Member) -> None:
         """Whoever goes home undisturbed leaves nothing behind that others must wait for."""
         now, stops_at = self._world.store_time(), member.stops_at
-        if stops_at is None or self._faults.was_out_at > stops_at or member.process.is_disturbed(stops_at):
+        if stops_at is None or member.process.is_disturbed(stops_at):
             return
+        if self._faults.was_out_at > stops_at - LEASE.total_seconds():
+            return  # it may have given up a job for which it could not extend the lease
         kept = [
             shown(job.id)
             for job in self._store.rows.values()

@@ -1,0 +1,29 @@
+"""A claim whose reply took long has little left of its lease when it arrives."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from taskharbor import Client, JobRequest, MemoryDriver
+from taskharbor.core.ids import new_token
+from taskharbor.testing.simulation.runtime import SimulatedRuntime
+from taskharbor.testing.simulation.world import Process, World
+from taskharbor.worker.hand import Hand, Hands
+from taskharbor.worker.heartbeat import Heartbeat
+
+LEASE = timedelta(seconds=5)
+
+
+def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a_fresh_one() -> None:
+    driver = MemoryDriver()
+    Client(driver).enqueue(JobRequest(type="greet"))
+    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
+    runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
+    hands = Hands(runtime, concurrency=2, queues={"default": 2})
+    heartbeat = Heartbeat(runtime, driver, hands, lease=LEASE, every=LEASE / 3, margin=0.25)
+    heartbeat.tick()
+
+    now = runtime.monotonic()
+
+    assert heartbeat.is_late_for(Hand(claim, ends_at=now + 1, times_out_at=None))
+    assert not heartbeat.is_late_for(Hand(claim, ends_at=now + 4.75, times_out_at=None))
