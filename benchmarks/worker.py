@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import _postgres_raw as raw
 from benchmarks.postgres import compared, store
 from taskharbor import Client, JobRequest
-from taskharbor.service import SWITCH
+from taskharbor.service import tuned
 from taskharbor.testing.postgres import Server
 from taskharbor.worker import Worker
 
@@ -61,9 +60,9 @@ def worked(driver: PostgresDriver, handler: Callable[..., Any], concurrency: int
     fill(driver, count)
     worker = Worker(driver, concurrency=concurrency, janitor=False)
     worker.register("greet", handler)
-    sys.setswitchinterval(SWITCH)  # as `Worker.run` does, which owns its process
     start = time.perf_counter()
-    worker.drain()
+    with tuned():  # as `Worker.run` is, which owns its process
+        worker.drain()
     return count / (time.perf_counter() - start)
 
 

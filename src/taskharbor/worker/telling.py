@@ -29,7 +29,11 @@ class Telling:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
-        self.is_heard = bool(self._hooks)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody wants to know of attempts that went well."""
+        return bool(self._hooks) or _LOG.isEnabledFor(logging.INFO)
 
     def __call__(self, fact: Fact) -> None:
         for hook in self._hooks:
@@ -74,8 +78,8 @@ class Telling:
 
 
 def _because(outcome: Outcome) -> str:
-    """Return why it did not succeed, in part of a line."""
-    words = outcome.reason or (str(outcome.failure) if outcome.failure else "")
+    """Return why it did not succeed, in part of a line: of an error its type alone, for its text may tell secrets."""
+    words = outcome.failure.type if outcome.failure else outcome.reason or ""
     return f": {' '.join(words.split())[:SHOWN]}" if words else ""
 
 

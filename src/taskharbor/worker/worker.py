@@ -258,7 +258,10 @@ class Worker:
             self._wake("recorder")
 
     def _settled(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
-        advice = "" if isinstance(answer, Settled) else self._heartbeat.advice(hand)
+        is_settled = isinstance(answer, Settled)
+        if is_settled and not self._tell.is_heard:
+            return
+        advice = "" if is_settled else self._heartbeat.advice(hand)
         self._tell.of(hand, outcome, answer, ended_at=self._runtime.now(), advice=advice)
 
     def _wake(self, name: str) -> None:
