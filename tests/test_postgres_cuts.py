@@ -35,8 +35,9 @@ def test_wherever_a_connection_is_cut_nothing_is_lost_and_nothing_is_done_twice(
 
 def asked_and_cut(asked: Asked, driver: PostgresDriver, proxy: Proxy, *, when: Cut, exchange: int) -> bool:
     """Ask, cut the connection at this exchange of the call, and check; False if the call takes fewer than that."""
-    driver._connections._drop_idle()  # noqa: SLF001  a new connection has prepared nothing
-    driver.inspector.now()
+    for connections in (driver._connections, driver._beating):  # noqa: SLF001  new ones have prepared nothing
+        connections._drop_idle()  # noqa: SLF001  as above
+        connections.fetch("SELECT 1")
     proxy.cut(when, exchange=exchange)
     try:
         answer = asked.call(driver)

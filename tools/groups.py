@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
 
-APART: Final = ("tests/conformance", "tests/parity", "tests/planted", "tests/simulation", "tests/worker")
+APART: Final = ("tests/conformance", "tests/parity", "tests/planted", "tests/worker")
 GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
     {
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
@@ -32,7 +32,6 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "postgres": [["pytest", *sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))]],
         "system": [["python", "-m", "tools.system_postgres"]],
         "worker": [["pytest", "tests/worker"]],
-        "simulation": [["pytest", "tests/simulation"]],
         "planted": [["python", "-m", "tests.planted"]],
     }
 )

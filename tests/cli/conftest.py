@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import sys
+from importlib import invalidate_caches
+from typing import TYPE_CHECKING
+
 import pytest
 
 from taskharbor import service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -20,3 +28,16 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep whatever the developer has set out of the tests."""
     for name in ("TASKHARBOR_URL", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start in an empty folder, and forget what was imported from it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    invalidate_caches()
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path.resolve())):
+            del sys.modules[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from importlib import invalidate_caches
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,26 +15,12 @@ from taskharbor.cli.exits import Exit
 from taskharbor.cli.root import root, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("_nothing_starts")
+pytestmark = pytest.mark.usefixtures("_in_a_folder", "_nothing_starts")
 
 HANDLERS = "handlers = {'greet': lambda job: None}\n"
 REGISTER = "def register(worker):\n    worker.register('part', lambda job: None)\n"
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start in an empty folder, and forget what was imported from it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    invalidate_caches()
-    yield
-    for name, module in [*sys.modules.items()]:
-        if str(getattr(module, "__file__", "")).startswith(str(tmp_path.resolve())):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("app", ["shop.py", "shop.py:handlers", "shop", "shop:handlers", "./shop.py"])

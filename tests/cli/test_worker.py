@@ -256,15 +256,14 @@ def test_what_names_no_queue_or_no_limit_is_refused(text: str) -> None:
         ("--unknown-types keep", "invalid value for '--unknown-types': .*'dead-letter', 'leave'.*"),
     ],
 )
+@pytest.mark.usefixtures("_in_a_folder")
 def test_an_option_that_cannot_be_read_ends_with_2_and_says_how_to_write_it(
     options: str,
     line: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    monkeypatch.chdir(tmp_path)
 
     ended = run(root, ["worker", "shop.py", "--url", "memory://", *options.split(maxsplit=1)])
 

@@ -133,6 +133,11 @@ def payload_context(job_id: JobId, job_type: str) -> bytes:
     return b"payload:%b:%b" % (job_id.bytes, job_type.encode())
 
 
+def result_context(job_id: JobId) -> bytes:
+    """Return what a codec may bind a result to."""
+    return b"result:%b" % job_id.bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The timed, fenced right to run a job: valid while ``expires_at`` is later than the store's now."""

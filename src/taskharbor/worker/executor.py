@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.decide import DEFAULT_POLICY, decide
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
+from taskharbor.core.model import result_context
 from taskharbor.core.outcome import Outcome
 from taskharbor.worker.context import Context, Running, running
 from taskharbor.worker.hand import Why
@@ -132,7 +133,7 @@ class Executor:
             return None
         job = hand.claim.job
         try:
-            data = None if result is None else self._codec.encode(result, context=b"result:%b" % job.id.bytes)
+            data = None if result is None else self._codec.encode(result, context=result_context(job.id))
         except PayloadNotEncodable as error:
             return Outcome.fail(f"its result cannot be stored: {error}")
         except BaseException as error:  # noqa: BLE001  the codec and the result are a user's: an attempt must end

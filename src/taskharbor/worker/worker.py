@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from taskharbor.worker.middleware import Handler, Middleware
 
 _LOG: Final = logging.getLogger(__name__)
+CONCURRENCY: Final = 16
 LEASE: Final = timedelta(seconds=30)
 GRACE: Final = timedelta(seconds=25)
 POLL: Final = timedelta(seconds=1)
@@ -59,7 +60,8 @@ MARGIN: Final = 0.05
 class Worker:
     """Runs the jobs of some queues.
 
-    *queues* are names, or a mapping from a name to how many of its jobs run at once. An
+    *queues* are names, or a mapping from a name to how many of its jobs run at once;
+    *concurrency* is how many do in all: 16, or what the mapping adds up to. An
     attempt holds its job by a *lease* that is renewed every *heartbeat*. *unknown_types* says
     what becomes of a job without a handler here: a dead letter, or left for other workers.
 
@@ -77,7 +79,7 @@ class Worker:
         driver: Driver,
         *,
         queues: Sequence[str] | Mapping[str, int] = ("default",),
-        concurrency: int = 16,
+        concurrency: int | None = None,
         lease: timedelta = LEASE,
         heartbeat: timedelta | None = None,
         grace: timedelta = GRACE,
@@ -91,7 +93,8 @@ class Worker:
         name: str | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        limits = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency)
+        limits = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency or CONCURRENCY)
+        concurrency = concurrency if concurrency is not None else _in_all(queues)
         beat = lease / 3 if heartbeat is None else heartbeat
         _check(limits, concurrency, lease, beat)
         self.id = name or f"{socket.gethostname()}:{os.getpid()}:{new_token().hex[:8]}"
@@ -288,6 +291,10 @@ class Worker:
         except StoreUnavailable as error:
             _LOG.warning("cannot say that this worker is alive: %s", error)
         return ALIVE
+
+
+def _in_all(queues: Sequence[str] | Mapping[str, int]) -> int:
+    return sum(queues.values()) if isinstance(queues, Mapping) and queues else CONCURRENCY
 
 
 def _check(queues: Mapping[str, int], concurrency: int, lease: timedelta, heartbeat: timedelta) -> None:

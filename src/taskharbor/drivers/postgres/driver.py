@@ -57,7 +57,8 @@ class PostgresDriver:
     The database's clock decides, unless a test brings a *clock*. The schema must be there:
     ``taskharbor migrate up`` makes it. Nothing is connected before it is needed. *password*
     is asked for each new connection, where the URL has none. *is_pooled* says that a pooler
-    in transaction mode is in between. *size* bounds the connections, listeners apart.
+    in transaction mode is in between. *size* bounds the connections, but for one that only
+    extends leases and one for each listener.
     """
 
     def __init__(
@@ -76,11 +77,10 @@ class PostgresDriver:
         )
         self._address = address
         self._connections = Connections(
-            address,
-            clock=clock,
-            size=size,
-            check=lambda: migrate.check(PostgresSchema(address), MIGRATIONS),
+            address, clock=clock, size=size, check=lambda: migrate.check(PostgresSchema(address), MIGRATIONS)
         )
+        # Of the heartbeat's own: nobody else's work may keep a lease from it. Who has a lease has seen the schema.
+        self._beating = Connections(address, clock=clock, size=1, check=lambda: None)
         self._lines = Lines()
         self._bell = Bell(self._connections)
         self.upkeep = PostgresUpkeep(self._connections)
@@ -90,7 +90,7 @@ class PostgresDriver:
     @property
     def statements(self) -> int:
         """How many statements were run so far."""
-        return self._connections.statements
+        return self._connections.statements + self._beating.statements
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
         return PostgresListener(self._address, queues)
@@ -170,7 +170,7 @@ class PostgresDriver:
         *,
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
-        return self._safely(lambda: settling.extend(self._connections, leases, lease))
+        return self._safely(lambda: settling.extend(self._beating, leases, lease))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
         answers = self._safely(lambda: settling.settle(self._connections, settlements))
@@ -243,6 +243,7 @@ class PostgresDriver:
     def close(self) -> None:
         self._bell.close()
         self._connections.close()
+        self._beating.close()
 
     def _safely(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Make a call whose reply may be lost: it is over then, one way or the other, before *again* asks."""
