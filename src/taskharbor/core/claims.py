@@ -1,16 +1,33 @@
-"""Why a job cannot be claimed."""
+"""Who claims jobs, and why one cannot be claimed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Reason
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Collection
+    from datetime import datetime, timedelta
 
+    from taskharbor.core.ids import Token
     from taskharbor.core.model import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taker:
+    """Who takes jobs, under which token, for how long, and of which types."""
+
+    token: Token
+    worker: str
+    lease: timedelta
+    types: Collection[str] | None
+    reclaims: bool
+
+    def handles(self, job: Job) -> bool:
+        return self.types is None or job.type in self.types
 
 
 def refusal(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,26 +13,13 @@ from taskharbor.core.states import Event, Status
 from taskharbor.drivers.memory.endings import give_back, hold_until, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from datetime import datetime
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.claims import Taker
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
     from taskharbor.drivers.memory.tables import Entry, Tables
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taker:
-    """Who takes jobs, under which token, for how long, and of which types."""
-
-    token: Token
-    worker: str
-    lease: timedelta
-    types: Collection[str] | None
-    reclaims: bool
-
-    def handles(self, job: Job) -> bool:
-        return self.types is None or job.type in self.types
 
 
 def take_due(

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Inserted
+from taskharbor.core.claims import Taker
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.model import Claim, Job, Lease
 from taskharbor.core.request import check_attempts
@@ -85,7 +86,7 @@ class MemoryDriver:
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._tables.statement() as now:
             claims = claiming.take_due(self._tables, queue, taker, now=now, limit=limit, patience=patience)
             return claims + claiming.take_over(self._tables, queue, taker, now=now, limit=limit - len(claims))
@@ -100,7 +101,7 @@ class MemoryDriver:
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._tables.statement() as now:
             return [claiming.claim(self._tables, job_id, taker, now) for job_id in job_ids]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from taskharbor.core.answers import Reason, Refused
@@ -10,32 +9,23 @@ from taskharbor.core.claims import refusal
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed, job
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.claims import Taker
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
     from taskharbor.drivers.postgres.connection import Connections, Row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taker:
-    """Who takes jobs, under which token, for how long, and of which types."""
-
-    token: Token
-    worker: str
-    lease: timedelta
-    types: Collection[str] | None
-    reclaims: bool
-
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "token": self.token,
-            "worker": self.worker,
-            "lease": self.lease,
-            "types": None if self.types is None else sorted(self.types),
-            "reclaims": self.reclaims,
-        }
+def _parameters(taker: Taker) -> dict[str, Any]:
+    return {
+        "token": taker.token,
+        "worker": taker.worker,
+        "lease": taker.lease,
+        "types": None if taker.types is None else sorted(taker.types),
+        "reclaims": taker.reclaims,
+    }
 
 
 _HANDLED: Final[LiteralString] = "(%(types)s::text[] IS NULL OR job.type = ANY (%(types)s))"
@@ -107,7 +97,7 @@ def take_due(
     connections: Connections, queue: str, taker: Taker, *, limit: int, patience: timedelta, after: Place | None
 ) -> list[Claim]:
     """Take due jobs in their order, from the head of the line or from a place in it on."""
-    asked = taker.parameters() | {"queue": queue, "limit": max(limit, 0), "patience": patience}
+    asked = _parameters(taker) | {"queue": queue, "limit": max(limit, 0), "patience": patience}
     if after is None:
         rows = connections.fetch(_FROM_THE_HEAD, **asked)
     else:
@@ -149,7 +139,7 @@ _TAKE_OVER: Final[LiteralString] = f"""
 
 def take_over(connections: Connections, queue: str, taker: Taker, *, limit: int) -> list[Claim]:
     """Take jobs whose lease is over, longest over first."""
-    rows = connections.fetch(_TAKE_OVER, **taker.parameters(), queue=queue, limit=max(limit, 0))
+    rows = connections.fetch(_TAKE_OVER, **_parameters(taker), queue=queue, limit=max(limit, 0))
     return [claimed(row) for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
 
 
@@ -187,7 +177,7 @@ _CLAIM: Final[LiteralString] = f"""
 
 def claim(connections: Connections, job_ids: Sequence[JobId], taker: Taker) -> list[Claim | Refused]:
     ids = list(dict.fromkeys(job_ids))
-    taken = {row[0]: claimed(row) for row in connections.fetch(_CLAIM, **taker.parameters(), ids=ids)}
+    taken = {row[0]: claimed(row) for row in connections.fetch(_CLAIM, **_parameters(taker), ids=ids)}
     if len(taken) == len(job_ids):
         return [taken[each] for each in job_ids]
     # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
@@ -221,7 +211,7 @@ def _reason(row: Row, taker: Taker) -> Refused:
         hold=hold,
         attempts=attempts,
         is_paused=is_paused,
-        is_handled=taker.types is None or found.type in taker.types,
+        is_handled=taker.handles(found),
         reclaims=taker.reclaims,
     )
     # None: it could not be claimed a moment ago, and could be now. That moment's answer is as good as any.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
+from taskharbor.core.claims import Taker
 from taskharbor.core.request import check_attempts
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
@@ -125,7 +126,7 @@ class PostgresDriver:
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
 
         def take() -> list[Claim]:
             claims = self._take_due(queue, taker, limit, patience)
@@ -135,7 +136,7 @@ class PostgresDriver:
 
         return self._safely(take, lambda: self.read_back([token]) or take())
 
-    def _take_due(self, queue: str, taker: claiming.Taker, limit: int, patience: timedelta) -> list[Claim]:
+    def _take_due(self, queue: str, taker: Taker, limit: int, patience: timedelta) -> list[Claim]:
         after = self._lines.place(queue, limit)
         claims = claiming.take_due(self._connections, queue, taker, limit=limit, patience=patience, after=after)
         self._lines.note(queue, claims, limit=limit, after=after)
@@ -155,7 +156,7 @@ class PostgresDriver:
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
 
         def again() -> list[Claim | Refused]:
             held = {claim.job.id: claim for claim in self.read_back([token])}

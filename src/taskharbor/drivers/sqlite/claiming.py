@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,32 +13,23 @@ from taskharbor.drivers.sqlite.rows import JOB, WAITING, job, maybe_moment, mome
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from datetime import timedelta
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.claims import Taker
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taker:
-    """Who takes jobs, under which token, for how long, and of which types."""
-
-    token: Token
-    worker: str
-    lease: timedelta
-    types: Collection[str] | None
-    reclaims: bool
-
-    def parameters(self, now: int) -> dict[str, Any]:
-        return {
-            "token": self.token.bytes,
-            "worker": self.worker,
-            "now": now,
-            "ends": now + span(self.lease),
-            "types": None if self.types is None else json.dumps(sorted(self.types)),
-            "reclaims": self.reclaims,
-        }
+def _parameters(taker: Taker, now: int) -> dict[str, Any]:
+    return {
+        "token": taker.token.bytes,
+        "worker": taker.worker,
+        "now": now,
+        "ends": now + span(taker.lease),
+        "types": None if taker.types is None else json.dumps(sorted(taker.types)),
+        "reclaims": taker.reclaims,
+    }
 
 
 _HANDLED: Final = "(:types IS NULL OR type IN (SELECT value FROM json_each(:types)))"
@@ -104,7 +94,7 @@ def take_due(
 ) -> list[Claim]:
     asked = {"queue": queue, "limit": max(limit, 0), "overdue": now - span(patience)}
     take = TAKE_ANY if taker.types is None else TAKE_HANDLED
-    rows = db.execute(take, taker.parameters(now) | asked).fetchall()
+    rows = db.execute(take, _parameters(taker, now) | asked).fetchall()
     rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns
     return [_claimed(job(row)) for row in rows]
 
@@ -126,7 +116,7 @@ _ENDS: Final = f"SELECT id, lease_expires_at FROM th_jobs {_ENDED}"
 
 def take_over(db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int) -> list[Claim]:
     """Take jobs whose lease is over, longest over first."""
-    asked = taker.parameters(now) | {"queue": queue, "limit": max(limit, 0)}
+    asked = _parameters(taker, now) | {"queue": queue, "limit": max(limit, 0)}
     ends = dict(db.execute(_ENDS, asked).fetchall())
     db.execute(_RECORD_ENDED, asked)
     jobs = [job(row) for row in db.execute(TAKE_ENDED, asked).fetchall()]
@@ -151,7 +141,7 @@ _TAKE_NAMED: Final = f"{_TAKE_OVER} {_NAMED} RETURNING {JOB}"
 
 
 def claim(db: sqlite3.Connection, job_ids: Sequence[JobId], taker: Taker, now: int) -> list[Claim | Refused]:
-    asked = taker.parameters(now)
+    asked = _parameters(taker, now)
     db.execute("CREATE TEMP TABLE IF NOT EXISTS th_asked (value BLOB PRIMARY KEY) WITHOUT ROWID")
     db.execute("DELETE FROM temp.th_asked")
     db.executemany("INSERT OR IGNORE INTO temp.th_asked VALUES (?)", [(each.bytes,) for each in job_ids])
@@ -192,7 +182,7 @@ def _refused(db: sqlite3.Connection, job_id: JobId, taker: Taker, now: int) -> R
         hold=maybe_moment(hold),
         attempts=attempts,
         is_paused=bool(is_paused),
-        is_handled=taker.types is None or found.type in taker.types,
+        is_handled=taker.handles(found),
         reclaims=taker.reclaims,
     )
     assert reason is not None  # noqa: S101  or it would have been taken

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from taskharbor.core.claims import Taker
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.request import check_attempts
 from taskharbor.core.states import Event
@@ -105,7 +106,7 @@ class SqliteDriver:
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._connections.write() as (db, now):
             claims = claiming.take_due(db, queue, taker, now=now, limit=limit, patience=patience)
             if len(claims) < limit and reclaim:
@@ -122,7 +123,7 @@ class SqliteDriver:
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = claiming.Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._connections.write() as (db, now):
             return claiming.claim(db, job_ids, taker, now)
 
