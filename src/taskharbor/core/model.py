@@ -155,6 +155,19 @@ class Claim:
     lease: Lease
 
 
+_thawed_lease: Final = _thawed(Lease)
+_thawed_claim: Final = _thawed(Claim)
+
+
+def claim_of(job: Job) -> Claim:
+    """Return *job*, which was just taken, with its lease."""
+    lease = _thawed_lease(job.id, job.lease_token, job.lease_expires_at)
+    lease.__class__ = Lease
+    claim = _thawed_claim(job, lease)
+    claim.__class__ = Claim
+    return claim  # type: ignore[no-any-return]
+
+
 class AttemptOutcome(StrEnum):
     """How an attempt ended, for people. A plain success leaves no row."""
 

@@ -13,9 +13,9 @@ from taskharbor.core.model import (
     Claim,
     DeadTaskEvent,
     Job,
-    Lease,
     OutboxRow,
     Schedule,
+    claim_of,
     stored_job,
 )
 from taskharbor.core.states import Event, Status
@@ -58,7 +58,7 @@ def text_map(value: str) -> Mapping[str, str]:
 
 def claimed(row: Sequence[Any]) -> Claim:
     """Return the job of *row*, which was taken, with its lease."""
-    return Claim(job(row), Lease(row[0], row[13], row[14]))
+    return claim_of(job(row))
 
 
 def uuids(values: Iterable[UUID]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.answers import Reason, Refused
 from taskharbor.core.claims import refusal
-from taskharbor.core.model import Claim, Lease
+from taskharbor.core.model import claim_of
 from taskharbor.drivers.sqlite.rows import JOB, WAITING, job, maybe_moment, moment, span
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.claims import Taker
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import Claim
 
 
 def _parameters(taker: Taker, now: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def take_due(
     take = TAKE_ANY if taker.types is None else TAKE_HANDLED
     rows = db.execute(take, _parameters(taker, now) | asked).fetchall()
     rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns
-    return [_claimed(job(row)) for row in rows]
+    return [claim_of(job(row)) for row in rows]
 
 
 _ENDED: Final = f"""
@@ -120,7 +120,7 @@ def take_over(db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, lim
     ends = dict(db.execute(_ENDS, asked).fetchall())
     db.execute(_RECORD_ENDED, asked)
     jobs = [job(row) for row in db.execute(TAKE_ENDED, asked).fetchall()]
-    return [_claimed(each) for each in sorted(jobs, key=lambda each: (ends[each.id.bytes], each.id))]
+    return [claim_of(each) for each in sorted(jobs, key=lambda each: (ends[each.id.bytes], each.id))]
 
 
 _NAMED: Final = f"""
@@ -149,15 +149,9 @@ def claim(db: sqlite3.Connection, job_ids: Sequence[JobId], taker: Taker, now: i
     taken = {each.id: each for each in map(job, db.execute(_TAKE_NAMED, asked).fetchall())}
     # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
     return [
-        _claimed(taken.pop(each)) if each in taken else _refused(db, each, taker, now)  # the first one to ask gets it
+        claim_of(taken.pop(each)) if each in taken else _refused(db, each, taker, now)  # the first one to ask gets it
         for each in job_ids
     ]
-
-
-def _claimed(taken: Job) -> Claim:
-    assert taken.lease_token is not None  # noqa: S101  it was taken
-    assert taken.lease_expires_at is not None  # noqa: S101  it was taken
-    return Claim(taken, Lease(taken.id, taken.lease_token, taken.lease_expires_at))
 
 
 _LOOK: Final = f"""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from taskharbor.core.claims import Taker
-from taskharbor.core.model import Claim, Lease
+from taskharbor.core.model import claim_of
 from taskharbor.core.request import check_attempts
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from taskharbor.core.clock import Clock
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import NewJob
+    from taskharbor.core.model import Claim, Lease, NewJob
 
 DEADLINE: Final = timedelta(seconds=5)
 
@@ -161,11 +161,7 @@ class SqliteDriver:
             now = micros(self._connections.clock.now())
             asked = [{"now": now, "token": token.bytes} for token in dict.fromkeys(tokens)]
             held = [job(row) for each in asked for row in db.execute(self._READ_BACK, each)]
-            return [
-                Claim(each, Lease(each.id, each.lease_token, each.lease_expires_at))
-                for each in held
-                if each.lease_token is not None and each.lease_expires_at is not None
-            ]
+            return [claim_of(each) for each in held]
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
         with self._connections.write() as (db, now):
