@@ -9,6 +9,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -74,10 +75,11 @@ class Runtime(Protocol):
     def run_plain(self, work: Callable[[], None]) -> None:
         """Call *work* beside everything else."""
 
-    def run_async(
-        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
-    ) -> Running:
-        """Let *work* run on the event loop, and call *done* there when it ended, even if it never began."""
+    def run_async(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> Running:
+        """Let *work* run on the event loop; where it is cancelled before its first step, call *never_began* there.
+
+        Whatever comes later, it tells itself.
+        """
 
     def close(self) -> None:
         """Give back threads. Work that does not end is left behind."""
@@ -111,13 +113,11 @@ class ThreadRuntime:
     def run_plain(self, work: Callable[[], None]) -> None:
         self._threads.run(work)
 
-    def run_async(
-        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
-    ) -> Running:
+    def run_async(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> Running:
         with self._starting:
             if self._events is None:
                 self._events = EventLoop()
-            return self._events.run(work, context, done)
+            return self._events.run(work, context, never_began)
 
     def close(self) -> None:
         self._threads.close()
@@ -205,10 +205,8 @@ class EventLoop:
         self._thread = threading.Thread(target=self._run, name="taskharbor-async", daemon=True)
         self._thread.start()
 
-    def run(
-        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
-    ) -> AsyncRun:
-        started = AsyncRun(self._loop, work, context, done)
+    def run(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> AsyncRun:
+        started = AsyncRun(self._loop, work, context, never_began)
         self._arrived.append(started)
         if len(self._arrived) == 1:
             self._loop.call_soon_threadsafe(self._start_arrived)
@@ -235,22 +233,25 @@ class EventLoop:
 
 
 class AsyncRun:
+    __slots__ = ("_context", "_is_canceled", "_loop", "_never_began", "_task", "_work")
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        work: Coroutine[Any, Any, Any],
+        work: Coroutine[Any, Any, None],
         context: Context,
-        done: Callable[[asyncio.Task[Any]], None],
+        never_began: Callable[[], None],
     ) -> None:
-        self._loop, self._work, self._context, self._done = loop, work, context, done
-        self._task: asyncio.Task[Any] | None = None
+        self._loop, self._work, self._context, self._never_began = loop, work, context, never_began
+        self._task: asyncio.Task[None] | None = None
         self._is_canceled = False
 
     def start(self) -> None:
-        self._task = self._loop.create_task(self._work, context=self._context)
-        self._task.add_done_callback(self._done)
         if self._is_canceled:
-            self._task.cancel()
+            self._work.close()
+            self._never_began()
+        else:
+            self._task = self._loop.create_task(self._work, context=self._context)
 
     def cancel(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: it has nothing left to stop
@@ -258,5 +259,8 @@ class AsyncRun:
 
     def _cancel(self) -> None:
         self._is_canceled = True
-        if self._task is not None:
-            self._task.cancel()
+        if self._task is None:
+            return
+        if getcoroutinestate(self._work) == CORO_CREATED:
+            self._task.add_done_callback(lambda _: self._never_began())
+        self._task.cancel()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
@@ -16,8 +15,7 @@ class Stopped(Exception):
     """Raised by `Context.raise_if_cancelled`: the attempt shall end now. Let it pass."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """Which attempt this thread or task runs: for the user's own logs, and to fence effects."""
 
     job_id: JobId

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,6 @@ from taskharbor.worker.context import Context, Running, running
 from taskharbor.worker.hand import Why
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Mapping
 
     from taskharbor.core.codec import Codec
@@ -109,24 +109,24 @@ class Executor:
         context = copy_context()
         context.run(running.set, _running(hand))
         work = self._call_async(hand, handler)
-        hand.runs(self._runtime.run_async(work, context, lambda task: self._ended(hand, task)).cancel)
+        hand.runs(self._runtime.run_async(work, context, lambda: self._report_cancelled(hand)).cancel)
 
-    async def _call_async(self, hand: Hand, handler: Handler) -> Any:
+    async def _call_async(self, hand: Hand, handler: Handler) -> None:
         if self._is_too_late(hand):  # the loop was busy for too long
-            return None
+            return
         try:
-            return await handler.call(hand.claim.job, Context(hand))
+            result = await handler.call(hand.claim.job, Context(hand))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
-            raise HandlerExited(repr(error)) from error
-
-    def _ended(self, hand: Hand, task: asyncio.Task[Any]) -> None:
-        """Report a task that ended: also one that was cancelled before its first step."""
-        if task.cancelled():
-            self._report(hand, self._failed(hand, HandlerCancelled()))
-        elif (error := task.exception()) is not None:
+            self._report(hand, self._failed(hand, HandlerExited(repr(error))))
+        except asyncio.CancelledError:
+            self._report_cancelled(hand)
+        except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
             self._report(hand, self._failed(hand, error))
         else:
-            self._report(hand, self._succeeded(hand, task.result()))
+            self._report(hand, self._succeeded(hand, result))
+
+    def _report_cancelled(self, hand: Hand) -> None:
+        self._report(hand, self._failed(hand, HandlerCancelled()))
 
     def _succeeded(self, hand: Hand, result: object) -> Outcome | None:
         if hand.why is Why.LOST:

@@ -63,10 +63,8 @@ class SimulatedRuntime:
             raise RuntimeError("can't start new thread")
         self._process.schedule(self._process.world.chance.uniform(0, MOMENT), work)
 
-    def run_async(
-        self, work: Coroutine[Any, Any, Any], context: Context, done: Callable[[asyncio.Task[Any]], None]
-    ) -> AsyncRun:
-        run = AsyncRun(self.events.as_loop(), work, context, done)
+    def run_async(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> AsyncRun:
+        run = AsyncRun(self.events.as_loop(), work, context, never_began)
         self.events.started.append(work)
         self.events.call_soon_threadsafe(run.start)
         return run
