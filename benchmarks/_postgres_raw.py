@@ -6,6 +6,7 @@ driver checks, are fenced by the token, tally what ended, and fetch every column
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from datetime import timedelta
@@ -102,6 +103,15 @@ def copy(db: psycopg.Connection[Any], ids: Sequence[UUID], payload: bytes, keys:
             sink.set_types(("uuid", "text", "text", "int4", "bytea", "timestamptz", "timestamptz", "int4", "text"))
             for each, key in zip(ids, names, strict=True):
                 sink.write_row((each, "greet", "default", 0, payload, now, now, 3, key))
+
+
+def copy_made(db: psycopg.Connection[Any], payloads: Sequence[object]) -> None:
+    """Make ids and JSON for *payloads*, and store them."""
+    [now] = db.execute("SELECT statement_timestamp()").fetchone() or []
+    with db.cursor() as cursor, cursor.copy(COPY) as sink:
+        sink.set_types(("uuid", "text", "text", "int4", "bytea", "timestamptz", "timestamptz", "int4", "text"))
+        for payload in payloads:
+            sink.write_row((uuid4(), "greet", "default", 0, json.dumps(payload).encode(), now, now, 3, None))
 
 
 INSERT = """

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from datetime import UTC, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.codec import JsonCodec
@@ -26,7 +27,7 @@ from taskharbor.core.text import plain
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.answers import Inserted
@@ -51,6 +52,7 @@ _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
 _NO_DELAY: Final = timedelta(0)
+_NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Client:
@@ -162,12 +164,16 @@ class Client:
             priority=int(request.priority),
             idempotency_key=None if request.idempotency_key is None else plain(request.idempotency_key),
             digest=b"" if request.idempotency_key is None else self._digest(request),
-            metadata={plain(key): plain(value) for key, value in request.metadata.items()},
+            metadata=_plain_map(request.metadata) if request.metadata else _NO_METADATA,
         )
 
     def _digest(self, request: JobRequest) -> bytes:
         """Stand for what is to be done; when and how often may differ between a call and its repeat."""
         return hashlib.sha256(request.type.encode() + b"\0" + self._codec.digest(request.payload)).digest()
+
+
+def _plain_map(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {plain(key): plain(value) for key, value in metadata.items()}
 
 
 def _payload_problem(error: PayloadNotEncodable) -> Problem:
