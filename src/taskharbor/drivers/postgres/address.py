@@ -139,7 +139,7 @@ class ServerConnection(psycopg.Connection):
         self.backend, mode = row or (0, None)
         if mode != PINS["plan_cache_mode"]:
             self.close()
-            raise psycopg.OperationalError("the settings of this session were dropped on the way")  # noqa: TRY003
+            raise psycopg.OperationalError("its settings were dropped on the way")  # noqa: TRY003
 
     def wait(self, gen: PQGen[RV], *how: Any, **named: Any) -> RV:
         return super().wait(gen if self.patience is None else self._timed(gen, self.patience), *how, **named)
