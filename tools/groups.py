@@ -22,6 +22,8 @@ BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
 
 APART: Final = ("tests/conformance", "tests/parity", "tests/planted", "tests/worker")
+POSTGRES: Final = sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))
+FAULTS: Final = [f"tests/test_postgres_{each}.py" for each in ("crash", "cuts", "faults", "listening")]
 GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
     {
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
@@ -29,7 +31,8 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "contracts": [["lint-imports", "--no-logo"]],
         "behaviour": [["pytest", "tests", *(f"--ignore={each}" for each in APART), "--ignore-glob=*test_postgres*"]],
         "stores": [["pytest", "tests/conformance", "tests/parity"]],
-        "postgres": [["pytest", *sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))]],
+        "postgres": [["pytest", *(each for each in POSTGRES if each not in FAULTS)]],
+        "faults": [["pytest", *FAULTS]],
         "system": [["python", "-m", "tools.system_postgres"]],
         "worker": [["pytest", "tests/worker"]],
         "planted": [["python", "-m", "tests.planted"]],

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
+
+import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
 from taskharbor.worker.hand import Hand, Hands
 from taskharbor.worker.heartbeat import Heartbeat
+from taskharbor.worker.intake import Intake
 
 LEASE = timedelta(seconds=5)
 
@@ -27,3 +32,45 @@ def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a
 
     assert heartbeat.is_late_for(Hand(claim, ends_at=now + 1, times_out_at=None))
     assert not heartbeat.is_late_for(Hand(claim, ends_at=now + 4.75, times_out_at=None))
+
+
+class ReplyLostOnce(MemoryDriver):
+    """Takes jobs at the first call, and does not say so."""
+
+    is_lost = False
+
+    def reserve(self, *args: Any, **kwargs: Any) -> Any:
+        claims = super().reserve(*args, **kwargs)
+        if not self.is_lost:
+            self.is_lost = True
+            raise StoreUnavailable("cut")
+        return claims
+
+
+def test_a_lease_that_was_read_back_counts_from_the_call_whose_reply_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = ReplyLostOnce()
+    Client(driver).enqueue(JobRequest(type="greet"))
+    runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
+    hands, started = Hands(runtime, concurrency=1, queues={"default": 1}), list[Hand]()
+    intake = Intake(
+        runtime,
+        driver,
+        hands,
+        queues=["default"],
+        worker="w",
+        lease=LEASE,
+        margin=0.25,
+        poll=LEASE,
+        patience=LEASE,
+        types=lambda: None,
+        may_reclaim=lambda: True,
+        start=started.append,
+    )
+    asked_at = runtime.monotonic()
+    intake.tick()
+    monkeypatch.setattr(runtime, "monotonic", lambda: asked_at + 3)
+
+    intake.tick()
+
+    [hand] = started
+    assert hand.ends_at == pytest.approx(asked_at + 4.75)
