@@ -316,7 +316,7 @@ def by_psql(url: str, script: str) -> None:
     beside = binaries() / "psql"
     psql = beside if beside.exists() else shutil.which("psql")
     if psql is None:
-        pytest.skip("there is no psql here")
+        pytest.skip("NOT RUN: there is no psql, neither beside the server nor on the PATH")
     command = [psql, "--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--file", "-", url]
     ended = subprocess.run(command, input=script, text=True, capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from taskharbor.core.decide import DEFAULT_POLICY, decide
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from taskharbor.worker.middleware import Handler
 
     Report = Callable[[Hand, Outcome | None], None]
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class HandlerExited(Exception):

@@ -68,10 +68,6 @@ class Recorder:
         self._freed()
         self._settled(hand, outcome, answer)
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._ended and not self._unsure
-
     def tick(self) -> timedelta:
         batch = self._next_batch()
         if not batch:

@@ -37,7 +37,7 @@ class Connections:
 
     def _start_anew(self) -> None:
         self._pid = os.getpid()
-        self._left_behind = getattr(self, "_idle", [])
+        self._left_behind = getattr(self, "_idle", [])  # kept, or Python would close them
         self._idle: list[sqlite3.Connection] = []
         self._writing = threading.Lock()
         self._is_closed = False
