@@ -180,13 +180,12 @@ def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at
     assert janitor.log().endswith("the janitor stopped\n")
 
 
-@pytest.mark.usefixtures("_nothing_starts")
+@pytest.mark.usefixtures("_in_a_folder", "_nothing_starts")
 @pytest.mark.parametrize("command", [["worker", "shop.py"], ["janitor"]])
 def test_a_store_out_of_reach_ends_with_3_and_one_line(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    monkeypatch.chdir(tmp_path)
 
     ended = run(root, [*command, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])
 
