@@ -7,15 +7,17 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 import psycopg
 
-from taskharbor.core.answers import Declined, Published, Sent, Settlement, Unsent
+from taskharbor.core.answers import Declined, JobFilter, Published, Sent, Settlement, Unsent
 from taskharbor.core.ids import new_job_id, new_token
-from taskharbor.core.model import Lease
+from taskharbor.core.model import AuditEntry, Lease, Progress
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, RESEND, new_job
 
@@ -38,14 +40,22 @@ ENTRIES: Final = {
     re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"): r"\bid = ",
     re.compile(r"th_jobs_waiting_(ready|sent)"): r"\bqueue = ",
     re.compile(r"th_(attempts|outbox)_pkey"): r"\bjob_id = ",
-    re.compile(r"th_keys_pkey"): r"\bqueue = .*\bkey = ",
+    re.compile(r"th_keys_pkey"): r"\bkey = ",
     re.compile(r"th_keys_job"): r"\bjob_id = ",
+    re.compile(r"th_jobs_dead_fingerprint"): r"\bfingerprint = .*\bid < ",
+    re.compile(r"th_jobs_dead_group"): r"\bqueue = .*\btype = .*\bfingerprint = ",
+    re.compile(r"th_audit_(pkey|at)"): r"",
     re.compile(r"th_jobs_waiting_spent|th_outbox_pending"): r"",
 }
 _BY_NAME: Final = re.compile(r"\b(job_)?id = ")
-GROWING: Final = re.compile(r"th_jobs_(waiting|dead|finished)\w*|th_attempts|th_keys|th_outbox")
+GROWING: Final = re.compile(r"th_jobs_(waiting|dead|finished)\w*|th_attempts|th_keys|th_outbox|th_audit")
 # Jobs in process are few by design: these look at all of them.
 WALKERS: Final = frozenset({"take over", "expire", "read back"})
+# These walk in the order of an index, and end after so many rows.
+STROLLERS: Final = {
+    "find": re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"),
+    "queues": re.compile(r"th_jobs_waiting_ready"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +82,14 @@ class Ran:
                     yield f"sorts {scan['Relation Name']}"
         if not self._must_be_looked_up(node):
             return
-        if not _is_entered(node):
+        if not _is_entered(node) and not self._is_strolled(node):
             yield f"walks {node['Relation Name']} ({node['Node Type']} {node.get('Index Name', '')})"
         elif (read := _rows_read(node)) > MANY:
             yield f"reads {read:,.0f} rows of {node['Relation Name']} by {node['Index Name']}"
+
+    def _is_strolled(self, node: Node) -> bool:
+        index = STROLLERS.get(self.verb.partition(" ")[0])
+        return index is not None and index.fullmatch(node.get("Index Name", "")) is not None
 
     def _must_be_looked_up(self, node: Node) -> bool:
         name = node.get("Relation Name", "")
@@ -128,8 +142,9 @@ def watched(url: str) -> Iterator[Watched]:
     driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1)  # one connection: no plan escapes
     watching = Watched(driver)
     try:
-        with driver._connections.connection() as db:  # noqa: SLF001  the notices are the connection's
-            db.add_notice_handler(watching.hear)
+        for connections in (driver._connections, driver._beating):  # noqa: SLF001  the notices are the connection's
+            with connections.connection() as db:
+                db.add_notice_handler(watching.hear)
         yield watching
     finally:
         driver.close()
@@ -154,6 +169,8 @@ def all_day(watching: Watched) -> None:
     _deliver(watching)
     _keep(watching, claims)
     _operate(watching)
+    _show(watching)
+    _audit(watching)
 
 
 def _enqueue(watching: Watched) -> None:
@@ -178,6 +195,8 @@ def _take(watching: Watched) -> list[Claim]:
     run("reserve from a place", reserve)
     run("take over", lambda: reserve("idle"))
     run("extend", lambda: driver.extend([*(claim.lease for claim in claims), nobodys()], lease=LEASE))
+    notes = [(lease, Progress(1)) for lease in [*(claim.lease for claim in claims), nobodys()]]
+    run("note progress", lambda: driver.note_progress(notes))
     return claims
 
 
@@ -235,6 +254,33 @@ def _operate(watching: Watched) -> None:
         run(verb, lambda: driver.requeue(ids, token=token, budget=1, by="ops", why="fixed"))
 
 
+def _show(watching: Watched) -> None:
+    """Read what a page for people shows."""
+    inspector, run = watching.driver.inspector, watching.run
+    watching.driver.upkeep.roll_up(keep=timedelta(days=1))
+    nobodys_type = JobFilter(type="unknown")
+    page = run("find", lambda: inspector.find(nobodys_type, limit=BATCH))
+    run("find below", lambda: inspector.find(nobodys_type, limit=BATCH, after=page.after or new_job_id()))
+    for statuses in ({Status.DEAD}, {Status.FAILED, Status.PROCESSING}, {Status.CANCELED}):
+        asked = JobFilter(statuses=frozenset(statuses), tag=("tenant", "7"))
+        run("find by state and tag", partial(inspector.find, asked, limit=BATCH))
+    run("find by fingerprint", lambda: inspector.find(JobFilter(queue="x", fingerprint="f00d"), limit=BATCH))
+    run("by key", lambda: inspector.by_key("1"))
+    run("dead groups", lambda: inspector.dead_groups(limit=BATCH))
+    run("queues", inspector.queues)
+    run("finished", lambda: inspector.finished(since=NOW - timedelta(hours=1)))
+    run("workers", inspector.workers)
+
+
+def _audit(watching: Watched) -> None:
+    driver, run = watching.driver, watching.run
+    entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target=str(n)) for n in range(BATCH)]
+    run("record", lambda: driver.control.record(entries))
+    told = run("audit", lambda: driver.inspector.audit(limit=BATCH))
+    run("audit below", lambda: driver.inspector.audit(limit=BATCH, before=told[-1].id))
+    run("keys", lambda: driver.inspector.keys(["k1"]))
+
+
 def nobodys() -> Lease:
     return Lease(new_job_id(), new_token(), NOW)
 
@@ -258,6 +304,7 @@ def fill(url: str, size: int) -> None:
             asked = {"status": status, "count": jobs or size, "queue": queue}
             db.execute(_JOBS.format(columns=_listed(extra), values=_listed(extra.values())).encode(), asked)
         db.execute(_HISTORY, {"count": size})
+        db.execute(_DONE, {"count": size})
 
 
 _JOBS: Final = """
@@ -268,7 +315,7 @@ _JOBS: Final = """
       FROM generate_series(1, %(count)s) AS n
 """
 _LEASED: Final = {"lease_token": "gen_random_uuid()", "lease_expires_at": "now() + interval '1 hour'"}
-_DEAD: Final = {"completed_at": "now()", "dead_at": "now()", "dead_reason": "'spent'"}
+_DEAD: Final = {"completed_at": "now()", "dead_at": "now()", "dead_reason": "'spent'", "fingerprint": "'f00d'"}
 _FILLED: Final[tuple[tuple[str, int | None, str, dict[str, str]], ...]] = (
     ("PENDING", None, "default", {}),
     ("ENQUEUED", MANY // 2, "mail", {"dispatch_at": "now() + interval '1 hour'", "sends": "1", "sent_at": "now()"}),
@@ -287,6 +334,11 @@ _HISTORY: Final = """
     SELECT 'default', n::text, gen_random_uuid(), ''
       FROM generate_series(1, %(count)s) AS n
         ON CONFLICT DO NOTHING
+"""
+_DONE: Final = """
+    INSERT INTO th_audit (id, at, actor, action, target, detail)
+    SELECT gen_random_uuid(), now() - interval '1 hour' + n * interval '1 ms', 'ann', 'cancel', n::text, '{}'
+      FROM generate_series(1, %(count)s) AS n
 """
 
 

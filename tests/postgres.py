@@ -54,6 +54,7 @@ _TABLES: Final = """
        AND relkind IN ('r', 'p')
        AND NOT relispartition
        AND relname <> 'th_migrations'
+     ORDER BY relname <> 'th_jobs'  -- first: dead letters that go leave tallies behind
 """
 
 

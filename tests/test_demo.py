@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from examples._demo.effects import Effect, What
-from examples._demo.ledger import Ledger, ledger
 from taskharbor import Status
+from taskharbor.cli.demo.effects import Effect, What
+from taskharbor.cli.demo.ledger import Ledger, ledger
 from taskharbor.core.model import AttemptOutcome
 
 

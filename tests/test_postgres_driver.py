@@ -24,6 +24,7 @@ from taskharbor import Client, JobRequest
 from taskharbor.core.answers import Expired, Extended, Inserted, JobFilter, Settled, Settlement, Skipped
 from taskharbor.core.errors import StoreUnavailable, UsageError
 from taskharbor.core.ids import new_token
+from taskharbor.core.model import Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
@@ -270,6 +271,23 @@ def test_a_lease_on_a_locked_row_is_skipped_and_its_neighbours_are_extended_at_o
     assert isinstance(driver.extend(leases, lease=LEASE)[1], Extended)
 
 
+def test_progress_on_a_locked_row_is_not_waited_for_and_that_of_its_neighbours_is_kept(
+    driver: PostgresDriver, url: str
+) -> None:
+    driver.insert([new_job() for _ in range(3)])
+    notes = [(claim.lease, Progress(1, 2)) for claim in reserve(driver, limit=3)]
+
+    with psycopg.connect(url) as other:
+        lock(other, notes[1][0].job_id)
+        start = time.monotonic()
+        answers = driver.note_progress(notes)
+        took = time.monotonic() - start
+
+    assert answers == [True, False, True]
+    assert took < 1
+    assert [jobs_of(driver)[lease.job_id].progress for lease, _ in notes] == [Progress(1, 2), None, Progress(1, 2)]
+
+
 def test_reserve_passes_over_locked_rows(driver: PostgresDriver, url: str) -> None:
     first, second = new_job(), new_job()
     driver.insert([first, second])
@@ -485,6 +503,23 @@ def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: Post
 
     assert urgent.id not in ids(at_once)
     assert ids(later)[0] == urgent.id
+
+
+@pytest.mark.parametrize(("took", "rests_for"), [(0.001, lines.FRESH), (0.2, 4.0), (5.0, lines.STALE)])
+def test_the_longer_a_look_at_the_head_takes_the_later_comes_the_next(
+    took: float, rests_for: float, driver: PostgresDriver, clock: list[float]
+) -> None:
+    line_of(driver, lines.MANY)
+    batch = reserve(driver, limit=lines.MANY)
+    line = lines.Lines()
+    start = line.start("default", lines.MANY)
+    clock[0] += took
+    line.note("default", batch, limit=lines.MANY, start=start)
+
+    clock[0] += rests_for - 0.01
+    assert line.start("default", lines.MANY).place == place(batch[-1])
+    clock[0] += 0.02
+    assert line.start("default", lines.MANY).place is None
 
 
 @pytest.mark.usefixtures("clock")

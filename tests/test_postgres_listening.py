@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import closing
 from datetime import timedelta
@@ -111,7 +112,10 @@ def test_a_listener_that_hears_its_own_voice_keeps_its_connection(driver: Postgr
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_a_listener_whose_connection_died_in_silence_notices_and_hears_again(url: str, driver: PostgresDriver) -> None:
+def test_a_listener_whose_connection_died_in_silence_notices_hears_again_and_says_both(
+    url: str, driver: PostgresDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with (
         Proxy(url) as proxy,
         closing(PostgresDriver(proxy.url, deadline=SECOND)) as behind,
@@ -128,9 +132,15 @@ def test_a_listener_whose_connection_died_in_silence_notices_and_hears_again(url
 
         assert listener.wait(DEADLINE)
         assert took < 4, "it waited for an answer that nobody gave"
+        wait_until(lambda: not listener.wait(MOMENT) and "listens for jobs again" in caplog.text)
+    assert caplog.text.count("cannot listen for jobs, and tries again") == 1
+    assert "it does not hear itself" in caplog.text
 
 
-def test_a_listener_behind_a_pooler_waits_in_peace(url: str) -> None:
+def test_a_listener_behind_a_pooler_waits_in_peace_and_says_that_it_does_not_listen(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with closing(PostgresDriver(url, is_pooled=True)) as driver, closing(driver.listen(["default"])) as listener:
         start, spent = time.monotonic(), time.thread_time()
 
@@ -138,11 +148,12 @@ def test_a_listener_behind_a_pooler_waits_in_peace(url: str) -> None:
 
         assert (rang, round(time.monotonic() - start)) == (False, 1)
         assert time.thread_time() - spent < 0.2
+    assert "a pooler is in between: nothing is listened to" in caplog.text
 
 
 def test_a_bell_that_fails_once_rings_the_next_time(driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(driver.listen(["default"])) as listener:
-        monkeypatch.setattr(listening, "RING", "SELECT 1 / 0, %(channel)s, %(queues)s")
+        monkeypatch.setattr(listening, "_CALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
         driver.insert([new_job()])
         wait_until(lambda: not driver._bell._queues)  # noqa: SLF001  nothing else shows that it took its turn
         silent = not listener.wait(4 * MOMENT)

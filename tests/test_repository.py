@@ -73,6 +73,7 @@ def test_nothing_in_the_library_can_run_code_out_of_stored_bytes() -> None:
 def test_whatever_runs_for_ever_takes_threads_waits_clocks_and_chance_from_the_runtime() -> None:
     parts = [
         *(SOURCE / "worker").rglob("*.py"),
+        *(SOURCE / "schedules").rglob("*.py"),
         *(SOURCE / f"{name}.py" for name in ("enqueuer", "janitor", "service")),
     ]
     found = [

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.core.errors import UsageError
-from taskharbor.settings import Settings
+from taskharbor.settings import Settings, child_environment
 
 
 def test_the_url_comes_from_the_environment() -> None:
@@ -26,6 +26,18 @@ def test_any_value_of_no_color_turns_colour_off() -> None:
     assert settings.no_color
 
 
+def test_the_names_of_queues_in_sqs_can_be_told_apart_by_a_prefix() -> None:
+    assert Settings.from_env({"TASKHARBOR_SQS_PREFIX": "staging-"}).sqs_prefix == "staging-"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"AWS_REGION": "a"}, {"AWS_DEFAULT_REGION": "a"}, {"AWS_REGION": "a", "AWS_DEFAULT_REGION": "b"}],
+)
+def test_the_region_has_two_names_and_either_is_enough(environ: dict[str, str]) -> None:
+    assert Settings.from_env(environ).aws_region == "a"
+
+
 def test_the_environment_of_the_process_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKHARBOR_URL", "memory://")
 
@@ -39,6 +51,12 @@ def test_a_missing_url_is_answered_with_the_forms_it_can_take_and_where_to_put_i
     text = str(caught.value)
     assert [part for part in ("postgresql://", "sqlite:///jobs.db", "memory://") if part not in text] == []
     assert [part for part in ("--url", "TASKHARBOR_URL") if part not in text] == []
+
+
+def test_a_child_gets_what_this_process_has_and_the_store_it_is_told() -> None:
+    environ = child_environment(url="memory://", environ={"TASKHARBOR_URL": "sqlite:///jobs.db", "PATH": "bin"})
+
+    assert environ == {"TASKHARBOR_URL": "memory://", "PATH": "bin"}
 
 
 def test_settings_do_not_show_the_url_which_may_hold_a_password() -> None:

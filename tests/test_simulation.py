@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskharbor.testing.simulation import EXPECTED, judge, judge_all, simulate
+from taskharbor.testing.simulation import EXPECTED, EXPECTED_OF_MESSAGES, judge, judge_all, simulate
 
 if TYPE_CHECKING:
-    from taskharbor.testing.simulation import Verdict
+    from taskharbor.testing.simulation import Mode, Verdict
 
 SEEDS: Final = range(500)
+SEEDS_OF_MESSAGES: Final = range(250)
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,27 @@ def verdicts() -> list[Verdict]:
     return list(judge_all(SEEDS))
 
 
+@pytest.fixture(scope="module")
+def verdicts_on_messages() -> list[Verdict]:
+    return list(judge_all(SEEDS_OF_MESSAGES, "sqs"))
+
+
 def test_no_world_breaks_a_promise(verdicts: list[Verdict]) -> None:
     broken = [verdict for verdict in verdicts if verdict.violations]
 
     assert not broken, "\n".join(map(str, broken))
+
+
+def test_no_world_with_messages_breaks_a_promise(verdicts_on_messages: list[Verdict]) -> None:
+    broken = [verdict for verdict in verdicts_on_messages if verdict.violations]
+
+    assert not broken, "\n".join(map(str, broken))
+
+
+def test_every_rare_thing_happens_in_some_world_with_messages(verdicts_on_messages: list[Verdict]) -> None:
+    seen = {sight for verdict in verdicts_on_messages for sight in verdict.seen}
+
+    assert seen == EXPECTED_OF_MESSAGES
 
 
 def test_every_rare_thing_happens_in_some_world(verdicts: list[Verdict]) -> None:
@@ -38,13 +56,14 @@ def test_a_seed_makes_the_same_history_again(verdicts: list[Verdict]) -> None:
     assert judge(18).digest != verdicts[17].digest
 
 
+@pytest.mark.parametrize("mode", ["polling", "sqs"])
 @pytest.mark.parametrize("hash_seed", ["0", "4711"])
-def test_a_seed_makes_the_same_history_in_every_process(hash_seed: str) -> None:
-    command = [sys.executable, "-m", "taskharbor.testing.simulation", "17"]
+def test_a_seed_makes_the_same_history_in_every_process(hash_seed: str, mode: Mode) -> None:
+    command = [sys.executable, "-m", "taskharbor.testing.simulation", "17", mode]
     environment = {"PYTHONHASHSEED": hash_seed}
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert shown.splitlines()[-1] == f"seed 17: 0 violations, history {simulate(17).digest()}"
+    assert shown.splitlines()[-1] == f"seed 17: 0 violations, history {simulate(17, mode).digest()}"
 
 
 def test_the_history_of_a_world_tells_every_call_and_every_attempt() -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import FrozenInstanceError, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -18,7 +18,7 @@ from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import StoreUnavailable, UsageError
 from taskharbor.core.model import Job
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite import SqliteDriver, claiming
+from taskharbor.drivers.sqlite import SqliteDriver, claiming, finding
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
 from taskharbor.drivers.sqlite.rows import EPOCH
 from taskharbor.testing.conformance.subject import new_job
@@ -158,6 +158,29 @@ def test_those_who_live_are_counted_without_a_look_at_the_history(file: Path) ->
         "SCAN th_jobs USING COVERING INDEX th_jobs_waiting",
         "SEARCH th_jobs USING INDEX th_jobs_processing (lease_expires_at>?)",
     ]
+
+
+FINDERS: Final = {
+    finding.AT_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
+    finding.AT_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
+    finding.AT_KILLED: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
+}
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(("statement", "way"), FINDERS.items(), ids=["all", "dead", "killed"])
+def test_a_page_is_walked_in_its_order_and_nothing_is_sorted(statement: str, way: str, file: Path) -> None:
+    steps = plan(file, statement)
+
+    assert way in steps
+    assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_group_of_dead_letters_is_told_without_a_look_at_them_all(file: Path) -> None:
+    steps = plan(file, finding.GROUPS)
+
+    assert not [step for step in steps if step.startswith(("SCAN th_jobs", "SCAN oldest", "SCAN newest"))]
 
 
 def test_jobs_that_raw_sql_moved_are_counted_too(driver: SqliteDriver, file: Path) -> None:

@@ -20,7 +20,7 @@ from taskharbor.core.answers import (
 )
 from taskharbor.core.errors import IllegalTransition
 from taskharbor.core.ids import new_token
-from taskharbor.core.model import Claim
+from taskharbor.core.model import Claim, Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.inserting import COPIED
@@ -136,6 +136,16 @@ def extending(direct: Driver) -> Asked:
     return Asked(lambda driver: driver.extend([claim.lease], lease=2 * LEASE), check)
 
 
+def noting_progress(direct: Driver) -> Asked:
+    [claim] = reserved(direct)
+
+    def check(answers: Any) -> None:
+        assert answers == [True]
+        assert direct.inspector.get([claim.job.id])[claim.job.id].progress == Progress(1, 2)
+
+    return Asked(lambda driver: driver.note_progress([(claim.lease, Progress(1, 2))]), check)
+
+
 def settling(direct: Driver) -> Asked:
     acked, retried, failed = reserved(direct, jobs=3)
     outcomes = [Outcome.ack(b"1"), Outcome.retry(after=LEASE, failure=BOOM), Outcome.fail("no", failure=BOOM)]
@@ -248,6 +258,7 @@ VERBS: Final[dict[str, Callable[[Driver], Asked]]] = {
     "take over": taking_over,
     "claim": claiming,
     "extend": extending,
+    "note progress": noting_progress,
     "settle": settling,
     "requeue": requeueing,
     "reschedule": rescheduling,

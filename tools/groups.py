@@ -21,7 +21,15 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
 
-APART: Final = ("tests/conformance", "tests/parity", "tests/planted", "tests/worker")
+APART: Final = (
+    "tests/api",
+    "tests/conformance",
+    "tests/delivery",
+    "tests/emulators",
+    "tests/parity",
+    "tests/planted",
+    "tests/worker",
+)
 POSTGRES: Final = sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))
 FAULTS: Final = [f"tests/test_postgres_{each}.py" for each in ("crash", "cuts", "faults", "listening")]
 GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
@@ -35,6 +43,9 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "faults": [["pytest", *FAULTS]],
         "system": [["python", "-m", "tools.system_postgres"]],
         "worker": [["pytest", "tests/worker"]],
+        "delivery": [["pytest", "tests/delivery"]],
+        "emulators": [["pytest", "tests/emulators"]],
+        "api": [["pytest", "tests/api"]],
         "planted": [["python", "-m", "tests.planted"]],
     }
 )

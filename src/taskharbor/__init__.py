@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from taskharbor.client import Client, Enqueued
     from taskharbor.core.codec import JsonCodec
     from taskharbor.core.decide import Cancel, DeadLetter, Retry, Snooze
-    from taskharbor.core.errors import TaskHarborError
+    from taskharbor.core.errors import JobFailed, ResultTimeout, TaskHarborError
     from taskharbor.core.model import Job
     from taskharbor.core.request import JobRequest
     from taskharbor.core.retry import Exponential, Fixed, Never, RetryPolicy
     from taskharbor.core.states import Status
     from taskharbor.drivers.memory import MemoryDriver
+    from taskharbor.harbor import Harbor
+    from taskharbor.tasks import Call, Handle, Task
     from taskharbor.worker.context import Context
     from taskharbor.worker.worker import Worker
 
 __all__ = [
+    "Call",
     "Cancel",
     "Client",
     "Context",
@@ -31,15 +34,20 @@ __all__ = [
     "Enqueued",
     "Exponential",
     "Fixed",
+    "Handle",
+    "Harbor",
     "Job",
+    "JobFailed",
     "JobRequest",
     "JsonCodec",
     "MemoryDriver",
     "Never",
+    "ResultTimeout",
     "Retry",
     "RetryPolicy",
     "Snooze",
     "Status",
+    "Task",
     "TaskHarborError",
     "Worker",
     "__version__",
@@ -47,6 +55,7 @@ __all__ = [
 
 # A name is imported when it is first asked for: `taskharbor --help` asks for none of them.
 _HOMES: Final = {
+    "Call": "tasks",
     "Cancel": "core.decide",
     "Client": "client",
     "Context": "worker.context",
@@ -54,15 +63,20 @@ _HOMES: Final = {
     "Enqueued": "client",
     "Exponential": "core.retry",
     "Fixed": "core.retry",
+    "Handle": "tasks",
+    "Harbor": "harbor",
     "Job": "core.model",
+    "JobFailed": "core.errors",
     "JobRequest": "core.request",
     "JsonCodec": "core.codec",
     "MemoryDriver": "drivers.memory",
     "Never": "core.retry",
+    "ResultTimeout": "core.errors",
     "Retry": "core.decide",
     "RetryPolicy": "core.retry",
     "Snooze": "core.decide",
     "Status": "core.states",
+    "Task": "tasks",
     "TaskHarborError": "core.errors",
     "Worker": "worker.worker",
 }

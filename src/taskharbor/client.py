@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from taskharbor.coalescing import Flusher, Line
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import (
     EnqueueRefused,
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
     from taskharbor.core.request import JobRequest
-    from taskharbor.drivers.base import Inserter
+    from taskharbor.drivers.base import AsyncInserter, Inserter
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +87,40 @@ class Client:
         self._clock = clock or SystemClock()
         self._ids = ids
         self._hooks = tuple(hooks)
+        self._coalesces: bool = getattr(driver, "coalesces", False)
+        self._line = Line(self._store)
+        self._flusher: Flusher | None = None
 
     def enqueue(self, request: JobRequest) -> Enqueued:
         """Store one job; when this returns, it is committed.
+
+        Jobs that other threads enqueue meanwhile go out in the same statement, where the store
+        gains by that. One with an idempotency key goes out alone: it may have to wait
+        for a transaction that holds the key, and the others should not.
 
         Raises `InvalidRequest`, `IdempotencyConflict` or `StoreUnavailable`. After the last
         one (the store was tried twice, under the same id) nobody knows whether the job was
         stored: give the request an idempotency key, and it can be sent again without harm.
         """
-        [answer] = self._insert([self._prepare(request, self._clock.now())])
-        if isinstance(answer, IdempotencyConflict):
-            raise answer
-        return answer
+        job = self._prepare(request, self._clock.now())
+        is_alone = job.idempotency_key is not None or not self._coalesces
+        [answer] = self._told([job], self._store([job]) if is_alone else [self._own_line().insert(job)])
+        return _accepted(answer)
+
+    async def aenqueue(self, request: JobRequest) -> Enqueued:
+        """Store one job as `enqueue` does, from a coroutine, without holding up its event loop or taking a thread.
+
+        Where it is cancelled, the job may be stored all the same, and hooks are told if it is.
+        In a transaction that a driver has joined, and on the memory store, it does hold up the loop.
+        """
+        [answer] = await self._handed_over([self._prepare(request, self._clock.now())])
+        return _accepted(answer)
+
+    async def aenqueue_in(self, joined: AsyncInserter, request: JobRequest) -> Enqueued:
+        """Store one job in a transaction of an async connection, which a driver has joined."""
+        job = self._prepare(request, self._clock.now())
+        [answer] = self._told([job], await joined.insert([job]))
+        return _accepted(answer)
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
         """Store jobs in one statement, and return what became of each, in order.
@@ -104,27 +129,72 @@ class Client:
         that belong to other jobs are refused one by one: `EnqueueRefused` then says
         which, and every other job is stored.
         """
-        answers = self._insert(self._prepare_all(requests))
-        if any(isinstance(answer, IdempotencyConflict) for answer in answers):
-            raise EnqueueRefused(answers)
-        return [answer for answer in answers if isinstance(answer, Enqueued)]
+        jobs = self._prepare_all(requests)
+        return _all_accepted(self._told(jobs, self._store(jobs)))
 
-    def _insert(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
-        answers = [
-            answer if isinstance(answer, IdempotencyConflict) else Enqueued(answer.job_id, answer.existed)
-            for answer in self._store(jobs)
-        ]
-        for job, answer in zip(jobs, answers, strict=True) if self._hooks else ():
-            if isinstance(answer, Enqueued):
-                self._tell(JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed))
-        return answers
+    async def aenqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
+        """Store jobs as `enqueue_many` does, from a coroutine; they are prepared in its thread and stored from another.
 
-    def _store(self, jobs: list[NewJob]) -> list[Inserted | IdempotencyConflict]:
+        Cancelled, it leaves things as `aenqueue` does.
+        """
+        return _all_accepted(await self._handed_over(self._prepare_all(requests)))
+
+    def close(self) -> None:
+        """End the threads that `aenqueue` started, once what they were handed is stored; the driver stays open.
+
+        Who does not call it loses nothing: they end by themselves a few seconds later, and
+        come back when they are needed.
+        """
+        flusher, self._flusher = self._flusher, None
+        if flusher is not None and flusher.pid == os.getpid():
+            flusher.close()
+
+    def _store(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         """Insert, and once more where the reply was lost: under the same ids, so that nothing is doubled."""
         try:
-            return self._driver.insert(jobs)
+            return self._driver.insert(jobs, repeat=repeat)
         except StoreUnavailable:
             return self._driver.insert(jobs, repeat=True)
+
+    def _own_line(self) -> Line:
+        """Return where threads of this process wait; who waited before a fork stayed on the other side."""
+        line = self._line
+        if line.pid != os.getpid():
+            line = self._line = Line(self._store)
+        return line
+
+    def _own_flusher(self) -> Flusher:
+        flusher = self._flusher
+        if flusher is None or flusher.pid != os.getpid():
+            flusher = self._flusher = Flusher(self._store)
+        return flusher
+
+    async def _handed_over(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+        if not self._coalesces:
+            return self._told(jobs, self._store(jobs))
+        future = self._own_flusher().hand_over(jobs)
+        if not self._hooks:
+            answers = await future
+        else:
+            # What a cancelled coroutine does not wait for is stored all the same, and told.
+            future.add_done_callback(lambda done: self._tell_all(jobs, done.result()))
+            answers = await asyncio.shield(future)
+        if isinstance(answers, Exception):
+            raise answers
+        return list(map(_enqueued, answers))
+
+    def _told(
+        self, jobs: list[NewJob], answers: Sequence[Inserted | IdempotencyConflict]
+    ) -> list[Enqueued | IdempotencyConflict]:
+        self._tell_all(jobs, answers)
+        return list(map(_enqueued, answers))
+
+    def _tell_all(self, jobs: list[NewJob], answers: Sequence[Inserted | IdempotencyConflict] | Exception) -> None:
+        if not self._hooks or isinstance(answers, Exception):
+            return
+        for job, answer in zip(jobs, answers, strict=True):
+            if not isinstance(answer, IdempotencyConflict):
+                self._tell(JobEnqueued(job_id=answer.job_id, type=job.type, queue=job.queue, existed=answer.existed))
 
     def _tell(self, fact: JobEnqueued) -> None:
         for hook in self._hooks:
@@ -170,6 +240,23 @@ class Client:
     def _digest(self, request: JobRequest) -> bytes:
         """Stand for what is to be done; when and how often may differ between a call and its repeat."""
         return hashlib.sha256(request.type.encode() + b"\0" + self._codec.digest(request.payload)).digest()
+
+
+def _enqueued(answer: Inserted | IdempotencyConflict) -> Enqueued | IdempotencyConflict:
+    return answer if isinstance(answer, IdempotencyConflict) else Enqueued(answer.job_id, answer.existed)
+
+
+def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:
+    if isinstance(answer, IdempotencyConflict):
+        raise answer
+    return answer
+
+
+def _all_accepted(answers: list[Enqueued | IdempotencyConflict]) -> list[Enqueued]:
+    accepted = [answer for answer in answers if isinstance(answer, Enqueued)]
+    if len(accepted) < len(answers):
+        raise EnqueueRefused(answers)
+    return accepted
 
 
 def _plain_map(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
+    from taskharbor.schedules import Scheduler
 
 _LOG: Final = logging.getLogger(__name__)
 PERIOD: Final = timedelta(seconds=5)
@@ -26,6 +27,7 @@ LOOKS: Final = 0.2
 
 Whoever looked only once in a period might look just before: then a dead worker's job waits for two.
 """
+SOONEST: Final = timedelta(milliseconds=1)
 JUMP: Final = timedelta(seconds=5)
 """How far the store's clock may stray from ours between two looks before that is a jump."""
 
@@ -97,6 +99,7 @@ class Janitor:
         period: timedelta = PERIOD,
         retention: timedelta = RETENTION,
         relay: Callable[[], None] | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
@@ -114,10 +117,13 @@ class Janitor:
         if relay is not None:
             self._duties["relay"] = (self._period, relay)
         self._look_at = dict.fromkeys(self._duties, 0.0)
+        self._scheduler = scheduler
+        self._fire_at = 0.0
 
     def tick(self) -> timedelta:
         if self._owns_guard:
             self._guard.tick()
+        self._fire()
         for name, (every, duty) in self._duties.items():
             if self._look_at[name] > self._runtime.monotonic():
                 continue
@@ -130,7 +136,27 @@ class Janitor:
             except StoreUnavailable as error:
                 _LOG.warning("cannot %s: %s", name, error)
                 break
-        return self._period * LOOKS
+        return self._until_next()
+
+    def _fire(self) -> None:
+        """Let schedules fire: first, for they are punctual, and without a turnstile, for the store fires each once."""
+        if self._scheduler is None or self._fire_at > self._runtime.monotonic():
+            return
+        # An error of ours must not keep the duties from being done: the next tick passes by here.
+        self._fire_at = self._runtime.monotonic() + self._period.total_seconds()
+        pause = self._period * LOOKS
+        try:
+            pause = self._scheduler.tick()
+        except StoreUnavailable as error:
+            _LOG.warning("cannot fire schedules: %s", error)
+        self._fire_at = self._runtime.monotonic() + pause.total_seconds()
+
+    def _until_next(self) -> timedelta:
+        pause = self._period * LOOKS
+        if self._scheduler is None:
+            return pause
+        # Not at once: what is less than a microsecond away would be asked for again and again.
+        return max(min(pause, timedelta(seconds=self._fire_at - self._runtime.monotonic())), SOONEST)
 
     def _expire(self) -> None:
         while len(expired := self._driver.upkeep.expire(limit=BATCH)) == BATCH:

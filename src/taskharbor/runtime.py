@@ -8,19 +8,23 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
 from taskharbor.core.ids import new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
     from contextlib import AbstractContextManager
     from contextvars import Context
 
     from taskharbor.core.ids import Token
+
+T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
 AFTER_AN_ERROR: Final = timedelta(seconds=1)
@@ -123,6 +127,34 @@ class ThreadRuntime:
         self._threads.close()
         if self._events is not None:
             self._events.close()
+
+
+def finished(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedelta) -> T:
+    """Let *work* run on the event loop, wait for its end, and return what it returns or raise what it raises.
+
+    Raises `TimeoutError` when *timeout* has passed, and cancels the work then.
+    """
+    ended: SimpleQueue[Callable[[], T]] = SimpleQueue()
+
+    async def run() -> None:
+        try:
+            value = await work
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is for the one who waits
+            ended.put(partial(_raise, error))
+        else:
+            ended.put(lambda: value)
+
+    running = runtime.run_async(run(), copy_context(), lambda: ended.put(partial(_raise, asyncio.CancelledError())))
+    try:
+        told = ended.get(timeout=timeout.total_seconds())
+    except Empty:
+        running.cancel()
+        raise TimeoutError(timeout) from None
+    return told()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 class Threads:
@@ -230,6 +262,23 @@ class EventLoop:
             except BaseException:  # noqa: BLE001  a task that a handler left to itself, and that tried to end the process
                 _LOG.exception("a task tried to end the event loop; it goes on")
         self._loop.close()
+
+
+def fulfil(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
+    """Give futures their results, from any thread; each event loop is woken once for all of its own."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[T], T]]] = {}
+    for future, result in results:
+        by_loop.setdefault(future.get_loop(), []).append((future, result))
+    for loop, own in by_loop.items():
+        with suppress(RuntimeError):  # it is closed: nobody waits there
+            loop.call_soon_threadsafe(fulfil_here, own)
+
+
+def fulfil_here(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
+    """Do the same in the thread of their loop. Who was cancelled meanwhile needs nothing any more."""
+    for future, result in results:
+        if not future.done():
+            future.set_result(result)
 
 
 class AsyncRun:

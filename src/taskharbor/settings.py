@@ -22,17 +22,30 @@ class Settings:
 
     url: str | None = field(default=None, repr=False)  # may hold a password
     no_color: bool = False
+    sqs_prefix: str | None = None
+    aws_region: str | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
         """Return what *environ* says. A variable that is empty says nothing."""
-        return cls(url=environ.get("TASKHARBOR_URL") or None, no_color=bool(environ.get("NO_COLOR")))
+        return cls(
+            url=environ.get("TASKHARBOR_URL") or None,
+            no_color=bool(environ.get("NO_COLOR")),
+            sqs_prefix=environ.get("TASKHARBOR_SQS_PREFIX") or None,
+            # boto3 reads the second alone; where AWS runs a program, it sets the first.
+            aws_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
+        )
 
     def require_url(self) -> str:
         """Return the store's URL, or raise `UrlMissing`."""
         if self.url is None:
             raise UrlMissing
         return self.url
+
+
+def child_environment(*, url: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what a process of ours is given: what this one has, and the store at *url*."""
+    return {**environ, "TASKHARBOR_URL": url}
 
 
 class UrlMissing(UsageError):

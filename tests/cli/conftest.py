@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import service
+from tests.cli.console import Console
+from tests.postgres import emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,3 +43,21 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path.resolve())):
             del sys.modules[name]
+
+
+@pytest.fixture
+def console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Console]:
+    """Give a command line on a new SQLite file."""
+    console = Console(f"sqlite:///{tmp_path}/jobs.db", capsys)
+    yield console
+    console.driver.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def any_console(
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Console]:
+    """Give a command line on each durable store."""
+    console = Console(f"sqlite:///{tmp_path}/jobs.db" if request.param == "sqlite" else emptied(), capsys)
+    yield console
+    console.driver.close()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import MemoryDriver, Worker
-from taskharbor.cli.app import AppNotLoaded, load
+from taskharbor.cli.app import load
 from taskharbor.cli.exits import Exit
+from taskharbor.cli.refusals import AppNotLoaded
 from taskharbor.cli.root import root, run
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("_in_a_folder", "_nothing_starts")
 
 HANDLERS = "handlers = {'greet': lambda job: None}\n"
+HARBOR = """
+from taskharbor import Harbor
+harbor = Harbor()
+@harbor.task(aliases=("hello",))
+def greet() -> None: ...
+"""
 REGISTER = "def register(worker):\n    worker.register('part', lambda job: None)\n"
 
 
@@ -40,6 +47,12 @@ def test_an_app_may_be_inside_of_something(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("class Mail:\n    jobs = {'mail.send': print}\n")
 
     assert types_of("shop:Mail.jobs") == ("mail.send",)
+
+
+def test_an_app_may_be_a_harbor(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(HARBOR)
+
+    assert types_of("shop.py") == ("greet", "hello")
 
 
 def test_where_no_name_is_given_the_first_of_the_known_ones_is_taken(tmp_path: Path) -> None:
@@ -72,8 +85,12 @@ def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_
         (HANDLERS, "shop:app.jobs", r"cannot load shop: it has no 'app.jobs'; .* \(it has handlers\)"),
         (HANDLERS, "wholesale", "cannot load wholesale: there is no module 'wholesale' in .*; start in the folder .*"),
         (HANDLERS, "shop.mail", "cannot load shop.mail: there is no module 'shop.mail' in .*; start in the folder .*"),
-        ("jobs = {}", "shop.py", r"cannot load shop.py: it has none of app, register, handlers; .* \(it has jobs\)"),
-        ("app = 7", "shop.py", "cannot load shop.py: it is of type int; name a mapping .*"),
+        (
+            "jobs = {}",
+            "shop.py",
+            r"cannot load shop.py: it has none of app, harbor, register, handlers; .* \(it has jobs\)",
+        ),
+        ("app = 7", "shop.py", "cannot load shop.py: it is of type int; name a Harbor, a mapping .*"),
         ("handlers = {}", "shop.py", "cannot load shop.py: it registers no handler; call worker.register.*"),
         (
             "1 / 0",

@@ -13,14 +13,15 @@ import click
 import pytest
 
 import taskharbor
-from taskharbor.cli.app import AppNotLoaded
 from taskharbor.cli.exits import Exit
 from taskharbor.cli.failures import VERDICTS, verdict_on
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.options import json_option
+from taskharbor.cli.refusals import AppNotLoaded, LeftAlone, NoApp, NoSuchName, NotAJobId, NotConfirmed, NotInstalled
 from taskharbor.cli.root import root, run
 from taskharbor.core import errors
 from taskharbor.core.ids import JobId
+from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.drivers.connect import DriverNotInstalled, NotAUrl, UnknownStore
 from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.settings import UrlMissing
@@ -40,21 +41,35 @@ ENDINGS = [
     (errors.PayloadNotEncodable("$.a", "is a set"), Exit.USAGE, "payload-not-encodable"),
     (errors.PayloadTooLarge(2, 1), Exit.USAGE, "payload-too-large"),
     (errors.PayloadNotDecodable("not JSON"), Exit.FAILURE, "payload-not-decodable"),
+    (errors.CallNotReadable("greet", "name: is missing"), Exit.FAILURE, "call-not-readable"),
+    (errors.OpenToStrangers("0.0.0.0"), Exit.REFUSED, "open-to-strangers"),
+    (errors.CannotListen("127.0.0.1", 80, "it is taken"), Exit.FAILURE, "cannot-listen"),
     (errors.EnqueueRefused([errors.IdempotencyConflict("mail", "k", JOB)]), Exit.CONFLICT, "enqueue-refused"),
     (errors.JobNotFound(JOB), Exit.NOT_FOUND, "job-not-found"),
+    (errors.JobFailed(JOB, "DEAD", "boom"), Exit.JOB_FAILED, "job-failed"),
+    (errors.ResultTimeout(JOB, timedelta(seconds=1)), Exit.TIMED_OUT_WAITING, "result-timeout"),
     (errors.JobTimedOut(JOB, timedelta(seconds=1)), Exit.JOB_FAILED, "job-timed-out"),
     (errors.LeaseLost(JOB), Exit.CONFLICT, "lease-lost"),
     (errors.JobNotInflight(JOB), Exit.CONFLICT, "lease-lost"),
     (errors.LeaseExpired(JOB), Exit.CONFLICT, "lease-lost"),
     (errors.LeaseMismatch(JOB), Exit.CONFLICT, "lease-lost"),
+    (errors.ScheduleNotFound("nightly"), Exit.NOT_FOUND, "schedule-not-found"),
     (errors.SchemaOutOfDate("1", "2", "migrate"), Exit.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
     (errors.StoreUnavailable("refused"), Exit.CANNOT_CONNECT, "store-unavailable"),
     (ReplyLost("gone", 1), Exit.CANNOT_CONNECT, "store-unavailable"),
     (NotAUrl("jobs.db"), Exit.USAGE, "not-a-url"),
     (UnknownStore("redis"), Exit.USAGE, "unknown-store"),
     (DriverNotInstalled("postgres"), Exit.USAGE, "driver-not-installed"),
+    (TransportUnavailable("throttled"), Exit.CANNOT_CONNECT, "transport-unavailable"),
+    (TransportRefused("no queue mail", "make it"), Exit.USAGE, "transport-refused"),
     (UrlMissing(), Exit.USAGE, "url-missing"),
     (AppNotLoaded("tasks.py", "there is no such file", "name another"), Exit.APP_IMPORT_FAILED, "app-not-loaded"),
+    (LeftAlone(1, 2), Exit.CONFLICT, "left-alone"),
+    (NoApp("shop", ("tasks.py",)), Exit.USAGE, "no-app"),
+    (NoSuchName("queue", "mial", "did you mean 'mail'?"), Exit.NOT_FOUND, "no-such-name"),
+    (NotAJobId("7", "name another"), Exit.USAGE, "not-a-job-id"),
+    (NotConfirmed("remove 7 jobs", "say --yes"), Exit.REFUSED, "not-confirmed"),
+    (NotInstalled("the API", "api"), Exit.USAGE, "not-installed"),
     (click.UsageError("odd"), Exit.USAGE, "usage"),
     (click.FileError("jobs.json", "unreadable"), Exit.FAILURE, "failure"),
     (ZeroDivisionError("odd"), Exit.FAILURE, "unexpected"),

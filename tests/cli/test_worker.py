@@ -53,6 +53,17 @@ def stay_for_ever(job):
 
 handlers = {"greet": greet, "stay": stay, "stay-for-ever": stay_for_ever}
 """
+HARBOR: Final = """
+from taskharbor import Harbor
+
+shop = Harbor({url!r})
+
+@shop.task(queue="mail")
+def greet(name: str) -> str:
+    return f"hello {{name}}"
+
+app = shop
+"""
 SECOND: Final = timedelta(seconds=1)
 
 
@@ -148,6 +159,24 @@ def test_a_worker_serves_the_queues_it_is_told_to_and_no_other(url: str, driver:
 
     assert record.queues == ("mail", "reports")
     assert status_of(driver, other) is Status.PENDING
+
+
+def test_a_harbor_names_its_own_store_and_queues_and_another_store_on_the_command_line_wins(
+    url: str, driver: Driver, tmp_path: Path
+) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    app = HARBOR.format(url=url)
+    job_id = enqueue(driver, "greet", queue="mail", name="Ada")
+    with started(tmp_path, "worker", "shop.py", "--url", other, app=app) as worker:
+        wait_until(lambda: " runs greet" in worker.log())
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT) == 0
+    assert status_of(driver, job_id) is Status.PENDING
+
+    with started(tmp_path, "worker", "shop.py", app=app) as worker:
+        wait_until(lambda: status_of(driver, job_id) is Status.SUCCEEDED)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT) == 0
 
 
 def test_as_json_every_line_of_the_log_is_an_object_and_a_handlers_own_names_its_job(
@@ -270,8 +299,10 @@ def test_an_option_that_cannot_be_read_ends_with_2_and_says_how_to_write_it(
     assert re.fullmatch(f"error: {line}\n", capsys.readouterr().err)
 
 
-def test_a_worker_without_a_store_says_where_to_name_one() -> None:
-    done = taskharbor("worker", "shop.py")
+def test_a_worker_without_a_store_says_where_to_name_one(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+
+    done = taskharbor("worker", str(tmp_path / "shop.py"))
 
     assert done.returncode == Exit.USAGE
     assert "TASKHARBOR_URL" in done.stderr
@@ -293,9 +324,9 @@ class Started:
 
 
 @contextmanager
-def started(folder: Path, *args: str) -> Iterator[Started]:
+def started(folder: Path, *args: str, app: str = APP) -> Iterator[Started]:
     """Start a command of `taskharbor`, and wait until it listens to signals."""
-    (folder / "shop.py").write_text(APP)
+    (folder / "shop.py").write_text(app)
     file = folder / "stderr"
     with file.open("w") as stderr:
         command = [*PYTHON, "-m", "taskharbor.cli", *args]

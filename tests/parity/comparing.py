@@ -50,6 +50,11 @@ def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
         "workers": dict(enumerate(read.workers())),
         "schedules": dict(read.schedules()),
         "names of schedules": list(read.schedules()),
+        "dead groups": dict(enumerate(read.dead_groups(limit=_EVERYTHING))),
+        "holders of keys": {key: read.by_key(key) for key in ("a", "b", "c")},
+        "api keys": read.keys(),
+        "ids of api keys": list(read.keys()),
+        "audit": dict(enumerate(read.audit(limit=_EVERYTHING))),
     }
 
 

@@ -27,7 +27,7 @@ from taskharbor.core.answers import (
     Unpublished,
     Unsent,
 )
-from taskharbor.core.model import Claim, Lease, NewJob, Schedule, WorkerRecord
+from taskharbor.core.model import ApiKey, AuditEntry, Claim, Lease, NewJob, Schedule, WorkerRecord
 from taskharbor.core.states import FINAL, WAITING, Status
 from taskharbor.testing.conformance.subject import LEASE, MOMENT, PATIENCE
 from tests.parity import values as v
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import Job, Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.testing.conformance import Subject
 
@@ -62,6 +62,7 @@ class Parity(RuleBasedStateMachine):
         self._leases: list[Lease] = []
         self._dispatches: list[Dispatch] = []
         self._requeues: list[dict[str, Any]] = []
+        self._entries = [self._names.token()]  # the first is never written
         self._jobs: dict[JobId, Job] = {}
 
     def teardown(self) -> None:
@@ -171,6 +172,11 @@ class Parity(RuleBasedStateMachine):
         answers = self._ask(lambda s: s.driver.extend(held, lease=lease))
         self._leases += [answer.lease for answer in answers if isinstance(answer, Extended)]
 
+    @rule(picks=v.some, progress=v.progress, is_right=v.mostly)
+    def note_progress(self, picks: list[int], progress: Progress, is_right: bool) -> None:
+        notes = [(held, progress) for held in self._held(picks, is_wrong=not is_right)]
+        self._ask(lambda s: s.driver.note_progress(notes))
+
     @rule(picks=v.some, outcomes=st.tuples(v.outcomes, v.outcomes, v.outcomes))
     def settle(self, picks: list[int], outcomes: tuple[Outcome, ...]) -> None:
         settlements = [Settlement(held, outcome) for held, outcome in zip(self._held(picks), outcomes, strict=False)]
@@ -270,6 +276,26 @@ class Parity(RuleBasedStateMachine):
     def find(self, wanted: dict[str, Any], limit: int, picks: list[int], is_first: bool) -> None:
         after = None if is_first else self._pick(picks)[0]
         self._ask(lambda s: s.driver.inspector.find(JobFilter(**wanted), limit=limit, after=after))
+
+    @rule(queue=st.none() | v.queues, limit=v.limits)
+    def dead_groups(self, queue: str | None, limit: int) -> None:
+        self._ask(lambda s: s.driver.inspector.dead_groups(queue=queue, limit=limit))
+
+    @rule(ids=st.permutations(["k1", "k2", "k3"]), put=v.api_keys, puts=v.flags, limit=v.limits)
+    def put_or_revoke_keys(self, ids: list[str], put: dict[str, Any], puts: bool, limit: int) -> None:
+        keys = [ApiKey(id=key_id, **put) for key_id in ids[:limit]]
+        verb = "put_keys" if puts else "revoke_keys"
+        self._ask(lambda s: getattr(s.driver.control, verb)(keys if puts else ids[:limit]))
+        self._ask(lambda s: s.driver.inspector.keys(ids[:2]))
+
+    @rule(what=st.lists(v.doings, min_size=1, max_size=2), limit=v.limits, pick=v.one, again=v.rarely)
+    def record(self, what: list[dict[str, Any]], limit: int, pick: int, again: bool) -> None:
+        ids = v.of(self._entries[1:], [pick]) if again else [self._names.token() for _ in what]
+        self._entries += [entry_id for entry_id in ids if entry_id not in self._entries]
+        entries = [AuditEntry(id=entry_id, **each) for entry_id, each in zip(ids, what, strict=False)]
+        self._ask(lambda s: s.driver.control.record(entries))
+        before = v.of(self._entries, [pick])[0]
+        self._ask(lambda s: s.driver.inspector.audit(limit=limit, before=before))
 
     # Time, and what it brings.
 
@@ -374,14 +400,14 @@ class Parity(RuleBasedStateMachine):
         schedules = [Schedule(name=name, next_at=next_at, **put) for name in names[:limit]]
         self._ask(lambda s: s.driver.control.put_schedules(schedules))
 
-    @rule(limit=v.limits, next_in=st.none() | v.delays, is_stale=v.flags)
-    def fire_schedules(self, limit: int, next_in: timedelta | None, is_stale: bool) -> None:
+    @rule(limit=v.limits, next_in=st.none() | v.delays, is_stale=v.flags, batch=st.just([]) | v.batches)
+    def fire_schedules(self, limit: int, next_in: timedelta | None, is_stale: bool, batch: list[Any]) -> None:
         next_at = None if next_in is None else self._now + next_in
         for due in self._ask(lambda s: s.driver.upkeep.schedules_due(limit=limit)):
-            self._fire(due.name, due.next_at - MOMENT if is_stale else due.next_at, next_at)
+            self._fire(due.name, due.next_at - MOMENT if is_stale else due.next_at, next_at, self._made(batch))
 
-    def _fire(self, name: str, fired: datetime, next_at: datetime | None) -> None:
-        self._ask(lambda s: s.driver.upkeep.schedule_fired(name, fired=fired, next_at=next_at))
+    def _fire(self, name: str, fired: datetime, next_at: datetime | None, jobs: list[NewJob]) -> None:
+        self._ask(lambda s: s.driver.upkeep.schedule_fired(name, fired=fired, next_at=next_at, jobs=jobs))
 
     @rule(names=st.permutations(["nightly", "hourly", "never"]), verb=st.sampled_from(["pause", "resume", "drop"]))
     def steer_schedules(self, names: list[str], verb: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, Token
+from taskharbor.core.model import Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, MOMENT, PATIENCE
@@ -71,6 +72,7 @@ outcomes = st.one_of(
     st.builds(Outcome.ack, st.sampled_from([None, b"42"])),
     st.builds(Outcome.cancel, st.sampled_from([None, "off", ""])),
 )
+progress = st.builds(Progress, st.integers(0, 3), st.none() | st.just(3), st.sampled_from(["", 'at "ä"']))
 statuses = st.none() | st.frozensets(st.sampled_from(Status))
 filters = st.fixed_dictionaries(
     {
@@ -79,6 +81,25 @@ filters = st.fixed_dictionaries(
         "statuses": statuses,
         "since": st.sampled_from([None, START, START + MOMENT]),
         "until": st.sampled_from([None, START + SECOND, START]),
+        "tag": st.sampled_from([None, None, None, ("tenant", "7"), ("ä", "…"), ("tenant", "8")]),
+        "fingerprint": st.sampled_from([None, None, None, None, BOOM.fingerprint, ""]),
+    }
+)
+api_keys = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["deploy", "ops"]),
+        "digest": st.sampled_from([b"\x00", b"\xff" * 32]),
+        "scopes": st.sampled_from([(), ("read",), ("read", "write")]),
+        "created_at": st.just(START),
+        "expires_at": st.sampled_from([None, START + DAY]),
+    }
+)
+doings = st.fixed_dictionaries(
+    {
+        "actor": workers,
+        "action": st.sampled_from(["cancel", "requeue"]),
+        "target": st.sampled_from(["job 1", "ä"]),
+        "detail": st.sampled_from([{}, {"why": "…"}]),
     }
 )
 schedules = st.fixed_dictionaries(

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 SEEDS: Final = 500
 """How many worlds a bug may survive."""
-QUIET: Final = ("-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "filterwarnings=")
+QUIET: Final = (
+    "-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "filterwarnings=",
+    "--assert=plain",  # pytest rewrites what brings a plugin, TaskHarbor too, and would load it without the bug
+)  # fmt: skip
 
 
 class Planter:
@@ -56,7 +59,7 @@ class BuggyLoader(SourceFileLoader):
         return compile(self._bug.planted_in(source), self.path, "exec", dont_inherit=True)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Report:
     """What ran and what failed. As a pytest plugin it listens; for the kit it is told."""
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -10,6 +10,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 from tests.postgres import emptied
+from tests.worker.working import ringing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Driver
 
+BY_MESSAGES: Final = "memory, by messages"
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", BY_MESSAGES])
 def driver(request: pytest.FixtureRequest, tmp_path: Path, new_file: Path) -> Iterator[Driver]:
-    """Every store in turn: a worker is the same on all of them."""
+    """Every store in turn, and jobs that come by messages: a worker is the same on all of them."""
+    if request.param == BY_MESSAGES:
+        with closing(MemoryDriver()) as made, ringing(made):
+            yield made
+        return
     with closing(_made(request.param, tmp_path, new_file)) as made:
         yield made
 

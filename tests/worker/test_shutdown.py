@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def _was_given_back(driver: Driver, job_id: JobId) -> bool:
     job = stored(driver, job_id)
     outcomes = [each.outcome for each in driver.inspector.attempts([job_id])]
-    return (job.status, job.attempt_count, outcomes) == (Status.PENDING, 0, [AttemptOutcome.RELEASED])
+    return (job.status.is_waiting, job.attempt_count, outcomes) == (True, 0, [AttemptOutcome.RELEASED])
 
 
 def _begun(count: int) -> tuple[list[Job], Any]:
@@ -61,7 +61,7 @@ def test_what_is_in_hand_may_end_within_the_grace(driver: Driver) -> None:
     worker.stop(LONG)
 
     assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
-    assert (stored(driver, late).status, stored(driver, late).attempt_count) == (Status.PENDING, 0)
+    assert (stored(driver, late).status.is_waiting, stored(driver, late).attempt_count) == (True, 0)
 
 
 def test_what_does_not_end_within_the_grace_is_given_back_and_no_attempt_is_burnt(driver: Driver) -> None:
@@ -133,7 +133,7 @@ def test_a_task_that_swallows_its_cancellation_does_not_keep_a_worker_from_stopp
 
 
 def test_jobs_that_were_asked_for_before_and_came_after_are_given_back(driver: Driver) -> None:
-    hold, ran = Hold("reserve"), list[Any]()
+    hold, ran = Hold("reserve", "claim"), list[Any]()
     worker = worker_for(meddled(driver, hold), {"run": ran.append})
     hold.is_on.set()
     job_id = enqueue(driver, "run")
@@ -148,7 +148,7 @@ def test_jobs_that_were_asked_for_before_and_came_after_are_given_back(driver: D
 
 
 def test_jobs_of_a_call_whose_reply_was_lost_are_given_back(driver: Driver) -> None:
-    outage, ran = Outage("reserve", "read_back", commits=True), list[Any]()
+    outage, ran = Outage("reserve", "claim", "read_back", commits=True), list[Any]()
     worker = worker_for(meddled(driver, outage), {"run": ran.append})
     outage.is_on.set()
     job_id = enqueue(driver, "run")

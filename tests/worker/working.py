@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -11,11 +12,14 @@ from taskharbor.client import Client
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.request import JobRequest
 from taskharbor.core.states import FINAL
+from taskharbor.enqueuer import DueTaskEnqueuer
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.testing.simulation.queue_service import QueueService
 from taskharbor.worker import Worker
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
@@ -30,7 +34,46 @@ NOW: Final = timedelta(0)
 LIMIT: Final = 20.0  # seconds; what a handler waits for comes long before
 
 
+class Bells:
+    """Messages for the workers of a test: a queue service, and an enqueuer for each queue that a worker asks for."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.service = QueueService(time.monotonic)
+        self._enqueuers: dict[str, DueTaskEnqueuer] = {}
+
+    def options(self, queues: Iterable[str]) -> dict[str, Any]:
+        for queue in set(queues) - set(self._enqueuers):
+            runtime = ThreadRuntime(plain=1)
+            enqueuer = DueTaskEnqueuer(
+                runtime, self._driver, self.service, queues=[queue], period=timedelta(milliseconds=20)
+            )
+            enqueuer.start()
+            self._enqueuers[queue] = enqueuer
+        return {"transport": self.service, "wait": timedelta(milliseconds=50)}
+
+    def close(self) -> None:
+        for enqueuer in self._enqueuers.values():
+            enqueuer.stop()
+
+
+_rung: list[Bells] = []
+
+
+@contextmanager
+def ringing(driver: Driver) -> Iterator[Bells]:
+    """Let all workers that are made meanwhile, for this store, take jobs by messages."""
+    with closing(Bells(driver)) as bells:
+        _rung.append(bells)
+        try:
+            yield bells
+        finally:
+            _rung.remove(bells)
+
+
 def worker_for(driver: Driver, handlers: Handlers, **options: Any) -> Worker:
+    if _rung:
+        options = {**_rung[-1].options(options.get("queues", ["default"])), **options}
     worker = Worker(driver, **{"lease": LONG, "poll": timedelta(milliseconds=50), **options})
     for job_type, handler in handlers.items():
         worker.register(job_type, handler)
@@ -111,16 +154,16 @@ class Outage:
 
 
 class Hold:
-    """Lets calls of one verb wait: each says so by ``came``, and goes on when ``may_go`` is set."""
+    """Lets calls of some verbs wait: each says so by ``came``, and goes on when ``may_go`` is set."""
 
-    def __init__(self, verb: str) -> None:
-        self._verb = verb
+    def __init__(self, *verbs: str) -> None:
+        self._verbs = verbs
         self.is_on = threading.Event()
         self.came = threading.Event()
         self.may_go = threading.Event()
 
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
-        if verb == self._verb and self.is_on.is_set():
+        if verb in self._verbs and self.is_on.is_set():
             self.came.set()
             assert self.may_go.wait(LIMIT)
         return call()

@@ -12,43 +12,53 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.errors import TaskHarborError
+from taskharbor.cli.refusals import AppNotLoaded
 from taskharbor.core.failure import Failure
+from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from taskharbor.worker import Worker
 
-NAMES: Final = ("app", "register", "handlers")
+NAMES: Final = ("app", "harbor", "register", "handlers")
 """What is looked for where no attribute is named, in this order."""
 WHERE: Final = "'taskharbor --debug worker ...' shows where"
 
 
-def load(app: str) -> Callable[[Worker], None]:
-    """Import *app*, and return what registers its handlers on a worker.
-
-    That is a function which takes the worker, or a mapping from types to handlers.
-    """
+def load(app: str) -> App:
+    """Import *app*: a harbor, a mapping from types to handlers, or a function that registers them on a worker."""
     place, attribute = _split(app)
     module = _import(place)
     value = _attribute(module, place, attribute) if attribute else _first_attribute(module, place)
     register = _registration(value)
     if register is None:
         why = f"it is of type {type(value).__name__}"
-        raise AppNotLoaded(app, why, "name a mapping from types to handlers, or a function that takes a worker")
-    return lambda worker: _register(app, register, worker)
+        way_out = "name a Harbor, a mapping from types to handlers, or a function that takes a worker"
+        raise AppNotLoaded(app, why, way_out)
+    return App(app, register, value if isinstance(value, Harbor) else None)
 
 
-class AppNotLoaded(TaskHarborError):
-    """The handlers to run could not be found, or not imported, or not registered."""
+class App:
+    """What was loaded: called with a worker, it registers its handlers there."""
 
-    def __init__(self, app: str, why: str, way_out: str) -> None:
-        super().__init__(app, why, way_out)
-        self.app, self.why, self.way_out = app, why, way_out
+    def __init__(self, name: str, register: Callable[[Worker], object], harbor: Harbor | None) -> None:
+        self._name = name
+        self._register = register
+        self.harbor = harbor
 
-    def __str__(self) -> str:
-        return f"cannot load {self.app}: {self.why}; {self.way_out}"
+    def __call__(self, worker: Worker) -> None:
+        try:
+            self._register(worker)
+        except (Exception, SystemExit) as error:
+            raise AppNotLoaded(self._name, _words(error), WHERE) from error
+        if not worker.types:
+            # It would turn every job it meets into a dead letter.
+            raise AppNotLoaded(self._name, "it registers no handler", _way_to_register(self.harbor))
+
+
+def _way_to_register(harbor: Harbor | None) -> str:
+    return "call worker.register(type, handler) in it" if harbor is None else "put @harbor.task on a function of it"
 
 
 def _split(app: str) -> tuple[str, str]:
@@ -57,7 +67,9 @@ def _split(app: str) -> tuple[str, str]:
 
 
 def _registration(value: object) -> Callable[[Worker], object] | None:
-    """Return how *value* is registered, or None if it cannot be; a Harbor will be one more case."""
+    """Return how *value* is registered, or None if it cannot be."""
+    if isinstance(value, Harbor):
+        return value.register
     if isinstance(value, Mapping):
         return partial(_register_all, value)
     return value if callable(value) else None
@@ -66,16 +78,6 @@ def _registration(value: object) -> Callable[[Worker], object] | None:
 def _register_all(handlers: Mapping[str, Callable[..., Any]], worker: Worker) -> None:
     for type, handler in handlers.items():
         worker.register(type, handler)
-
-
-def _register(app: str, register: Callable[[Worker], object], worker: Worker) -> None:
-    try:
-        register(worker)
-    except (Exception, SystemExit) as error:
-        raise AppNotLoaded(app, _words(error), WHERE) from error
-    if not worker.types:
-        # It would turn every job it meets into a dead letter.
-        raise AppNotLoaded(app, "it registers no handler", "call worker.register(type, handler) in it")
 
 
 def _import(place: str) -> ModuleType:
@@ -155,7 +157,7 @@ def _first_attribute(module: ModuleType, place: str) -> Any:
 def _way_to_name(module: ModuleType, place: str) -> str:
     """Say which names there are to choose from."""
     names = ", ".join(_candidates(module)[:5])
-    return f"name one of its own, such as {place}:handlers" + (f" (it has {names})" if names else "")
+    return f"name one of its own, such as {place}:harbor" + (f" (it has {names})" if names else "")
 
 
 def _candidates(module: ModuleType) -> list[str]:

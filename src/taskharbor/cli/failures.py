@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskharbor.cli.app import AppNotLoaded
+from taskharbor.cli import refusals
 from taskharbor.cli.exits import Exit
 from taskharbor.cli.lazy import NoSuchCommand
 from taskharbor.cli.output import say
 from taskharbor.core import errors
+from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.drivers import connect
 from taskharbor.settings import UrlMissing
 
@@ -49,17 +50,31 @@ VERDICTS: Final[Mapping[type[BaseException], Verdict]] = MappingProxyType({
     errors.PayloadNotEncodable:    Verdict(Exit.USAGE, "payload-not-encodable"),
     errors.PayloadTooLarge:        Verdict(Exit.USAGE, "payload-too-large"),
     errors.PayloadNotDecodable:    Verdict(Exit.FAILURE, "payload-not-decodable"),
+    errors.CallNotReadable:        Verdict(Exit.FAILURE, "call-not-readable"),
+    errors.OpenToStrangers:        Verdict(Exit.REFUSED, "open-to-strangers"),
+    errors.CannotListen:           Verdict(Exit.FAILURE, "cannot-listen"),
     errors.EnqueueRefused:         Verdict(Exit.CONFLICT, "enqueue-refused"),
     errors.JobNotFound:            Verdict(Exit.NOT_FOUND, "job-not-found", way_out="check the id"),
+    errors.JobFailed:              Verdict(Exit.JOB_FAILED, "job-failed"),
+    errors.ResultTimeout:          Verdict(Exit.TIMED_OUT_WAITING, "result-timeout"),
     errors.JobTimedOut:            Verdict(Exit.JOB_FAILED, "job-timed-out"),
     errors.LeaseLost:              Verdict(Exit.CONFLICT, "lease-lost"),
+    errors.ScheduleNotFound:       Verdict(Exit.NOT_FOUND, "schedule-not-found"),
     errors.SchemaOutOfDate:        Verdict(Exit.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
     errors.StoreUnavailable:       Verdict(Exit.CANNOT_CONNECT, "store-unavailable", way_out="check its URL"),
     connect.NotAUrl:               Verdict(Exit.USAGE, "not-a-url"),
     connect.UnknownStore:          Verdict(Exit.USAGE, "unknown-store"),
     connect.DriverNotInstalled:    Verdict(Exit.USAGE, "driver-not-installed"),
+    TransportUnavailable:          Verdict(Exit.CANNOT_CONNECT, "transport-unavailable"),
+    TransportRefused:              Verdict(Exit.USAGE, "transport-refused"),
     UrlMissing:                    Verdict(Exit.USAGE, "url-missing"),
-    AppNotLoaded:                  Verdict(Exit.APP_IMPORT_FAILED, "app-not-loaded"),
+    refusals.AppNotLoaded:         Verdict(Exit.APP_IMPORT_FAILED, "app-not-loaded"),
+    refusals.LeftAlone:            Verdict(Exit.CONFLICT, "left-alone"),
+    refusals.NoApp:                Verdict(Exit.USAGE, "no-app"),
+    refusals.NoSuchName:           Verdict(Exit.NOT_FOUND, "no-such-name"),
+    refusals.NotAJobId:            Verdict(Exit.USAGE, "not-a-job-id"),
+    refusals.NotConfirmed:         Verdict(Exit.REFUSED, "not-confirmed"),
+    refusals.NotInstalled:         Verdict(Exit.USAGE, "not-installed"),
 })
 # fmt: on
 

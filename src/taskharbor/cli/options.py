@@ -26,5 +26,11 @@ def url_option(command: F) -> F:
     return click.option("--url", metavar="URL", callback=_given_or_set, help=text)(command)
 
 
+def url_of_app_option(command: F) -> F:
+    """Add `--url` as ``url``, which may be None: for commands whose app may name its store itself."""
+    text = "The store, such as sqlite:///jobs.db  [default: the app's own, else TASKHARBOR_URL]"
+    return click.option("--url", metavar="URL", help=text)(command)
+
+
 def _given_or_set(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str:
     return Settings.from_env().require_url() if value is None else value

@@ -17,9 +17,26 @@ if TYPE_CHECKING:
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
+        "api": ("taskharbor.cli.commands.api:api", "Serve the HTTP API until a signal."),
+        "completion": ("taskharbor.cli.commands.completion:completion", "Print what lets a shell complete commands."),
+        "dead": ("taskharbor.cli.commands.dead:dead", "Look at dead letters, give them a new life, or remove them."),
+        "demo": ("taskharbor.cli.commands.demo:demo", "Watch jobs survive workers that are killed."),
+        "dev": (
+            "taskharbor.cli.commands.dev:dev",
+            "Run everything for development, and reload on save.",
+        ),
+        "enqueue": ("taskharbor.cli.commands.enqueue:enqueue", "Store a job, and print its id."),
         "janitor": ("taskharbor.cli.commands.janitor:janitor", "Keep the store in order until a signal."),
+        "jobs": ("taskharbor.cli.commands.jobs:jobs", "Look at jobs, and move them."),
+        "keys": ("taskharbor.cli.commands.keys:keys", "Give, list and revoke keys for the HTTP API."),
         "migrate": ("taskharbor.cli.commands.migrate:migrate", "Bring the store's schema up to date, or look at it."),
+        "prune": ("taskharbor.cli.commands.prune:prune", "Remove finished jobs that are past their retention."),
+        "queues": ("taskharbor.cli.commands.queues:queues", "Look at queues, pause them, and let them go on."),
+        "schedules": ("taskharbor.cli.commands.schedules:schedules", "Look at schedules, run, pause and resume them."),
+        "stats": ("taskharbor.cli.commands.stats:stats", "Show how much there is, and how fast jobs end."),
+        "top": ("taskharbor.cli.commands.top:top", "Watch queues and workers live."),
         "version": ("taskharbor.cli.commands.version:version", "Say what is installed here."),
+        "workers": ("taskharbor.cli.commands.workers:workers", "Look at workers."),
         "worker": ("taskharbor.cli.commands.worker:worker", "Run jobs until a signal."),
     }
 )

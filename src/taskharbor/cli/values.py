@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LONGEST: Final = timedelta(days=366)
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
+_EXAMPLE: Final = "2026-11-15T02:00Z"
 _LIMIT: Final = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 _UNITS: Final[Mapping[str, timedelta]] = MappingProxyType(
     {
@@ -31,6 +32,13 @@ class Unreadable(click.BadParameter):
 
     def __init__(self, text: str, rule: str) -> None:
         super().__init__(f"{text!r}: {rule}")
+
+
+class NotBoth(click.UsageError):
+    """Two ways to say one thing were used at once."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"give {one} or {other}, not both")
 
 
 def duration(text: str) -> timedelta:
@@ -67,3 +75,29 @@ def queues(text: str) -> dict[str, int | None]:
             raise Unreadable(name, "a queue is named once")
         limits[name] = int(limit) if colon else None
     return limits
+
+
+def moment(text: str) -> datetime:
+    """Read a time with its zone, such as 2026-11-15T02:00Z."""
+    try:
+        value = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Unreadable(text, f"write a time as {_EXAMPLE}") from None
+    if value.tzinfo is None:
+        raise Unreadable(text, f"say in which zone, as in {_EXAMPLE} or 2026-11-15T02:00+01:00")
+    return value.astimezone(UTC)
+
+
+def past(text: str) -> datetime:
+    """Read a time with its zone, or how long ago it was, such as 2h."""
+    if _DURATION.fullmatch(text.strip()):
+        return datetime.now(UTC) - duration(text)
+    return moment(text)
+
+
+def tag(text: str) -> tuple[str, str]:
+    """Read a key and its value, such as tenant=acme."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise Unreadable(text, "write a key and its value, such as tenant=acme")
+    return key, value

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId, Token
@@ -154,21 +155,41 @@ class Unpublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs to list. None asks for all; the bounds are of ``created_at``, *until* excluded."""
+    """Which jobs to list. None asks for all; the bounds are of ``created_at``, *until* excluded.
+
+    *tag* is a key and the value that the metadata must have for it. *fingerprint* is of the error
+    that killed a dead letter.
+    """
 
     queue: str | None = None
     type: str | None = None
     statuses: frozenset[Status] | None = None
     since: datetime | None = None
     until: datetime | None = None
+    tag: tuple[str, str] | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some jobs, newest id first, and where to go on: None at the end."""
+    """Some jobs, newest id first, and where to go on: None at the end, and only there."""
 
     jobs: tuple[Job, ...]
     after: JobId | None
+
+    @classmethod
+    def of(cls, found: Sequence[Job], *, limit: int, edge: JobId | None) -> Self:
+        """Return the first *limit* of *found*; *edge* is the last job that was looked at, None if none lies behind."""
+        jobs = tuple(found[:limit])
+        return cls(jobs, jobs[-1].id if jobs and len(found) > limit else edge)
+
+
+_REACH: Final = 1_000
+
+
+def reach(limit: int) -> int:
+    """Return how many jobs a store looks at for a page of *limit*: a filter that fits nobody ends there, too."""
+    return max(_REACH, limit + 1)  # one more tells whether there is a next page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,3 +214,17 @@ class Finished:
     queue: str
     status: Status
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadGroup:
+    """Dead letters of one queue and type that died of the same error, as of the last roll-up or newer."""
+
+    queue: str
+    type: str
+    fingerprint: str
+    count: int
+    error: str
+    first_at: datetime
+    last_at: datetime
+    sample: JobId

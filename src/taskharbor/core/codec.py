@@ -127,6 +127,23 @@ class JsonCodec:
             raise PayloadNotEncodable("$", TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
 
 
+def plain_json(data: bytes) -> Any:
+    """Return the JSON value that *data* is, by the rules of `JsonCodec` but with every tag left as it stands.
+
+    For what comes from outside: whatever this accepts, a `JsonCodec` can store. Raises `PayloadNotDecodable`.
+    """
+    try:
+        text = data.decode()
+        parsed = _PARSER.decode(text)
+        if not _needs_no_walk(text):
+            _PLAIN(parsed)
+    except Unfit as refused:
+        raise PayloadNotDecodable(": ".join(refused.explained())) from None
+    except (RecursionError, ValueError) as error:
+        raise PayloadNotDecodable(TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
+    return parsed
+
+
 def _needs_no_walk(text: str) -> bool:
     """Tell, by mere searching, that *text* holds neither a tag nor an escaped surrogate nor too many levels."""
     return "$" not in text and "\\u" not in text and text.count("[") + text.count("{") <= MAX_DEPTH
@@ -163,6 +180,7 @@ def _encoder(*, sort_keys: bool) -> Callable[[object, int], Iterable[str]]:
 
 _AS_GIVEN: Final = _encoder(sort_keys=False)
 _SORTED: Final = _encoder(sort_keys=True)
+_PLAIN: Final = writing_walk({})
 _PARSER: Final = json.JSONDecoder(
     object_pairs_hook=_object,
     parse_int=_parsed_int,

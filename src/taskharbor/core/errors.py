@@ -7,14 +7,20 @@ TaskHarborError
 │   ├── IllegalTransition        the job's state does not allow the move
 │   ├── PayloadNotEncodable      a value has no JSON form; names its path
 │   │   └── PayloadTooLarge
+│   ├── OpenToStrangers          others could reach the API, and no key would keep them out
 │   └── PayloadNotDecodable      the stored bytes are not what this codec wrote
+│       └── CallNotReadable      the stored call does not fit the task, or the result what it returns
+├── CannotListen                 the API's address is taken, or not ours
 ├── EnqueueRefused               some jobs of a batch were refused; says which, the others are stored
 ├── JobNotFound
+├── JobFailed                    somebody waited for its result, and it has none
+├── ResultTimeout                somebody waited for its result, and it did not end in time
 ├── JobTimedOut                  the handler ran longer than the job may
 ├── LeaseLost                    another worker owns the job, or nobody does
 │   ├── JobNotInflight
 │   ├── LeaseExpired
 │   └── LeaseMismatch
+├── ScheduleNotFound
 ├── SchemaOutOfDate              the store's tables and this code do not fit; run the migrations
 └── StoreUnavailable             the store is out of reach; trying again may help
 
@@ -133,6 +139,43 @@ class PayloadNotDecodable(UsageError):
         return f"cannot decode the stored bytes: {self.why}"
 
 
+class CallNotReadable(PayloadNotDecodable):
+    """What is stored does not fit the task: it was written by another version of it, or by hand."""
+
+    def __init__(self, task: str, why: str) -> None:
+        super().__init__(why)
+        self.args = (task, why)
+        self.task = task
+
+    def __str__(self) -> str:
+        return f"what is stored does not fit task {self.task!r}: {self.why}"
+
+
+class OpenToStrangers(UsageError):
+    """The API's address can be reached from outside, and the store has no key that would keep anybody out."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self.host = host
+
+    def __str__(self) -> str:
+        return (
+            f"refused to listen on {self.host!r}: others can reach it, and this store has no API key; "
+            "make one with 'taskharbor keys create', or listen on 127.0.0.1"
+        )
+
+
+class CannotListen(TaskHarborError):
+    """The API cannot have this address."""
+
+    def __init__(self, host: str, port: int, why: str) -> None:
+        super().__init__(host, port, why)
+        self.host, self.port, self.why = host, port, why
+
+    def __str__(self) -> str:
+        return f"cannot listen on {self.host!r}, port {self.port}: {self.why}; choose another --host or --port"
+
+
 class EnqueueRefused(TaskHarborError):
     """Some jobs of a batch were refused; every other job of it is stored.
 
@@ -164,6 +207,28 @@ class JobNotFound(TaskHarborError):
 
     def __str__(self) -> str:
         return f"there is no job {self.job_id}"
+
+
+class JobFailed(TaskHarborError):
+    """The job ended without a result: it is a dead letter, or it was canceled."""
+
+    def __init__(self, job_id: JobId, status: str, error: str) -> None:
+        super().__init__(job_id, status, error)
+        self.job_id, self.status, self.error = job_id, status, error
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is {self.status}" + (f": {self.error}" if self.error else "")
+
+
+class ResultTimeout(TaskHarborError):
+    """The job did not end in time. It goes on."""
+
+    def __init__(self, job_id: JobId, timeout: timedelta) -> None:
+        super().__init__(job_id, timeout)
+        self.job_id, self.timeout = job_id, timeout
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} did not end within {self.timeout}; it goes on"
 
 
 class JobTimedOut(TaskHarborError):
@@ -207,6 +272,17 @@ class LeaseExpired(LeaseLost):
 
     def __str__(self) -> str:
         return f"the lease on job {self.job_id} is over"
+
+
+class ScheduleNotFound(TaskHarborError):
+    """There is no schedule of this name; *near* is one that was perhaps meant."""
+
+    def __init__(self, name: str, near: str | None = None) -> None:
+        super().__init__(name, near)
+        self.name, self.near = name, near
+
+    def __str__(self) -> str:
+        return f"there is no schedule {self.name!r}" + (f"; did you mean {self.near!r}?" if self.near else "")
 
 
 class SchemaOutOfDate(TaskHarborError):

@@ -42,6 +42,15 @@ class NewJob:
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a handler says it is: *done* of *total* (None: nobody knows), and what it is at."""
+
+    done: int
+    total: int | None = None
+    note: str = ""
+
+
 _UNDECODED: Final = ...  # no payload decodes to it, and a copy of it is itself
 
 
@@ -82,6 +91,7 @@ class Job:
     cancel_requested_at: datetime | None = None
     idempotency_key: str | None = None
     result: bytes | None = field(default=None, repr=False)
+    progress: Progress | None = None
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
     codec: Codec = field(default=JsonCodec(), repr=False, compare=False)
     _data: Any = field(default=_UNDECODED, init=False, repr=False, compare=False)
@@ -136,6 +146,11 @@ def payload_context(job_id: JobId, job_type: str) -> bytes:
 def result_context(job_id: JobId) -> bytes:
     """Return what a codec may bind a result to."""
     return b"result:%b" % job_id.bytes
+
+
+def schedule_context(name: str, job_type: str) -> bytes:
+    """Return what a codec may bind the payload of a schedule to, from which each of its jobs gets its own."""
+    return b"schedule:%b:%b" % (name.encode(), job_type.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,3 +284,29 @@ class Schedule:
     next_at: datetime | None = None
     fired_at: datetime | None = None
     paused_at: datetime | None = None
+    last_job_id: JobId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """Who may use the API. The key itself is not stored: ``digest`` is its SHA-256."""
+
+    id: str
+    name: str
+    digest: bytes = field(repr=False)
+    scopes: tuple[str, ...]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """A write that a person or a key asked for: who did what to what, and when by the store's clock."""
+
+    id: Token
+    at: datetime | None = None
+    actor: str
+    action: str
+    target: str
+    detail: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from taskharbor.drivers.operating import Control, Inspector
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.answers import (
@@ -37,13 +39,9 @@ if TYPE_CHECKING:
         Dispatch,
         Expired,
         Extended,
-        Finished,
         Inserted,
-        JobFilter,
         Moved,
-        Page,
         Published,
-        QueueView,
         Refused,
         Sent,
         Settled,
@@ -54,14 +52,44 @@ if TYPE_CHECKING:
     )
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Attempt, Claim, Job, Lease, NewJob, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import (
+        Claim,
+        Lease,
+        NewJob,
+        OutboxRow,
+        Progress,
+        Schedule,
+        WorkerRecord,
+    )
+
+
+__all__ = ["AsyncInserter", "Control", "Driver", "Inserter", "Inspector", "Joined", "Listener", "Upkeep"]
 
 
 class Inserter(Protocol):
-    """All that a client needs: a driver is one, and so is a user's own transaction that a driver has joined."""
+    """All that a client needs: a driver is one, and so is a user's own transaction that a driver has joined.
+
+    One that may be called from any thread, and gains by fewer and larger calls, has a true
+    attribute ``coalesces``: single jobs of many callers then come together, from the thread of
+    one of them or of none.
+    """
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         """Store new jobs, as `Driver.insert` does."""
+
+
+class AsyncInserter(Protocol):
+    """A transaction of an async connection that a driver has joined."""
+
+    async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+        """Store new jobs, as `Driver.insert` does."""
+
+
+class Joined(Inserter, Protocol):
+    """A user's own transaction that a driver has joined: what is done through it is done when that commits."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        """Record how attempts ended, as `Driver.settle` does, with the same fence."""
 
 
 class Listener(Protocol):
@@ -197,6 +225,13 @@ class Driver(Protocol):
         in the job's attempts, and every death an outbox row, in the same commit.
         """
 
+    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+        """Keep how far jobs are; False where the lease does not hold any more.
+
+        Rows locked by another transaction are not waited for, and answered False. A job keeps its last
+        progress until a requeue clears it.
+        """
+
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         """Return the jobs that these tokens hold now, under leases that are not over, in any order.
 
@@ -325,73 +360,14 @@ class Upkeep(Protocol):
     def schedules_due(self, *, limit: int) -> list[Schedule]:
         """Return schedules whose ``next_at`` has come and that are not paused, longest due first."""
 
-    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
-        """Move a schedule on to *next_at*, if its ``next_at`` still is *fired*; True for one caller."""
+    def schedule_fired(
+        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+    ) -> bool:
+        """Move a schedule on to *next_at* and store *jobs*, if its ``next_at`` still is *fired*; True for one caller.
+
+        Both or neither, in one commit. The last of *jobs* becomes the schedule's ``last_job_id``, and *fired*
+        its ``fired_at``; without jobs both stay. It rings for the jobs as `Driver.insert` does.
+        """
 
     def roll_up(self, *, keep: timedelta) -> int:
         """Bring the aggregates up to date; drop minutes that began more than *keep* ago, and return how many."""
-
-
-class Inspector(Protocol):
-    """Reads only. Nothing here locks, counts over history, or changes a row."""
-
-    def now(self) -> datetime:
-        """Return the store's time."""
-
-    def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
-        """Return the jobs there are, by id."""
-
-    def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
-        """Return a page of jobs, newest id first, from below *after* on.
-
-        Paging is stable: jobs inserted meanwhile neither repeat nor hide others.
-        """
-
-    def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
-        """Return what is recorded of these jobs, job by job as asked, each job's entries by the time they ended."""
-
-    def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
-        """Return the events of these jobs' deaths, job by job as asked, oldest life first."""
-
-    def queues(self) -> list[QueueView]:
-        """Return every queue that holds jobs or is paused, by name; counts as of the last `roll_up` or newer."""
-
-    def finished(self, *, since: datetime) -> list[Finished]:
-        """Return how many jobs ended in each minute that begins at *since* or later, oldest minute first.
-
-        A minute, queue and status in which no job ended is left out. As of the last `roll_up`
-        or newer.
-        """
-
-    def workers(self) -> list[WorkerRecord]:
-        """Return the known workers, by id."""
-
-    def schedules(self) -> Mapping[str, Schedule]:
-        """Return all schedules, by name."""
-
-
-class Control(Protocol):
-    """What people steer."""
-
-    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
-        """Let no job of these queues start; running ones go on. False where it was paused already."""
-
-    def resume(self, queues: Sequence[str]) -> list[bool]:
-        """Let jobs start again. False where the queue was not paused."""
-
-    def put_schedules(self, schedules: Sequence[Schedule]) -> None:
-        """Store schedules by name.
-
-        One that is there with the same cron and timezone keeps its ``next_at``, or a
-        process that starts more often than the schedule fires would never fire it.
-        ``fired_at`` and ``paused_at`` of one that is there are always kept.
-        """
-
-    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
-        """Remove schedules. False where there was none."""
-
-    def pause_schedules(self, names: Sequence[str]) -> list[bool]:
-        """Let schedules rest. False where one is unknown or rests already."""
-
-    def resume_schedules(self, names: Sequence[str]) -> list[bool]:
-        """Let schedules fire again. False where one is unknown or does not rest."""

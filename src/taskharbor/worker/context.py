@@ -1,18 +1,38 @@
-"""What a handler knows of its attempt, beside the job."""
+"""What a handler knows of its attempt, beside the job, and what it can say about it."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskharbor.core.answers import Settled, Settlement
+from taskharbor.core.errors import Problem, TaskHarborError, UsageError
+from taskharbor.core.model import Progress, result_context
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.text import storable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Claim
+    from taskharbor.drivers.base import Driver
     from taskharbor.worker.hand import Hand
+
+LONGEST_NOTE: Final = 500
 
 
 class Stopped(Exception):
     """Raised by `Context.raise_if_cancelled`: the attempt shall end now. Let it pass."""
+
+
+class NotCommitted(Exception):
+    """A handler completed its job in a transaction that was then not committed."""
+
+    def __str__(self) -> str:
+        return "the handler called complete_in, but its transaction was not committed"
 
 
 class Running(NamedTuple):
@@ -26,23 +46,40 @@ class Running(NamedTuple):
 running: Final[ContextVar[Running | None]] = ContextVar("taskharbor_running", default=None)
 
 
+@dataclass(slots=True)
+class Surroundings:
+    """What all attempts of a worker share."""
+
+    driver: Driver
+    codec: Codec
+    note: Callable[[Hand, Progress], None]
+    state: Any = None
+
+
 class Context:
-    """Tells a handler whether to go on.
+    """Tells a handler whether to go on, and the world how far it is.
 
     An attempt is asked to stop when its timeout has passed, its cancel was requested, its
     lease is lost or its worker shuts down. Async handlers are cancelled; plain ones look
     here, because no thread can be stopped from outside.
     """
 
-    __slots__ = ("_hand",)
+    __slots__ = ("_around", "_hand", "_pack")
 
-    def __init__(self, hand: Hand) -> None:
+    def __init__(self, hand: Hand, around: Surroundings) -> None:
         self._hand = hand
+        self._around = around
+        self._pack: Callable[[object], object] | None = None
 
     @property
     def claim(self) -> Claim:
         """The job and the lease under which it runs."""
         return self._hand.claim
+
+    @property
+    def state(self) -> Any:
+        """What the lifespan of the harbor has made ready: connections, clients, models."""
+        return self._around.state
 
     @property
     def is_cancelled(self) -> bool:
@@ -53,3 +90,49 @@ class Context:
         """Raise `Stopped` if the attempt shall end."""
         if self._hand.why is not None:
             raise Stopped(self._hand.why.value)
+
+    def progress(self, done: int, total: int | None = None, note: str = "") -> None:
+        """Say how far the work is. It is stored now and then, the last word first, and costs next to nothing."""
+        self._around.note(self._hand, Progress(done, total, storable(note)[:LONGEST_NOTE]))
+
+    def complete_in(self, connection: Any, *, result: object = None) -> None:
+        """Settle the job as succeeded inside of your own transaction: its effects and this commit together.
+
+        *connection* is what `Task.using` takes too. Raises `LeaseLost` where the job is not yours any
+        more: let it pass, so that your transaction rolls back. What the handler returns is not looked
+        at any more; if the transaction does not commit, the attempt has failed.
+        """
+        from taskharbor.drivers import joining  # noqa: PLC0415  few handlers need it
+
+        joined = self._joined("joined", joining.raw(connection))
+        self._completed(joined.settle([self._settlement(result)]))
+
+    async def acomplete_in(self, connection: Any, *, result: object = None) -> None:
+        """Do the same in a transaction of an async connection or session."""
+        from taskharbor.drivers import joining  # noqa: PLC0415  as above
+
+        joined = self._joined("ajoined", await joining.araw(connection))
+        self._completed(await joined.settle([self._settlement(result)]))
+
+    def packs_results_by(self, pack: Callable[[object], object]) -> None:
+        """Let results of `complete_in` be stored as the task's own are."""
+        self._pack = pack
+
+    def _joined(self, way: str, raw: object) -> Any:
+        join = getattr(self._around.driver, way, None)
+        if join is None:
+            rule = "this store cannot join it; sqlite and postgresql can"
+            raise UsageError(Problem(field="connection", value=type(raw).__name__, rule=rule))
+        return join(raw)
+
+    def _settlement(self, result: object) -> Settlement:
+        lease = self._hand.claim.lease
+        packed = result if self._pack is None else self._pack(result)
+        data = None if packed is None else self._around.codec.encode(packed, context=result_context(lease.job_id))
+        return Settlement(lease, Outcome.ack(data))
+
+    def _completed(self, answers: list[Settled | TaskHarborError]) -> None:
+        [answer] = answers
+        if not isinstance(answer, Settled):
+            raise answer
+        self._hand.is_completed = True

@@ -10,15 +10,15 @@ from taskharbor.core.decide import DEFAULT_POLICY, decide
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
 from taskharbor.core.model import result_context
 from taskharbor.core.outcome import Outcome
-from taskharbor.worker.context import Context, Running, running
+from taskharbor.worker.context import Context, NotCommitted, Running, running
 from taskharbor.worker.hand import Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from taskharbor.core.codec import Codec
     from taskharbor.core.retry import RetryPolicy
     from taskharbor.runtime import Runtime
+    from taskharbor.worker.context import Surroundings
     from taskharbor.worker.hand import Hand
     from taskharbor.worker.middleware import Handler
 
@@ -56,13 +56,13 @@ class Executor:
         handlers: Mapping[str, Handler],
         policies: Mapping[str, RetryPolicy],
         *,
-        codec: Codec,
+        around: Surroundings,
         report: Report,
     ) -> None:
         self._runtime = runtime
         self._handlers = handlers
         self._policies = policies
-        self._codec = codec
+        self._around = around
         self._report = report
 
     def start(self, hand: Hand) -> None:
@@ -96,7 +96,7 @@ class Executor:
     def _call_plain(self, hand: Hand, handler: Handler) -> None:
         running.set(_running(hand))
         try:
-            result = handler.call(hand.claim.job, Context(hand))
+            result = handler.call(hand.claim.job, Context(hand, self._around))
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
             self._report(hand, self._failed(hand, error))
         else:
@@ -112,7 +112,7 @@ class Executor:
         if self._is_too_late(hand):  # the loop was busy for too long
             return
         try:
-            result = await handler.call(hand.claim.job, Context(hand))
+            result = await handler.call(hand.claim.job, Context(hand, self._around))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
             self._report(hand, self._failed(hand, HandlerExited(repr(error))))
         except asyncio.CancelledError:
@@ -128,9 +128,12 @@ class Executor:
     def _succeeded(self, hand: Hand, result: object) -> Outcome | None:
         if hand.why is Why.LOST:
             return None
+        if hand.is_completed:
+            # Refused if the handler's transaction has committed, and what became of the attempt if not.
+            return self._decided(hand, NotCommitted())
         job = hand.claim.job
         try:
-            data = None if result is None else self._codec.encode(result, context=result_context(job.id))
+            data = None if result is None else self._around.codec.encode(result, context=result_context(job.id))
         except PayloadNotEncodable as error:
             return Outcome.fail(f"its result cannot be stored: {error}")
         except BaseException as error:  # noqa: BLE001  the codec and the result are a user's: an attempt must end

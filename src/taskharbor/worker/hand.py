@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
     from taskharbor.runtime import Runtime
+    from taskharbor.worker.messages import Received
 
 
 class Why(Enum):
@@ -23,15 +24,40 @@ class Why(Enum):
 
 
 class Hand:
-    """One job in hand. ``ends_at`` is when its lease is over at the latest, on this process's own clock."""
+    """One job in hand. ``ends_at`` is when its lease is over at the latest, on this process's own clock.
 
-    __slots__ = ("_stop", "claim", "ends_at", "is_settling", "times_out_at", "why")
+    ``queue`` is where it was found, by the message in ``received`` or without one. A forged message
+    may name a job of another queue.
+    """
 
-    def __init__(self, claim: Claim, *, ends_at: float, times_out_at: float | None) -> None:
+    __slots__ = (
+        "_stop",
+        "claim",
+        "ends_at",
+        "is_completed",
+        "is_settling",
+        "queue",
+        "received",
+        "times_out_at",
+        "why",
+    )
+
+    def __init__(
+        self,
+        claim: Claim,
+        *,
+        ends_at: float,
+        times_out_at: float | None,
+        queue: str | None = None,
+        received: Received | None = None,
+    ) -> None:
         self.claim = claim
+        self.queue = queue or claim.job.queue
+        self.received = received
         self.ends_at = ends_at
         self.times_out_at = times_out_at
         self.is_settling = False
+        self.is_completed = False  # by its handler, in a transaction of the handler's own
         self.why: Why | None = None
         self._stop: Callable[[], None] | None = None
 
@@ -77,6 +103,12 @@ class Hands:
             in_all = self._concurrency - len(self._held) - self._reserved
             return in_all > 0 and self._limits[queue] > self._by_queue[queue]
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for a job of any queue."""
+        with self._lock:
+            return self._concurrency <= len(self._held) + self._reserved
+
     def fill_room(self, queue: str, room: int, hands: list[Hand]) -> None:
         """Put *hands* into the room that was set aside, and give back the rest of it."""
         with self._lock:
@@ -96,7 +128,7 @@ class Hands:
             for hand in hands:
                 if hand in self._held:
                     del self._held[hand]
-                    self._by_queue[hand.claim.job.queue] -= 1
+                    self._by_queue[hand.queue] -= 1
 
     def all(self) -> list[Hand]:
         with self._lock:

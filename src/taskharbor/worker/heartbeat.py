@@ -12,7 +12,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.worker.hand import Why
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.drivers.base import Driver
@@ -32,11 +32,20 @@ class Heartbeat:
 
     It covers a job from its claim to its committed outcome. A refusal means that the lease
     is lost: the attempt is stopped, and records nothing. While the store is away it tries
-    again, and stops attempts when a third of their lease is left: by then somebody must.
+    again, and stops attempts when a third of their lease is left: by then somebody must. *kept* is
+    told whose lease runs on: their messages stay hidden as long.
     """
 
     def __init__(
-        self, runtime: Runtime, driver: Driver, hands: Hands, *, lease: timedelta, every: timedelta, margin: float
+        self,
+        runtime: Runtime,
+        driver: Driver,
+        hands: Hands,
+        *,
+        lease: timedelta,
+        every: timedelta,
+        margin: float,
+        kept: Callable[[list[Hand]], None] = lambda _hands: None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
@@ -45,6 +54,7 @@ class Heartbeat:
         self._seconds = lease.total_seconds()
         self._every = every.total_seconds()
         self._margin = margin
+        self._kept = kept
         self._soon = min(SOON, self._every / 4)
         self._expected_at = inf
         self._stood_still = (0.0, 0.0)  # until when, and for how long
@@ -106,8 +116,10 @@ class Heartbeat:
                 raise
             return self._soon
         skipped = False
+        kept: list[Hand] = []
         for hand, answer in zip(due, answers, strict=True):
             if isinstance(answer, Extended):
+                kept.append(hand)
                 hand.ends_at = asked_at + self._seconds - self._margin
                 if answer.cancel_requested and not hand.is_settling:
                     hand.stop(Why.CANCEL)
@@ -115,6 +127,7 @@ class Heartbeat:
                 skipped = True
             else:
                 self._lose(hand, answer)
+        self._kept(kept)
         return self._soon if skipped else self._every
 
     def _lose(self, hand: Hand, answer: TaskHarborError) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.model import Claim
-from taskharbor.worker.hand import Hand
+from taskharbor.worker.taking import Taking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskharbor.core.codec import Codec
-    from taskharbor.core.ids import Token
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hands
+    from taskharbor.worker.hand import Hand, Hands
 
 _LOG: Final = logging.getLogger(__name__)
 BATCH: Final = 500
@@ -52,21 +49,23 @@ class Intake:
         start: Callable[[Hand], None],
         codec: Codec | None = None,
     ) -> None:
-        self._runtime = runtime
-        self._driver = driver
         self._hands = hands
         self._queues = list(queues)
-        self._worker = worker
-        self._lease = lease
-        self._margin = margin
         self._poll = poll
-        self._patience = patience
-        self._types = types
-        self._may_reclaim = may_reclaim
-        self._start = start
-        self._codec = codec
+        self._taking = Taking(
+            runtime,
+            driver,
+            hands,
+            worker=worker,
+            lease=lease,
+            margin=margin,
+            patience=patience,
+            types=types,
+            may_reclaim=may_reclaim,
+            start=start,
+            codec=codec,
+        )
         self._pause = SHORTEST
-        self._lost: dict[Token, tuple[str, int, float]] = {}
         self._dry_after: int | None = None
         self.is_stopped = False
         self.is_quiet = False
@@ -76,12 +75,16 @@ class Intake:
         """Whether nothing was due when it looked last, and no attempt has ended since: that may leave jobs behind."""
         return self._dry_after == self._hands.departures
 
+    @property
+    def ticks(self) -> dict[str, Callable[[], timedelta]]:
+        return {"intake": self.tick}
+
     def tick(self) -> timedelta:
         if self.is_stopped:
             return self._end()
         departures, self._dry_after = self._hands.departures, None
         try:
-            self._read_back()
+            self._taking.read_back()
             took, has_more, is_full = self._reserve_all()
         except StoreUnavailable as error:
             _LOG.warning("cannot take jobs: %s", error)
@@ -94,16 +97,12 @@ class Intake:
     def _end(self) -> timedelta:
         """Find out what was taken by calls without a reply: a worker that ended before would leave it to its lease."""
         try:
-            self._read_back()
+            self._taking.read_back()
         except StoreUnavailable as error:
             _LOG.warning("cannot find out what was taken: %s", error)
-            self._forget_what_is_over()
-        self.is_quiet = not self._lost
+            self._taking.forget_what_is_over()
+        self.is_quiet = self._taking.is_sure
         return FULL if self.is_quiet else self._next_pause(took=False)
-
-    def _forget_what_is_over(self) -> None:
-        over = self._runtime.monotonic() - self._lease.total_seconds()
-        self._lost = {token: lost for token, lost in self._lost.items() if lost[2] > over}
 
     def _next_pause(self, *, took: bool) -> timedelta:
         self._pause = SHORTEST if took else min(2 * self._pause, self._poll)
@@ -117,59 +116,10 @@ class Intake:
             room = self._hands.take_room(queue, BATCH)
             if room:
                 room_found = True
-                claims = self._reserve(queue, room)
+                claims = self._taking.reserve(queue, room)
                 took = took or bool(claims)
                 has_more = has_more or len(claims) == room
         return took, has_more and self._has_room(), not room_found
 
     def _has_room(self) -> bool:
         return any(self._hands.has_room(queue) for queue in self._queues)
-
-    def _reserve(self, queue: str, room: int) -> list[Claim]:
-        token = self._runtime.token()
-        asked_at = self._runtime.monotonic()
-        try:
-            claims = self._driver.reserve(
-                queue,
-                token=token,
-                worker=self._worker,
-                lease=self._lease,
-                limit=room,
-                patience=self._patience,
-                types=self._types(),
-                reclaim=self._may_reclaim(),
-            )
-        except StoreUnavailable:
-            self._lost[token] = queue, room, asked_at
-            raise
-        except BaseException:
-            self._hands.fill_room(queue, room, [])
-            raise
-        self._take(queue, room, claims, asked_at)
-        return claims
-
-    def _take(self, queue: str, room: int, claims: Sequence[Claim], asked_at: float) -> None:
-        hands = [self._hand(claim, asked_at) for claim in claims]
-        self._hands.lose({claim.job.id for claim in claims})
-        self._hands.fill_room(queue, room, hands)
-        for hand in hands:
-            self._start(hand)
-
-    def _hand(self, claim: Claim, asked_at: float) -> Hand:
-        timeout = claim.job.timeout
-        if self._codec is not None:
-            claim = Claim(replace(claim.job, codec=self._codec), claim.lease)
-        return Hand(
-            claim,
-            ends_at=asked_at + self._lease.total_seconds() - self._margin,
-            times_out_at=None if timeout is None else self._runtime.monotonic() + timeout.total_seconds(),
-        )
-
-    def _read_back(self) -> None:
-        """Find out what calls took whose reply was lost."""
-        if not self._lost:
-            return
-        held = self._driver.read_back(list(self._lost))
-        while self._lost:
-            token, (queue, room, asked_at) = self._lost.popitem()
-            self._take(queue, room, [claim for claim in held if claim.lease.token == token], asked_at)

@@ -11,21 +11,31 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskharbor.core.answers import Settled
 from taskharbor.core.codec import JsonCodec
-from taskharbor.core.errors import Problem, StoreUnavailable, UsageError
+from taskharbor.core.errors import JobNotInflight, Problem, StoreUnavailable, UsageError
 from taskharbor.core.facts import JobClaimed
 from taskharbor.core.ids import new_token
+from taskharbor.core.messages import Finding
 from taskharbor.core.model import WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.request import QUEUE_PATTERN
+from taskharbor.core.states import Status
+from taskharbor.deadletters import QUEUE, Relay, to_queue
 from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
+from taskharbor.schedules.scheduler import Scheduler
 from taskharbor.service import until_signal
+from taskharbor.worker.context import Surroundings
+from taskharbor.worker.deliveries import Deliveries
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.hand import Hands, Why
 from taskharbor.worker.heartbeat import Heartbeat
 from taskharbor.worker.intake import Intake
+from taskharbor.worker.lifespan import Span, check_lifespan
+from taskharbor.worker.messages import Messages
 from taskharbor.worker.middleware import handler
 from taskharbor.worker.recorder import Recorder
+from taskharbor.worker.reporting import Reporter
+from taskharbor.worker.taking import Taking
 from taskharbor.worker.telling import Telling
 
 if TYPE_CHECKING:
@@ -35,9 +45,12 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.core.facts import Hook
     from taskharbor.core.retry import RetryPolicy
+    from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver, Listener
     from taskharbor.runtime import Loop, Runtime
+    from taskharbor.schedules.spec import ScheduleSpec
     from taskharbor.worker.hand import Hand
+    from taskharbor.worker.lifespan import Lifespan
     from taskharbor.worker.middleware import Handler, Middleware
 
 _LOG: Final = logging.getLogger(__name__)
@@ -46,6 +59,9 @@ LEASE: Final = timedelta(seconds=30)
 GRACE: Final = timedelta(seconds=25)
 POLL: Final = timedelta(seconds=1)
 PATIENCE: Final = timedelta(seconds=60)
+VISIBILITY: Final = timedelta(seconds=60)
+WAIT: Final = timedelta(seconds=2)
+"""How long one receive waits for messages. A worker that stops waits for it, or what comes last stays hidden."""
 ALIVE: Final = timedelta(seconds=10)
 LOOK: Final = timedelta(milliseconds=20)
 FOREVER: Final = timedelta(days=3650)
@@ -63,7 +79,12 @@ class Worker:
     *queues* are names, or a mapping from a name to how many of its jobs run at once;
     *concurrency* is how many do in all: 16, or what the mapping adds up to. An
     attempt holds its job by a *lease* that is renewed every *heartbeat*. *unknown_types* says
-    what becomes of a job without a handler here: a dead letter, or left for other workers.
+    what becomes of a job without a handler here: a dead letter, or left for other workers. What
+    *lifespan* yields is every handler's ``ctx.state``, and *schedules* are stored when it starts.
+
+    With a *transport* jobs are taken by the messages that a `DueTaskEnqueuer` sends, which are
+    hidden from others for *visibility*, and those without one only when they are due for longer than
+    *patience*. Events of jobs that died go to the queue *dead_letters*.
 
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> driver = MemoryDriver()
@@ -89,7 +110,14 @@ class Worker:
         middleware: Sequence[Middleware] = (),
         codec: Codec | None = None,
         hooks: Sequence[Hook] = (),
+        transport: Transport | None = None,
+        visibility: timedelta = VISIBILITY,
+        wait: timedelta = WAIT,
+        dead_letters: str | None = QUEUE,
         janitor: bool = True,
+        scheduler: Scheduler | None = None,
+        schedules: Sequence[ScheduleSpec] = (),
+        lifespan: Lifespan | None = None,
         name: str | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -112,15 +140,36 @@ class Worker:
         self._hands = Hands(self._runtime, concurrency=concurrency, queues=limits)
         self._tell = Telling(hooks)
         self._guard = ClockGuard(self._runtime, driver, lease=lease)
-        self._recorder = Recorder(
-            self._runtime, driver, self._hands, settled=self._settled, freed=lambda: self._wake("intake")
-        )
+        self._recorder = Recorder(self._runtime, driver, self._hands, settled=self._settled, freed=self._wake_intake)
+        self._reporter = Reporter(self._runtime, driver, wake=lambda: self._wake("reporter"))
+        self._around = Surroundings(driver, codec or JsonCodec(), note=self._reporter.note)
         self._executor = Executor(
-            self._runtime, self._handlers, self._policies, codec=codec or JsonCodec(), report=self._ended
+            self._runtime, self._handlers, self._policies, around=self._around, report=self._ended
         )
-        self._heartbeat = Heartbeat(self._runtime, driver, self._hands, lease=lease, every=beat, margin=margin)
+        if lifespan is not None:
+            check_lifespan(lifespan)
+        self._lifespan = lifespan
+        self._span: Span | None = None
+        self._transport, self._visibility, self._wait = transport, visibility, wait
+        self._messages: Messages | None = None
+        self._relay: Relay | None = None
+        if transport is not None:
+            self._messages = Messages(
+                self._runtime, driver, transport, visibility=visibility, wake=lambda: self._wake("messages")
+            )
+            self._relay = None if dead_letters is None else Relay(driver, to_queue(transport, dead_letters))
+        self._heartbeat = Heartbeat(
+            self._runtime, driver, self._hands, lease=lease, every=beat, margin=margin, kept=self._keep
+        )
         self._intake = self._make_intake(lease=lease, margin=margin, patience=patience, codec=codec)
-        self._janitor = Janitor(self._runtime, driver, lease=lease, guard=self._guard) if janitor else None
+        relay = None if self._relay is None else lambda: self._wake("relay")
+        self._scheduler = scheduler or Scheduler(driver, codec=codec or JsonCodec())
+        self._schedules = tuple(schedules)
+        self._janitor = (
+            Janitor(self._runtime, driver, lease=lease, guard=self._guard, relay=relay, scheduler=self._scheduler)
+            if janitor
+            else None
+        )
         self._loops: dict[str, Loop] = {}
         self._supervisor: Loop | None = None
         self._listener: Listener | None = None
@@ -140,15 +189,26 @@ class Worker:
 
     def start(self) -> None:
         """Begin to work, in threads of the worker's own."""
+        if self._lifespan is not None:
+            self._span = Span(self._runtime, self._lifespan)
+            self._around.state = self._span.enter()
         serve = self._runtime.serve
+        self._loops["reporter"] = serve("reporter", self._unless_over(self._reporter.tick))
         self._loops["recorder"] = serve("recorder", self._unless_over(self._recorder.tick))
         self._loops["heartbeat"] = serve("heartbeat", self._unless_over(self._heartbeat.tick))
         self._loops["alive"] = serve("alive", self._unless_over(self._beat))
         self._loops["clock"] = serve("clock", self._unless_over(self._guard.tick))
         if self._janitor is not None:
             self._loops["janitor"] = serve("janitor", self._unless_over(self._janitor.tick))
-        self._loops["intake"] = serve("intake", self._unless_over(self._intake.tick))
-        if self._runtime.may_block:
+        if self._schedules:
+            self._loops["schedules"] = serve("schedules", self._put_schedules)
+        if self._relay is not None:
+            self._loops["relay"] = serve("relay", self._unless_over(self._relay.tick))
+        if self._messages is not None:
+            self._loops["messages"] = serve("messages", self._unless_over(self._messages.tick))
+        for name, tick in self._intake.ticks.items():
+            self._loops[name] = serve(name, self._unless_over(tick))
+        if self._runtime.may_block and self._messages is None:  # messages ring by themselves
             self._listener = self._driver.listen(list(self._limits))
             self._loops["listener"] = serve("listener", self._unless_over(self._listen))
 
@@ -173,7 +233,7 @@ class Worker:
         self._intake.is_stopped = True
         seconds = (self.grace if grace is None else grace).total_seconds()
         self._stops_by = self._runtime.monotonic() + seconds
-        self._wake("intake")
+        self._wake_intake()
         with self._stopping:
             if self._supervisor is None:
                 self._supervisor = self._runtime.serve("supervisor", self._supervise)
@@ -196,14 +256,18 @@ class Worker:
             if late >= MOMENT:
                 # A thread that does not look whether it shall stop: the process ends before it does.
                 self._ended(hand, Outcome.release())
-        if (len(self._hands) or self._may_take()) and late < self._last_moment:
+        if (len(self._hands) or self._may_take() or self._has_messages()) and late < self._last_moment:
             return LOOK
         self._end()
         return None
 
     def _may_take(self) -> bool:
         """Whether jobs may still come in: a call for some is under way, or its reply was lost."""
-        return "intake" in self._loops and not self._intake.is_quiet
+        return any(name in self._loops for name in self._intake.ticks) and not self._intake.is_quiet
+
+    def _has_messages(self) -> bool:
+        """Whether messages are still to be deleted, or to be shown to others."""
+        return self._messages is not None and not self._messages.is_done
 
     def _end(self) -> None:
         self._is_over = True
@@ -217,23 +281,45 @@ class Worker:
             loop.join(JOIN)
         if self._listener is not None:
             self._listener.close()
+        self._leave_span()
         self._runtime.close()
 
-    def _make_intake(self, *, lease: timedelta, margin: float, patience: timedelta, codec: Codec | None) -> Intake:
-        return Intake(
+    def _leave_span(self) -> None:
+        if self._span is None:
+            return
+        try:
+            self._span.leave()
+        except Exception:  # noqa: BLE001  a user's code, and all jobs are given back by now
+            _LOG.exception("the lifespan did not end well")
+
+    def _make_intake(
+        self, *, lease: timedelta, margin: float, patience: timedelta, codec: Codec | None
+    ) -> Intake | Deliveries:
+        options: dict[str, Any] = {
+            "worker": self.id,
+            "lease": lease,
+            "margin": margin,
+            "patience": patience,
+            "types": self._types,
+            "may_reclaim": self._guard.may_reclaim,
+            "start": self._start,
+            "codec": codec,
+        }
+        if self._transport is None or self._messages is None:
+            return Intake(
+                self._runtime, self._driver, self._hands, queues=list(self._limits), poll=self._poll, **options
+            )
+        return Deliveries(
             self._runtime,
-            self._driver,
+            self._transport,
             self._hands,
-            queues=list(self._limits),
-            worker=self.id,
-            lease=lease,
-            margin=margin,
+            self._messages,
+            takings={queue: Taking(self._runtime, self._driver, self._hands, **options) for queue in self._limits},
+            wake=self._wake,
+            wait=self._wait,
+            visibility=self._visibility,
             poll=self._poll,
             patience=patience,
-            types=self._types,
-            may_reclaim=self._guard.may_reclaim,
-            start=self._start,
-            codec=codec,
         )
 
     def _unless_over(self, tick: Callable[[], timedelta]) -> Callable[[], timedelta | None]:
@@ -261,7 +347,16 @@ class Worker:
             self._wake("recorder")
 
     def _settled(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
+        if hand.is_completed and isinstance(answer, JobNotInflight):
+            outcome, answer = (
+                Outcome.ack(),
+                Settled(hand.claim.job.id, Status.SUCCEEDED),
+            )  # in the handler's transaction
         is_settled = isinstance(answer, Settled)
+        if self._messages is not None:
+            self._messages.found(hand.received, Finding.SETTLED if is_settled else Finding.UNSETTLED)
+        if isinstance(answer, Settled) and answer.status is Status.DEAD:
+            self._wake("relay")
         if is_settled and not self._tell.is_heard:
             return
         advice = "" if is_settled else self._heartbeat.advice(hand)
@@ -271,10 +366,29 @@ class Worker:
         if (loop := self._loops.get(name)) is not None:  # None while it is being started: it has not looked yet
             loop.wake()
 
+    def _wake_intake(self) -> None:
+        for name in self._intake.ticks:
+            self._wake(name)
+
+    def _keep(self, hands: list[Hand]) -> None:
+        if self._messages is not None:
+            self._messages.keep(hands)
+
     def _listen(self) -> timedelta:
         if self._listener is not None and self._listener.wait(self._poll):
-            self._wake("intake")
+            self._wake_intake()
         return timedelta(0)
+
+    def _put_schedules(self) -> timedelta | None:
+        """Store the schedules that came with the handlers; tried again until the store can be reached."""
+        if self._is_over:
+            return None
+        try:
+            self._scheduler.put(self._schedules)
+        except StoreUnavailable as error:
+            _LOG.warning("cannot store the schedules: %s", error)
+            return REST
+        return None
 
     def _beat(self) -> timedelta:
         record = WorkerRecord(

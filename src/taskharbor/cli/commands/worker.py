@@ -1,33 +1,30 @@
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.options import json_option, url_of_app_option
 from taskharbor.cli.values import duration, duration_from, queues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
-    from taskharbor.drivers.base import Driver
+    from taskharbor.harbor import Harbor
     from taskharbor.worker import Worker
 
 CONCURRENCY: Final = 16
 
 
 @click.command()
-@click.argument("app")
+@click.argument("app", required=False)
 @click.option(
     "-q",
     "--queues",
     type=queues,
-    default="default",
     metavar="NAME[:N],…",
-    help="Whose jobs to run, and how many of each at once.",
-    show_default=True,
+    help="Whose jobs to run, and how many of each at once.  [default: default, and those that tasks name]",
 )
 @click.option(
     "-c",
@@ -66,47 +63,50 @@ CONCURRENCY: Final = 16
     show_default=True,
     help="What becomes of jobs without a handler here.",
 )
-@url_option
+@url_of_app_option
 @json_option
-def worker(*, app: str, url: str, as_json: bool, **options: Any) -> None:
+def worker(*, app: str | None, url: str | None, as_json: bool, **options: Any) -> None:
     """Run jobs until a signal.
 
-    APP is module:attribute or file.py[:attribute]: a mapping from types to handlers, or a
-    function that registers them on the worker it is given. Without an attribute the first of
-    app, register and handlers is taken.
+    APP is module:attribute or file.py[:attribute]: a Harbor, a mapping from types to handlers, or
+    a function that registers them on the worker it is given. Without an attribute the first of
+    app, harbor, register and handlers is taken; without APP, what pyproject.toml names under
+    [tool.taskharbor] as app, or tasks.py, app.py, jobs.py or main.py.
 
     SIGTERM and Ctrl-C let jobs in hand end; those that do not within the grace time are given
     back. A second signal ends the worker now. The log, one line for each attempt, goes to
     stderr; with --json, and errors too, as JSON lines: {"at", "level", "logger", "message"}.
     """
     from taskharbor.cli.app import load
+    from taskharbor.cli.discovery import find_app
     from taskharbor.cli.logs import log_to_stderr
-    from taskharbor.drivers.connect import connect
+    from taskharbor.harbor import Harbor
 
-    register = load(app)
+    loaded = load(find_app() if app is None else app)
     log_to_stderr(as_json=as_json)
-    with closing(connect(url)) as driver:
-        made = _worker(driver, **options)
-        register(made)
+    with loaded.harbor or Harbor() as harbor:
+        if url is not None:
+            harbor.point_to(url)
+        made = _worker(harbor, **options)
+        loaded(made)
         _run(made, options["grace"])
 
 
 def _worker(
-    driver: Driver,
+    harbor: Harbor,
     *,
-    queues: Mapping[str, int | None],
+    queues: Mapping[str, int | None] | None,
     concurrency: int | None,
     grace: timedelta,
     lease: timedelta,
     poll: timedelta,
     unknown_types: Literal["dead-letter", "leave"],
 ) -> Worker:
-    from taskharbor.worker import Worker
-
-    most = concurrency or _in_all(queues)
-    limits = {name: limit or most for name, limit in queues.items()}
-    return Worker(
-        driver, queues=limits, concurrency=most, grace=grace, lease=lease, poll=poll, unknown_types=unknown_types
+    named = queues or dict.fromkeys(harbor.queues)
+    most = concurrency or _in_all(named)
+    limits = {name: limit or most for name, limit in named.items()}
+    return harbor.worker(
+        queues=limits, concurrency=most, grace=grace, lease=lease, poll=poll, unknown_types=unknown_types
     )
 
 

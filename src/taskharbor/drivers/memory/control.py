@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from taskharbor.core.model import Schedule
+    from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.memory.tables import Tables
 
 
@@ -56,10 +57,43 @@ class MemoryControl:
         self._tables.rows.schedules[name] = replace(schedule, paused_at=since)
         return True
 
+    def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+        with self._tables.statement():
+            return [self._put_key(key) for key in keys]
+
+    def _put_key(self, key: ApiKey) -> bool:
+        if key.id in self._tables.rows.api_keys:
+            return False
+        self._tables.rows.api_keys[key.id] = key
+        return True
+
+    def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
+        with self._tables.statement() as now:
+            return [self._revoke(each, now) for each in ids]
+
+    def _revoke(self, key_id: str, now: datetime) -> bool:
+        key = self._tables.rows.api_keys.get(key_id)
+        if key is None or key.revoked_at is not None:
+            return False
+        self._tables.rows.api_keys[key_id] = replace(key, revoked_at=now)
+        return True
+
+    def record(self, entries: Sequence[AuditEntry]) -> None:
+        with self._tables.statement() as now:
+            for entry in entries:
+                written = replace(entry, at=now, detail=MappingProxyType(dict(entry.detail)))
+                self._tables.rows.audit.setdefault(entry.id, written)
+
 
 def _merged(old: Schedule | None, new: Schedule) -> Schedule:
     if old is None:
         return new
     is_same_time = (old.cron, old.timezone) == (new.cron, new.timezone)
     next_at = old.next_at if is_same_time else new.next_at
-    return replace(new, next_at=next_at, fired_at=old.fired_at, paused_at=old.paused_at)
+    return replace(
+        new,
+        next_at=next_at,
+        fired_at=old.fired_at,
+        paused_at=old.paused_at,
+        last_job_id=old.last_job_id,
+    )

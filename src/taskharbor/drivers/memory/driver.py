@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Inserted
 from taskharbor.core.claims import Taker
-from taskharbor.core.errors import IdempotencyConflict
-from taskharbor.core.model import Claim, Job, Lease
+from taskharbor.core.model import Claim, Lease
 from taskharbor.core.request import check_attempts
-from taskharbor.core.states import Status
-from taskharbor.drivers.memory import claiming, dispatching, operating, settling
+from taskharbor.drivers.memory import claiming, dispatching, inserting, operating, settling
 from taskharbor.drivers.memory.control import MemoryControl
 from taskharbor.drivers.memory.endings import is_over
 from taskharbor.drivers.memory.inspector import MemoryInspector
-from taskharbor.drivers.memory.tables import Key, Tables
+from taskharbor.drivers.memory.tables import Tables
 from taskharbor.drivers.memory.upkeep import MemoryUpkeep
 from taskharbor.runtime import SystemClock
 
@@ -29,6 +25,7 @@ if TYPE_CHECKING:
         Declined,
         Dispatch,
         Extended,
+        Inserted,
         Moved,
         Refused,
         Sent,
@@ -38,9 +35,9 @@ if TYPE_CHECKING:
         Unsent,
     )
     from taskharbor.core.clock import Clock
-    from taskharbor.core.errors import IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import NewJob
+    from taskharbor.core.model import NewJob, Progress
     from taskharbor.drivers.memory.listening import MemoryListener
 
 
@@ -72,7 +69,7 @@ class MemoryDriver:
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         with self._tables.statement() as now:
-            return [_insert(self._tables, job, now, repeat=repeat) for job in jobs]
+            return [inserting.insert(self._tables, job, now, repeat=repeat) for job in jobs]
 
     def reserve(
         self,
@@ -117,6 +114,10 @@ class MemoryDriver:
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
         with self._tables.statement() as now:
             return [settling.settle(self._tables, each.lease, each.outcome, now) for each in settlements]
+
+    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+        with self._tables.statement() as now:
+            return [settling.note(self._tables, held, progress, now) for held, progress in notes]
 
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         with self._tables.statement() as now:
@@ -172,31 +173,3 @@ class MemoryDriver:
 
     def close(self) -> None:
         """Do nothing: what is in memory goes with the process."""
-
-
-def _insert(tables: Tables, new: NewJob, now: datetime, *, repeat: bool) -> Inserted | IdempotencyConflict:
-    if repeat and new.id in tables.rows.jobs:
-        return Inserted(new.id, existed=True)
-    if new.idempotency_key is not None:
-        key = tables.rows.keys.setdefault((new.queue, new.idempotency_key), Key(new.id, new.digest))
-        if key.digest != new.digest:
-            return IdempotencyConflict(new.queue, new.idempotency_key, key.holder)
-        if key.holder != new.id:
-            return Inserted(key.holder, existed=True)
-    job = Job(
-        id=new.id,
-        type=new.type,
-        queue=new.queue,
-        priority=new.priority,
-        payload=new.payload,
-        status=Status.PENDING,
-        scheduled_for=new.scheduled_for or now + new.delay,
-        timeout=new.timeout,
-        created_at=new.created_at,
-        attempt_count=0,
-        max_attempts=new.max_attempts,
-        idempotency_key=new.idempotency_key,
-        metadata=MappingProxyType(dict(new.metadata)),  # nobody changes a row from outside
-    )
-    tables.put(job, now=now)
-    return Inserted(new.id, existed=False)

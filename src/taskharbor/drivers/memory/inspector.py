@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Finished, JobFilter, Page, QueueView
+from taskharbor.core.answers import Finished, JobFilter, Page, QueueView, reach
 from taskharbor.core.states import Status
+from taskharbor.drivers.memory.groups import dead_groups, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from taskharbor.core.answers import DeadGroup
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.memory.tables import Tables
 
 
@@ -30,9 +32,24 @@ class MemoryInspector:
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
         with self._tables.statement():
             jobs = sorted(self._tables.rows.jobs.values(), key=lambda job: job.id, reverse=True)
-            found = [job for job in jobs if (after is None or job.id < after) and _matches(job, wanted)]
-            page = tuple(found[:limit])
-            return Page(page, page[-1].id if page and len(found) > limit else None)
+            looked_at = [job for job in jobs if after is None or job.id < after][: reach(limit)]
+            found = [job for job in looked_at if self._matches(job, wanted)]
+            return Page.of(found, limit=limit, edge=looked_at[-1].id if len(looked_at) == reach(limit) else None)
+
+    def _matches(self, job: Job, wanted: JobFilter) -> bool:
+        return (
+            (wanted.queue is None or job.queue == wanted.queue)
+            and (wanted.type is None or job.type == wanted.type)
+            and (wanted.statuses is None or job.status in wanted.statuses)
+            and (wanted.since is None or job.created_at >= wanted.since)
+            and (wanted.until is None or job.created_at < wanted.until)
+            and (wanted.tag is None or wanted.tag in job.metadata.items())
+            and (wanted.fingerprint is None or fingerprint(self._tables, job) == wanted.fingerprint)
+        )
+
+    def by_key(self, key: str) -> list[JobId]:
+        with self._tables.statement():
+            return [held.holder for (_, name), held in sorted(self._tables.rows.keys.items()) if name == key]
 
     def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
         with self._tables.statement():
@@ -70,6 +87,10 @@ class MemoryInspector:
                 if minute >= since
             ]
 
+    def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
+        with self._tables.statement():
+            return dead_groups(self._tables, queue=queue)[:limit]
+
     def workers(self) -> list[WorkerRecord]:
         with self._tables.statement():
             return sorted(self._tables.rows.workers.values(), key=lambda worker: worker.id)
@@ -78,17 +99,25 @@ class MemoryInspector:
         with self._tables.statement():
             return dict(sorted(self._tables.rows.schedules.items()))
 
+    def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
+        with self._tables.statement():
+            known = sorted(self._tables.rows.api_keys.items())
+            return {key_id: key for key_id, key in known if ids is None or key_id in ids}
+
+    def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
+        with self._tables.statement():
+            entries = sorted(self._tables.rows.audit.values(), key=_moment, reverse=True)
+            if before is not None:
+                known = [_moment(each) for each in entries if each.id == before]
+                entries = [each for each in entries if known and _moment(each) < known[0]]
+            return entries[:limit]
+
 
 def _by_end(attempts: dict[Token, Attempt]) -> list[Attempt]:
     """Order them by the time they ended: where the clock was set back, that is not the order they were written in."""
     return sorted(attempts.values(), key=lambda attempt: attempt.ended_at)
 
 
-def _matches(job: Job, wanted: JobFilter) -> bool:
-    return (
-        (wanted.queue is None or job.queue == wanted.queue)
-        and (wanted.type is None or job.type == wanted.type)
-        and (wanted.statuses is None or job.status in wanted.statuses)
-        and (wanted.since is None or job.created_at >= wanted.since)
-        and (wanted.until is None or job.created_at < wanted.until)
-    )
+def _moment(entry: AuditEntry) -> tuple[datetime, Token]:
+    assert entry.at is not None  # noqa: S101  the store stamps what it keeps
+    return entry.at, entry.id

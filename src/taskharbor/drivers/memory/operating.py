@@ -81,6 +81,7 @@ def requeue(tables: Tables, job_id: JobId, new: NewLife, now: datetime) -> Answe
         resends=0,
         settled_token=None,
         result=None,
+        progress=None,
     )
     return Moved(job_id, tables.put(revived, now=now).status)
 

@@ -15,6 +15,7 @@ from taskharbor.drivers.memory.endings import die, is_over, record
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
+    from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.drivers.memory.tables import Tables
 
@@ -25,6 +26,14 @@ def extend(tables: Tables, held: Lease, lease: timedelta, now: datetime) -> Exte
         return job
     tables.put(replace(job, lease_expires_at=now + lease), now=now)
     return Extended(Lease(job.id, held.token, now + lease), job.cancel_requested_at is not None)
+
+
+def note(tables: Tables, held: Lease, progress: Progress, now: datetime) -> bool:
+    job = _held(tables, held, now)
+    if not isinstance(job, Job):
+        return False
+    tables.put(replace(job, progress=progress), now=now)
+    return True
 
 
 def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Settled | JobNotFound | LeaseLost:

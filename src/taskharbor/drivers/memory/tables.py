@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.clock import Clock
     from taskharbor.core.ids import Token
-    from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, OutboxRow, Schedule, WorkerRecord
 
 Entry = tuple[int, datetime, JobId]
 _FORKED: Final = "the memory store stays with the process that made it, and this is a fork of that"
@@ -88,6 +88,8 @@ class Rows:
     duties: dict[str, datetime] = field(default_factory=dict)
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
+    api_keys: dict[str, ApiKey] = field(default_factory=dict)
+    audit: dict[Token, AuditEntry] = field(default_factory=dict)
     jump: ClockJump | None = None
     fed: set[str] = field(default_factory=set)
     """Queues that were given jobs to take, of which nobody was told yet: a rollback takes this back too."""

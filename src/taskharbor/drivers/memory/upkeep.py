@@ -9,6 +9,7 @@ from taskharbor.core.answers import Expired, Published
 from taskharbor.core.outcome import LEASE_LOST, SPENT
 from taskharbor.core.states import Event, Status, landing
 from taskharbor.drivers.memory.endings import die, give_back, hold_until, is_over, record
+from taskharbor.drivers.memory.inserting import insert
 from taskharbor.drivers.memory.tables import ClockJump
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import Unpublished
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import Job, NewJob, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.memory.tables import Tables
 
 
@@ -155,12 +156,19 @@ class MemoryUpkeep:
             due = [(each.next_at, each.name, each) for each in live if each.next_at is not None and each.next_at <= now]
             return [each for _, _, each in sorted(due, key=lambda entry: entry[:2])][:limit]
 
-    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
-        with self._tables.statement():
+    def schedule_fired(
+        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+    ) -> bool:
+        with self._tables.transaction(), self._tables.statement() as now:
             schedule = self._tables.rows.schedules.get(name)
             if schedule is None or schedule.next_at != fired:
                 return False
-            self._tables.rows.schedules[name] = replace(schedule, next_at=next_at, fired_at=fired)
+            moved = replace(schedule, next_at=next_at)
+            if jobs:
+                moved = replace(moved, fired_at=fired, last_job_id=jobs[-1].id)
+            self._tables.rows.schedules[name] = moved
+            for job in jobs:
+                insert(self._tables, job, now, repeat=False)
             return True
 
     def roll_up(self, *, keep: timedelta) -> int:

@@ -17,12 +17,14 @@ from psycopg.pq import TransactionStatus
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres.failures import ReplyLost, explained, may_pass
+from taskharbor.drivers.postgres.steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from taskharbor.core.clock import Clock
     from taskharbor.drivers.postgres.address import Address, ServerConnection
+    from taskharbor.drivers.postgres.steps import Steps
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -44,6 +46,7 @@ class Connections:
         self._size = size
         pins = [f"set_config('{name}', '{value}', true)" for name, value in address.settings.items()]
         self._pin = f"SELECT {', '.join(pins)}".encode()
+        self._named: dict[LiteralString, bytes] = {}  # as many as there are statements in the code
         self._inherited: list[ServerConnection] = []
         self._start_anew()
 
@@ -58,6 +61,15 @@ class Connections:
         """Run one statement, which is one transaction, and return its rows."""
         query = self.named(statement)
         return self.run(lambda db: self.execute(db, query, asked))
+
+    def transact(self, verb: Callable[[], Steps[T]]) -> T:
+        """Run all statements of *verb* in one transaction."""
+
+        def work(db: psycopg.Connection) -> T:
+            with db.transaction():
+                return run(verb(), lambda statement, **asked: self.execute(db, self.named(statement), asked))
+
+        return self.run(work)
 
     def run(self, work: Callable[[psycopg.Connection], T]) -> T:
         """Do *work*, one transaction, with a connection.
@@ -89,7 +101,10 @@ class Connections:
 
     def named(self, statement: LiteralString) -> bytes:
         """Return *statement* with the schema in front of every table: the search path is nobody's business."""
-        return _TABLE.sub(rf'"{self.address.schema}".\g<0>', statement).encode()
+        named = self._named.get(statement)
+        if named is None:
+            named = self._named[statement] = _TABLE.sub(rf'"{self.address.schema}".\g<0>', statement).encode()
+        return named
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection]:

@@ -10,7 +10,7 @@ from taskharbor.drivers.postgres.rows import NOW
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.model import Schedule
+    from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.postgres.connection import Connections
 
 
@@ -41,12 +41,13 @@ class PostgresControl:
 
     _PUT_SCHEDULES: LiteralString = """
         INSERT INTO th_schedules AS known
-               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at)
+               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at,
+                last_job_id)
         SELECT *
           FROM unnest(
                %(names)s::text[], %(crons)s::text[], %(timezones)s::text[], %(types)s::text[], %(queues)s::text[],
                %(payloads)s::bytea[], %(options)s::jsonb[], %(next)s::timestamptz[], %(fired)s::timestamptz[],
-               %(paused)s::timestamptz[]
+               %(paused)s::timestamptz[], %(last)s::uuid[]
                ) AS asked (name)
          ORDER BY name
             ON CONFLICT (name) DO UPDATE
@@ -74,6 +75,7 @@ class PostgresControl:
             "next": [each.next_at for each in schedules],
             "fired": [each.fired_at for each in schedules],
             "paused": [each.paused_at for each in schedules],
+            "last": [each.last_job_id for each in schedules],
         }
         self._connections.fetch(self._PUT_SCHEDULES, **columns)
 
@@ -107,6 +109,62 @@ class PostgresControl:
 
     def resume_schedules(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._RESUME_SCHEDULES, names)
+
+    # The scopes of a key are one text on the way: PostgreSQL has no arrays of arrays of different lengths.
+    _PUT_KEYS: LiteralString = """
+        INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
+        SELECT id, name, digest, ARRAY(SELECT jsonb_array_elements_text(scopes)), created_at, expires_at, revoked_at
+          FROM unnest(
+               %(names)s::text[], %(titles)s::text[], %(digests)s::bytea[], %(scopes)s::jsonb[],
+               %(created)s::timestamptz[], %(expire)s::timestamptz[], %(revoked)s::timestamptz[]
+               ) AS asked (id, name, digest, scopes, created_at, expires_at, revoked_at)
+         ORDER BY id
+            ON CONFLICT (id) DO NOTHING
+        RETURNING id
+    """
+
+    def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+        return self._each(
+            self._PUT_KEYS,
+            [each.id for each in keys],
+            titles=[each.name for each in keys],
+            digests=[each.digest for each in keys],
+            scopes=[json.dumps(each.scopes) for each in keys],
+            created=[each.created_at for each in keys],
+            expire=[each.expires_at for each in keys],
+            revoked=[each.revoked_at for each in keys],
+        )
+
+    _REVOKE_KEYS: LiteralString = f"""
+        UPDATE th_api_keys
+           SET revoked_at = {NOW}
+         WHERE id = ANY (%(names)s)
+           AND revoked_at IS NULL
+        RETURNING id
+    """
+
+    def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
+        return self._each(self._REVOKE_KEYS, ids)
+
+    _RECORD: LiteralString = f"""
+        INSERT INTO th_audit (id, at, actor, action, target, detail)
+        SELECT id, {NOW}, actor, action, target, detail
+          FROM unnest(
+               %(ids)s::uuid[], %(actors)s::text[], %(actions)s::text[], %(targets)s::text[], %(details)s::jsonb[]
+               ) AS asked (id, actor, action, target, detail)
+         ORDER BY id
+            ON CONFLICT (id) DO NOTHING
+    """
+
+    def record(self, entries: Sequence[AuditEntry]) -> None:
+        self._connections.fetch(
+            self._RECORD,
+            ids=[each.id for each in entries],
+            actors=[each.actor for each in entries],
+            actions=[each.action for each in entries],
+            targets=[each.target for each in entries],
+            details=[json.dumps(dict(each.detail)) for each in entries],
+        )
 
     def _each(self, statement: LiteralString, names: Sequence[str], **asked: Any) -> list[bool]:
         """Run *statement* for all names, and tell for which it changed anything."""

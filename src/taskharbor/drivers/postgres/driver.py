@@ -15,18 +15,19 @@ from taskharbor.drivers.postgres.connection import Connections
 from taskharbor.drivers.postgres.control import PostgresControl
 from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.drivers.postgres.inspector import PostgresInspector
-from taskharbor.drivers.postgres.join import Joined
+from taskharbor.drivers.postgres.join import AsyncJoined, Joined
 from taskharbor.drivers.postgres.lines import Lines
 from taskharbor.drivers.postgres.listening import ANY, Bell, PostgresListener, fed_queues
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.steps import run
 from taskharbor.drivers.postgres.upkeep import PostgresUpkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from datetime import datetime
 
-    from psycopg import Connection
+    from psycopg import AsyncConnection, Connection
 
     from taskharbor.core.answers import (
         Declined,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from taskharbor.core.clock import Clock
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Claim, Lease, NewJob
+    from taskharbor.core.model import Claim, Lease, NewJob, Progress
 
 T = TypeVar("T")
 
@@ -61,6 +62,8 @@ class PostgresDriver:
     in transaction mode is in between. *size* bounds the connections, but for one that only
     extends leases and one for each listener.
     """
+
+    coalesces: Final = True
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class PostgresDriver:
         self._beating = Connections(address, clock=clock, size=1, check=lambda: None)
         self._lines = Lines()
         self._bell = Bell(self._connections)
-        self.upkeep = PostgresUpkeep(self._connections)
+        self.upkeep = PostgresUpkeep(self._connections, self._bell)
         self.inspector = PostgresInspector(self._connections)
         self.control = PostgresControl(self._connections)
 
@@ -103,16 +106,20 @@ class PostgresDriver:
 
     def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Inserted | IdempotencyConflict]:
         if repeat or len(jobs) < inserting.COPIED:
-            return inserting.insert(self._connections.fetch, jobs, repeat=repeat)
+            return run(inserting.insert(jobs, repeat=repeat), self._connections.fetch)
         return inserting.copy(self._connections, jobs)
 
     def joined(self, connection: Connection[Any], *, notify: bool = True) -> Joined:
-        """Return what stores jobs in transactions of *connection*, which is yours and open on the same database.
+        """Return what stores and settles jobs in transactions of *connection*, yours and open on the same database.
 
-        They are there when you commit, and never were if you roll back. Without *notify* your
+        That is done when you commit, and never was if you roll back. Without *notify* your
         commit is spared the NOTIFY, and workers find the jobs when they look next.
         """
         return Joined(connection, self._connections, notify=notify)
+
+    def ajoined(self, connection: AsyncConnection[Any], *, notify: bool = True) -> AsyncJoined:
+        """Return what `joined` returns, for a connection that is awaited: so are its insert and settle."""
+        return AsyncJoined(connection, self._connections, notify=notify)
 
     def reserve(
         self,
@@ -137,10 +144,10 @@ class PostgresDriver:
         return self._safely(take, lambda: self.read_back([token]) or take())
 
     def _take_due(self, queue: str, taker: Taker, limit: int, patience: timedelta) -> list[Claim]:
-        after = self._lines.place(queue, limit)
-        claims = claiming.take_due(self._connections, queue, taker, limit=limit, patience=patience, after=after)
-        self._lines.note(queue, claims, limit=limit, after=after)
-        if after is not None and len(claims) < limit:
+        start = self._lines.start(queue, limit)
+        claims = claiming.take_due(self._connections, queue, taker, limit=limit, patience=patience, after=start.place)
+        self._lines.note(queue, claims, limit=limit, start=start)
+        if start.place is not None and len(claims) < limit:
             left = limit - len(claims)
             claims += claiming.take_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
             claims.sort(key=claiming.place)
@@ -178,6 +185,9 @@ class PostgresDriver:
         if any(each.outcome.event is Event.RELEASE for each in settlements):
             self._bell.ring([ANY])
         return answers
+
+    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+        return self._safely(lambda: settling.note(self._beating, notes))
 
     _READ_BACK: LiteralString = f"""
         SELECT {JOB}

@@ -53,7 +53,8 @@ class Expiring:
                    lease_expires_at = NULL,
                    completed_at = CASE WHEN lost.landing IN ('DEAD', 'CANCELED') THEN {NOW} END,
                    dead_at = CASE lost.landing WHEN 'DEAD' THEN {NOW} END,
-                   dead_reason = CASE lost.landing WHEN 'DEAD' THEN %(spent)s END
+                   dead_reason = CASE lost.landing WHEN 'DEAD' THEN %(spent)s END,
+                   fingerprint = CASE lost.landing WHEN 'DEAD' THEN '' END
               FROM lost
              WHERE job.status = 'PROCESSING'
                AND job.id = lost.id
@@ -98,6 +99,7 @@ class Expiring:
                    completed_at = {NOW},
                    dead_at = {NOW},
                    dead_reason = %(spent)s,
+                   fingerprint = '',
                    dispatch_at = NULL
              WHERE job.id = ANY (ARRAY(SELECT id FROM spent))
                AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED')

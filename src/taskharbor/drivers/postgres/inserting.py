@@ -9,19 +9,20 @@ from psycopg.types.json import Jsonb
 
 from taskharbor.core.answers import Inserted
 from taskharbor.core.errors import IdempotencyConflict
+from taskharbor.drivers.postgres import literals
 from taskharbor.drivers.postgres.rows import NOW, uuids
+from taskharbor.drivers.postgres.steps import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from psycopg import Connection
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
-    from taskharbor.drivers.postgres.connection import Connections, Row
-
-    Fetch = Callable[..., list[Row]]
+    from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.steps import Steps
 
 COPIED: Final = 200
 """From so many jobs on they are sent by COPY."""
@@ -82,17 +83,15 @@ _STORED: Final[LiteralString] = """
 """
 
 
-def insert(fetch: Fetch, jobs: Sequence[NewJob], *, repeat: bool) -> list[Inserted | IdempotencyConflict]:
-    """Store *jobs*, in the transaction in which *fetch* runs its statements."""
+def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Inserted | IdempotencyConflict]]:
+    """Store *jobs*, in the transaction of whoever runs this."""
     if not jobs:
         return []
-    new = {row[0] for row in fetch(_INSERT_AGAIN if repeat else _INSERT_NEW, **_arrays(jobs))}
-    return _answers(fetch, jobs, new, repeat=repeat)
+    rows = yield _INSERT_AGAIN if repeat else _INSERT_NEW, _arrays(jobs)
+    return (yield from _answers(jobs, {row[0] for row in rows}, repeat=repeat))
 
 
-def _answers(
-    fetch: Fetch, jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool
-) -> list[Inserted | IdempotencyConflict]:
+def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[list[Inserted | IdempotencyConflict]]:
     """Say what became of each job; those whose key was freed between the two statements are inserted once more."""
     if len(new) == len(jobs):
         return [Inserted(job.id, existed=False) for job in jobs]
@@ -102,7 +101,7 @@ def _answers(
         "queues": [job.queue for job in others],
         "keys": [job.idempotency_key for job in others],
     }
-    found = sorted(fetch(_STORED, **asked))
+    found = sorted((yield _STORED, asked))
     answers: dict[JobId, Inserted | IdempotencyConflict] = {}
     freed = []
     for job, (_, is_stored, holder, digest) in zip(others, found, strict=True):
@@ -114,25 +113,26 @@ def _answers(
             answers[job.id] = IdempotencyConflict(job.queue, job.idempotency_key or "", holder)
         else:
             answers[job.id] = Inserted(holder, existed=True)
-    answers |= {job.id: answer for job, answer in zip(freed, insert(fetch, freed, repeat=repeat), strict=True)}
+    stored = yield from insert(freed, repeat=repeat)
+    answers |= {job.id: answer for job, answer in zip(freed, stored, strict=True)}
     return [answers.get(job.id) or Inserted(job.id, existed=False) for job in jobs]
 
 
 def _arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
     return {
         "ids": uuids(job.id for job in jobs),
-        "types": [job.type for job in jobs],
-        "queues": [job.queue for job in jobs],
-        "priorities": [job.priority for job in jobs],
-        "payloads": [job.payload for job in jobs],
-        "moments": [job.scheduled_for for job in jobs],
-        "delays": [job.delay for job in jobs],
-        "timeouts": [job.timeout for job in jobs],
-        "created": [job.created_at for job in jobs],
-        "attempts": [job.max_attempts for job in jobs],
-        "keys": [job.idempotency_key for job in jobs],
-        "digests": [job.digest for job in jobs],
-        "metadata": [_json(job) for job in jobs],
+        "types": literals.texts(job.type for job in jobs),
+        "queues": literals.texts(job.queue for job in jobs),
+        "priorities": literals.integers(job.priority for job in jobs),
+        "payloads": literals.blobs([job.payload for job in jobs]),
+        "moments": literals.moments(job.scheduled_for for job in jobs),
+        "delays": literals.spans(job.delay for job in jobs),
+        "timeouts": literals.spans(job.timeout for job in jobs),
+        "created": literals.moments(job.created_at for job in jobs),
+        "attempts": literals.integers(job.max_attempts for job in jobs),
+        "keys": literals.texts(job.idempotency_key for job in jobs),
+        "digests": literals.blobs([job.digest for job in jobs]),
+        "metadata": literals.texts(_json(job) for job in jobs),
     }
 
 
@@ -177,7 +177,7 @@ def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Inserted | Id
             _copy(db, connections.named(_COPY), new, now)
             return {job.id for job in new}
 
-    return _answers(connections.fetch, jobs, connections.run(work), repeat=False)
+    return run(_answers(jobs, connections.run(work), repeat=False), connections.fetch)
 
 
 def _copy(db: Connection, query: bytes, jobs: Sequence[NewJob], now: datetime) -> None:

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.core.answers import Finished, Page, QueueView
-from taskharbor.core.model import WorkerRecord
+from taskharbor.core.answers import Finished, QueueView
+from taskharbor.core.model import ApiKey, AuditEntry, WorkerRecord
 from taskharbor.core.states import Status
-from taskharbor.drivers.postgres.rows import ATTEMPT, JOB, NOW, OUTBOX, SCHEDULE, attempt, job, outbox_row, schedule
+from taskharbor.drivers.postgres.finding import by_key, dead_groups, find
+from taskharbor.drivers.postgres.rows import (
+    ATTEMPT,
+    JOB,
+    NOW,
+    OUTBOX,
+    SCHEDULE,
+    attempt,
+    job,
+    outbox_row,
+    schedule,
+    text_map,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import JobFilter
-    from taskharbor.core.ids import JobId
+    from taskharbor.core.answers import DeadGroup, JobFilter, Page
+    from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule
     from taskharbor.drivers.postgres.connection import Connections
 
@@ -41,33 +53,11 @@ class PostgresInspector:
         found = {each.id: each for each in map(job, self._connections.fetch(self._GET, ids=list(job_ids)))}
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
-    _FIND: LiteralString = f"""
-        SELECT {JOB}
-          FROM th_jobs AS job
-         WHERE (%(after)s::uuid IS NULL OR job.id < %(after)s)
-           AND (%(queue)s::text IS NULL OR job.queue = %(queue)s)
-           AND (%(type)s::text IS NULL OR job.type = %(type)s)
-           AND (%(statuses)s::text[] IS NULL OR job.status = ANY (%(statuses)s))
-           AND (%(since)s::timestamptz IS NULL OR job.created_at >= %(since)s)
-           AND (%(until)s::timestamptz IS NULL OR job.created_at < %(until)s)
-         ORDER BY job.id DESC
-         LIMIT %(limit)s
-    """
-
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
-        rows = self._connections.fetch(
-            self._FIND,
-            after=after,
-            queue=wanted.queue,
-            type=wanted.type,
-            statuses=None if wanted.statuses is None else sorted(wanted.statuses),
-            since=wanted.since,
-            until=wanted.until,
-            limit=limit + 1,  # one more tells whether there is a next page
-        )
-        found = [job(row) for row in rows]
-        page = tuple(found[:limit])
-        return Page(page, page[-1].id if page and len(found) > limit else None)
+        return find(self._connections, wanted, limit=limit, after=after)
+
+    def by_key(self, key: str) -> list[JobId]:
+        return by_key(self._connections, key)
 
     _ATTEMPTS: LiteralString = f"""
         -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
@@ -161,6 +151,9 @@ class PostgresInspector:
             for minute, queue, status, count in self._connections.fetch(self._FINISHED, since=since)
         ]
 
+    def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
+        return dead_groups(self._connections, limit=limit, queue=queue)
+
     _WORKERS: LiteralString = """
         SELECT id, host, pid, queues, types, concurrency, started_at, seen_at
           FROM th_workers
@@ -178,6 +171,38 @@ class PostgresInspector:
 
     def schedules(self) -> dict[str, Schedule]:
         return {each.name: each for each in map(schedule, self._connections.fetch(self._SCHEDULES))}
+
+    _KEYS: LiteralString = """
+        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at
+          FROM th_api_keys
+         WHERE %(ids)s::text[] IS NULL
+            OR id = ANY (%(ids)s)
+         ORDER BY id
+    """
+
+    def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
+        rows = self._connections.fetch(self._KEYS, ids=None if ids is None else list(ids))
+        return {key.id: key for key in map(_api_key, rows)}
+
+    _AUDIT: LiteralString = """
+        SELECT id, at, actor, action, target, detail::text
+          FROM th_audit
+         WHERE {place}
+         ORDER BY at DESC, id DESC
+         LIMIT %(limit)s
+    """
+    _NEWEST: LiteralString = _AUDIT.format(place="true")
+    # Said apart, or the index would be entered by the time alone.
+    _BELOW: LiteralString = _AUDIT.format(
+        place="(at, id) < ((SELECT at FROM th_audit WHERE id = %(before)s), %(before)s::uuid)"
+    )
+
+    def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
+        if before is None:
+            rows = self._connections.fetch(self._NEWEST, limit=limit)
+        else:
+            rows = self._connections.fetch(self._BELOW, limit=limit, before=before)
+        return [_audit_entry(row) for row in rows]
 
 
 def _queue_view(row: Sequence[Any]) -> QueueView:
@@ -202,3 +227,20 @@ def _worker(row: Sequence[Any]) -> WorkerRecord:
         started_at=row[6],
         seen_at=row[7],
     )
+
+
+def _api_key(row: Sequence[Any]) -> ApiKey:
+    return ApiKey(
+        id=row[0],
+        name=row[1],
+        digest=row[2],
+        scopes=tuple(row[3]),
+        created_at=row[4],
+        expires_at=row[5],
+        revoked_at=row[6],
+    )
+
+
+def _audit_entry(row: Sequence[Any]) -> AuditEntry:
+    entry_id, at, actor, action, target, detail = row
+    return AuditEntry(id=entry_id, at=at, actor=actor, action=action, target=target, detail=text_map(detail))

@@ -1,46 +1,53 @@
-"""Storing jobs in a transaction of the user's own."""
+"""Storing jobs, and recording how they ended, in a transaction of the user's own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any, LiteralString, TypeVar
 
-from psycopg import Cursor
+from psycopg import AsyncCursor, Cursor
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.states import Event
 from taskharbor.drivers.postgres.inserting import insert
-from taskharbor.drivers.postgres.listening import RING, channel, fed_queues
+from taskharbor.drivers.postgres.listening import ANY, RING, channel, fed_queues
+from taskharbor.drivers.postgres.settling import recorded
+from taskharbor.drivers.postgres.steps import arun, run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from psycopg import Connection
+    from psycopg import AsyncConnection, Connection
 
-    from taskharbor.core.answers import Inserted
-    from taskharbor.core.errors import IdempotencyConflict
+    from taskharbor.core.answers import Inserted, Settled, Settlement
+    from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.steps import Steps
+
+T = TypeVar("T")
 
 
 class Joined:
-    """A connection of the user's, through which jobs are stored as part of what else it does."""
+    """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
     def __init__(self, connection: Connection[Any], connections: Connections, *, notify: bool) -> None:
         self._connection = connection
         self._connections = connections
-        self._notify = notify
+        self._ring = _Ring(connections, is_on=notify)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
-        status = self._connection.pgconn.transaction_status
-        if self._connection.autocommit and status == TransactionStatus.IDLE:
-            rule = "begin a transaction first: 'with connection.transaction(): …'"
-            raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))
-        answers = insert(self._fetch, jobs, repeat=repeat)
-        if self._notify and (queues := sorted(fed_queues(jobs))):
-            self._fetch(RING, channel=channel(self._connections.address.schema), queues=queues)
-        return answers
+        return self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
+        return self._run(self._ring.after(recorded(settlements), _released(settlements)))
+
+    def _run(self, steps: Steps[T]) -> T:
+        _check_transaction(self._connection)
+        return run(steps, self._fetch)
 
     def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
         query, values = self._connections.named(statement), self._connections.timed(asked)
@@ -48,3 +55,56 @@ class Joined:
         with Cursor(self._connection, row_factory=tuple_row) as cursor:
             # Never prepared: whose pooler is in between is not known here.
             return cursor.execute(query, values, prepare=False, binary=True).fetchall()
+
+
+class AsyncJoined:
+    """What `Joined` is, for a connection that is awaited."""
+
+    def __init__(self, connection: AsyncConnection[Any], connections: Connections, *, notify: bool) -> None:
+        self._connection = connection
+        self._connections = connections
+        self._ring = _Ring(connections, is_on=notify)
+
+    async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+        """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
+        return await self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
+        return await self._run(self._ring.after(recorded(settlements), _released(settlements)))
+
+    async def _run(self, steps: Steps[T]) -> T:
+        _check_transaction(self._connection)
+        return await arun(steps, self._fetch)
+
+    async def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
+        query, values = self._connections.named(statement), self._connections.timed(asked)
+        async with AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
+            done = await cursor.execute(query, values, prepare=False, binary=True)
+            return await done.fetchall()
+
+
+class _Ring:
+    """Rings within the transaction: who listens hears it when that is committed, and never if it is rolled back."""
+
+    def __init__(self, connections: Connections, *, is_on: bool) -> None:
+        self._channel = channel(connections.address.schema)
+        self._is_on = is_on
+
+    def after(self, steps: Steps[T], queues: Collection[str]) -> Steps[T]:
+        """Take *steps*, and then ring for *queues*, where there are any."""
+        answers = yield from steps
+        if self._is_on and queues:
+            yield RING, {"channel": self._channel, "queues": sorted(queues)}
+        return answers
+
+
+def _released(settlements: Sequence[Settlement]) -> list[str]:
+    """Return for whom to ring: a job that was released may be one of any queue."""
+    return [ANY] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
+
+
+def _check_transaction(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
+        rule = "begin a transaction first: 'with connection.transaction(): …'"
+        raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))

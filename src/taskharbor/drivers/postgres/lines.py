@@ -17,12 +17,23 @@ if TYPE_CHECKING:
 MANY: Final = 50
 """Batches from this size on are worth it, and their takers do not mind who of a second comes first."""
 FRESH: Final = 1.0  # seconds, after which the head of the line is looked at again
+SHARE: Final = 20
+"""So many times as long as a look at the head took, none follows: one that passes many dead entries is slow."""
+STALE: Final = 10.0  # seconds, after which it is looked at however long that takes
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
     place: Place
-    head_seen_at: float
+    look_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a batch begins (None: at the head), and when it was asked for."""
+
+    place: Place | None
+    asked_at: float
 
 
 class Lines:
@@ -31,25 +42,27 @@ class Lines:
     Jobs that were taken leave dead index entries at the head, which every scan from there
     has to pass until VACUUM removes them; and while somebody keeps an old snapshot open
     it removes none, so that a drain gets slower and slower. What comes in before the
-    place is found a second later, or as soon as a batch comes back short: nothing but the
-    order within that second depends on it.
+    place is found a second later (where a look at the head takes long: up to ten), or as soon
+    as a batch comes back short: nothing but the order within that time depends on it.
     """
 
     def __init__(self) -> None:
         self._marks: dict[str, _Mark] = {}
 
-    def place(self, queue: str, limit: int) -> Place | None:
-        """Return where to begin; None: at the head."""
-        mark = self._marks.get(queue)
-        if limit < MANY or mark is None or time.monotonic() - mark.head_seen_at > FRESH:
-            return None
-        return mark.place
+    def start(self, queue: str, limit: int) -> Start:
+        """Return where to begin."""
+        mark, now = self._marks.get(queue), time.monotonic()
+        is_at_head = limit < MANY or mark is None or now >= mark.look_at
+        return Start(None if is_at_head or mark is None else mark.place, now)
 
-    def note(self, queue: str, claims: Sequence[Claim], *, limit: int, after: Place | None) -> None:
-        """Learn what a batch of *limit*, begun at *after*, brought."""
+    def note(self, queue: str, claims: Sequence[Claim], *, limit: int, start: Start) -> None:
+        """Learn what a batch of *limit*, begun at *start*, brought."""
         known = self._marks.get(queue)
         if limit < MANY or len(claims) < limit:
             self._marks.pop(queue, None)
+        elif start.place is None or known is None:
+            now = time.monotonic()
+            pause = min(max(FRESH, SHARE * (now - start.asked_at)), STALE)
+            self._marks[queue] = _Mark(place(claims[-1]), now + pause)
         else:
-            head_seen_at = time.monotonic() if after is None or known is None else known.head_seen_at
-            self._marks[queue] = _Mark(place(claims[-1]), head_seen_at)
+            self._marks[queue] = _Mark(place(claims[-1]), known.look_at)

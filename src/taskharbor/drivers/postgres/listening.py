@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -13,6 +14,7 @@ import psycopg
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
+from taskharbor.drivers.postgres.failures import explained
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.postgres.address import Address
     from taskharbor.drivers.postgres.connection import Connections
 
+_LOG: Final = logging.getLogger(__name__)
 PROOF: Final = 30.0  # seconds of silence, after which a listener asks whether it still hears
 ECHO: Final = 5.0  # seconds within which it must hear its own voice
 PAUSE: Final = 1.0  # seconds between two attempts to connect
@@ -45,8 +48,9 @@ def fed_queues(jobs: Iterable[NewJob]) -> set[str]:
 class PostgresListener:
     """Listens on a connection of its own.
 
-    LISTEN dies in silence behind a pooler, or on a socket whose other end is gone. So after
-    some silence it calls itself, and connects anew if it does not hear that.
+    LISTEN dies in silence behind a pooler, or on a socket whose other end is gone. So it calls
+    itself at the start and after some silence, and connects anew if it does not hear that. That
+    it hears nothing, and that it hears again, is logged once.
     """
 
     def __init__(self, address: Address, queues: Collection[str]) -> None:
@@ -57,8 +61,11 @@ class PostgresListener:
         os.set_blocking(self._alarm, False)
         self._db: psycopg.Connection | None = None
         self._connect_at = 0.0
-        self._heard_at = 0.0
+        self._heard_at = self._called_at = 0.0
         self._echo: str | None = None
+        self._is_deaf = False
+        if address.is_pooled:
+            _LOG.info("a pooler is in between: nothing is listened to, and jobs are found by looking now and then")
         self._connect()
 
     def wait(self, timeout: timedelta) -> bool:
@@ -105,19 +112,20 @@ class PostgresListener:
                 pass  # what it answers to our own call
             while (note := self._db.pgconn.notifies()) is not None:
                 queues.add(note.extra.decode())
-        except psycopg.Error:
-            self._hang_up()
+        except psycopg.Error as error:
+            self._go_deaf(self._explained(error))
             return True
         self._heard_at = time.monotonic()
         if self._echo in queues:
             self._echo = None
+            self._hear_again()
         return not self._queues.isdisjoint(queues)
 
     def _next_look(self) -> float:
         """Return when to see after the connection, if nothing is heard."""
         if self._db is None:
             return inf if self._address.is_pooled else self._connect_at
-        return self._heard_at + PROOF + (ECHO if self._echo else 0)
+        return self._called_at + ECHO if self._echo else self._heard_at + PROOF
 
     def _look(self) -> bool:
         """Connect if that is due; call oneself after a silence, and hang up if that was not heard.
@@ -130,7 +138,7 @@ class PostgresListener:
             self._connect()
             return self._db is not None
         if self._echo:
-            self._hang_up()
+            self._go_deaf("it does not hear itself: the socket's other end is gone, or a pooler is in between")
         else:
             self._call()
         return False
@@ -139,13 +147,13 @@ class PostgresListener:
         """Call oneself, and do not wait for an answer: there may be none, and psycopg would keep the echo to itself."""
         if self._db is None:
             return
-        self._echo = str(new_token())
+        self._echo, self._called_at = str(new_token()), time.monotonic()
         named = [channel(self._address.schema).encode(), self._echo.encode()]
         try:
             self._db.pgconn.send_query_params(b"SELECT pg_notify($1, $2)", named)
             self._db.pgconn.flush()
-        except psycopg.Error:
-            self._hang_up()
+        except psycopg.Error as error:
+            self._go_deaf(self._explained(error))
 
     def _connect(self) -> None:
         if self._address.is_pooled or self._db is not None or time.monotonic() < self._connect_at:
@@ -153,18 +161,38 @@ class PostgresListener:
         self._connect_at = time.monotonic() + PAUSE
         try:
             self._db = self._address.connect(pinned=False)
-        except psycopg.Error:
-            return  # whoever waits looks for jobs now and then, and will say that the store is away
-        self._heard_at = time.monotonic()
-        try:
+            self._heard_at = time.monotonic()
             self._db.execute(f'LISTEN "{channel(self._address.schema)}"'.encode())
-        except psycopg.Error:
-            self._hang_up()
+        except psycopg.Error as error:
+            self._go_deaf(self._explained(error))
+        else:
+            self._call()
+
+    def _explained(self, error: psycopg.Error) -> str:
+        return str(explained(error, self._address.place))
+
+    def _go_deaf(self, why: str) -> None:
+        self._hang_up()
+        if not self._is_deaf:
+            _LOG.warning("cannot listen for jobs, and tries again; until then workers look now and then: %s", why)
+        self._is_deaf = True
+
+    def _hear_again(self) -> None:
+        if self._is_deaf:
+            _LOG.info("listens for jobs again")
+        self._is_deaf = False
 
     def _hang_up(self) -> None:
         if self._db is not None:
             self._db.close()
         self._db = self._echo = None
+
+
+_CALL: Final[LiteralString] = """
+    -- A call is not worth a flush of the WAL, for which the next insert would have to wait.
+    SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s, queue)
+      FROM unnest(%(queues)s::text[]) AS asked (queue)
+"""
 
 
 class Bell:
@@ -212,7 +240,7 @@ class Bell:
             try:
                 with self._connections.connection() as db:
                     asked = {"channel": channel(self._connections.address.schema), "queues": sorted(queues)}
-                    db.execute(RING, asked)
+                    db.execute(_CALL, asked)
             except (StoreUnavailable, psycopg.Error):
                 continue  # a hint is lost; whoever waits for jobs looks now and then all the same
 

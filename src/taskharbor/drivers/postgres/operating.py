@@ -76,13 +76,15 @@ _REQUEUE: Final[LiteralString] = f"""
                cancel_requested_at = NULL,
                dead_at = NULL,
                dead_reason = NULL,
+               fingerprint = NULL,
                completed_at = NULL,
                dispatch_at = NULL,
                sent_at = NULL,
                releases = 0,
                resends = 0,
                settled_token = NULL,
-               result = NULL
+               result = NULL,
+               progress = NULL
          WHERE job.id = ANY (ARRAY(SELECT job_id FROM recorded))
            AND job.status IN ('DEAD', 'CANCELED')
         RETURNING job.id, job.status

@@ -14,6 +14,7 @@ from taskharbor.core.model import (
     DeadTaskEvent,
     Job,
     OutboxRow,
+    Progress,
     Schedule,
     claim_of,
     stored_job,
@@ -39,7 +40,7 @@ _COLUMNS: Final[LiteralString] = (
     "id type queue priority payload status scheduled_for timeout created_at attempt_count max_attempts last_error"
     " failed_at lease_token lease_expires_at worker_id processing_started_at completed_at settled_token life"
     " dispatch_at sent_at sends resends releases dead_reason dead_at cancel_requested_at idempotency_key result"
-    " metadata::text"
+    " progress::text metadata::text"
 )
 JOB: Final[LiteralString] = ", ".join(f"job.{name}" for name in _COLUMNS.split())
 """The columns of a job, in the order `job` reads them."""
@@ -49,7 +50,11 @@ _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def job(row: Sequence[Any]) -> Job:
-    return stored_job((*row[:5], STATUSES[row[5]], *row[6:30], text_map(row[30])))
+    return stored_job((*row[:5], STATUSES[row[5]], *row[6:30], _progress(row[30]), text_map(row[31])))
+
+
+def _progress(value: str | None) -> Progress | None:
+    return None if value is None else Progress(**json.loads(value))
 
 
 def text_map(value: str) -> Mapping[str, str]:
@@ -114,7 +119,7 @@ def outbox_row(row: Sequence[Any]) -> OutboxRow:
 
 
 SCHEDULE: Final[LiteralString] = (
-    "name, cron, timezone, type, queue, payload, options::text, next_at, fired_at, paused_at"
+    "name, cron, timezone, type, queue, payload, options::text, next_at, fired_at, paused_at, last_job_id"
 )
 
 
@@ -130,4 +135,5 @@ def schedule(row: Sequence[Any]) -> Schedule:
         next_at=row[7],
         fired_at=row[8],
         paused_at=row[9],
+        last_job_id=row[10],
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from psycopg.errors import LockNotAvailable
@@ -13,6 +15,7 @@ from taskharbor.core.model import Lease
 from taskharbor.core.outcome import SPENT
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.rows import FEW, NOW, STATUSES, uuids
+from taskharbor.drivers.postgres.steps import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,8 +23,10 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import Settlement
     from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.steps import Step, Steps
 
     Answer = Settled | JobNotFound | LeaseLost
 
@@ -56,7 +61,7 @@ def extend(
 ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
     rows = {row[0]: row for row in connections.fetch(_EXTEND, **_fence(leases), lease=lease)}
     missed = [each for each in leases if each.job_id not in rows]
-    found = _look(connections, missed, "extend")
+    found = run(_look(missed, "extend"), connections.fetch)
     return [
         _extended(each, rows[each.job_id]) if each.job_id in rows else _missed(each, found.get(each.job_id))
         for each in leases
@@ -69,6 +74,32 @@ def _extended(held: Lease, row: Row) -> Extended:
 
 def _missed(held: Lease, row: Row | None) -> Skipped | JobNotFound | LeaseLost:
     return _lost(held, row) or Skipped(held)
+
+
+_NOTE: Final[LiteralString] = f"""
+    UPDATE th_jobs_processing AS job
+       SET progress = held.progress
+      FROM (
+           SELECT job.id, asked.progress
+             FROM (
+                  SELECT *
+                    FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(notes)s::jsonb[])
+                   {FEW}
+                  ) AS asked (id, token, progress)
+             JOIN th_jobs_processing AS job
+               ON {_FENCE}
+              FOR UPDATE OF job SKIP LOCKED
+           ) AS held
+     WHERE job.id = held.id
+    RETURNING job.id
+"""
+
+
+def note(connections: Connections, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+    written = [json.dumps(asdict(progress)) for _, progress in notes]
+    rows = connections.fetch(_NOTE, **_fence([held for held, _ in notes]), notes=written)
+    kept = {job_id for (job_id,) in rows}
+    return [held.job_id in kept for held, _ in notes]
 
 
 _ACK: Final[LiteralString] = f"""
@@ -150,7 +181,8 @@ _SETTLE: Final[LiteralString] = f"""
                failed_at = CASE WHEN held.landing = 'DEAD' OR held.event = 'retry' THEN {NOW} ELSE job.failed_at END,
                completed_at = CASE WHEN held.landing IN ('DEAD', 'CANCELED') THEN {NOW} END,
                dead_at = CASE WHEN held.landing = 'DEAD' THEN {NOW} END,
-               dead_reason = CASE WHEN held.landing = 'DEAD' THEN held.reason END
+               dead_reason = CASE WHEN held.landing = 'DEAD' THEN held.reason END,
+               fingerprint = CASE WHEN held.landing = 'DEAD' THEN coalesce(held.fingerprint, '') END
           FROM held
          WHERE job.status = 'PROCESSING'
            AND job.id = held.id
@@ -187,43 +219,43 @@ _FREE: Final[LiteralString] = """
 def settle(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
     """Record outcomes together; where somebody has locked some of the jobs for long, those of the others."""
     try:
-        return _settle_all(connections, settlements)
+        return run(recorded(settlements), connections.fetch)
     except StoreUnavailable as error:
         if len(settlements) == 1 or not isinstance(error.__cause__, LockNotAvailable):
             raise
         with suppress(StoreUnavailable):  # it is told below, once no other job has to wait for it
             ids = uuids(each.lease.job_id for each in settlements)
             free = {row[0] for row in connections.fetch(_FREE, ids=ids)}
-            _settle_all(connections, [each for each in settlements if each.lease.job_id in free])
+            run(recorded([each for each in settlements if each.lease.job_id in free]), connections.fetch)
         raise
 
 
-def _settle_all(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
-    """Record successes in one statement, and whatever else in another."""
+def recorded(settlements: Sequence[Settlement]) -> Steps[list[Answer]]:
+    """Record successes in one statement, and whatever else in another, in the transaction of whoever runs this."""
     answers: dict[int, Answer] = {}
     acks = [n for n, each in enumerate(settlements) if each.outcome.event is Event.ACK]
     others = [n for n, each in enumerate(settlements) if each.outcome.event is not Event.ACK]
     # Locked as they are asked for: by their ids, or two who settle the same jobs could wait for each other.
     others.sort(key=lambda n: settlements[n].lease.job_id)
     for group, record in ((acks, _ack), (others, _settle)):
-        for place, status in record(connections, [settlements[n] for n in group]) if group else ():
+        for place, status in (yield record([settlements[n] for n in group])) if group else ():
             n = group[place - 1]
             answers[n] = Settled(settlements[n].lease.job_id, STATUSES[status])
     if len(answers) < len(settlements):
-        answers |= _refused(connections, {n: each for n, each in enumerate(settlements) if n not in answers})
+        answers |= yield from _refused({n: each for n, each in enumerate(settlements) if n not in answers})
     return [answers[n] for n in range(len(settlements))]
 
 
-def _ack(connections: Connections, acks: Sequence[Settlement]) -> list[Row]:
+def _ack(acks: Sequence[Settlement]) -> Step:
     results = [each.outcome.result for each in acks]
     has_results = any(result is not None for result in results)
-    return connections.fetch(_ACK, **_fence([each.lease for each in acks]), results=results if has_results else None)
+    return _ACK, {**_fence([each.lease for each in acks]), "results": results if has_results else None}
 
 
-def _settle(connections: Connections, others: Sequence[Settlement]) -> list[Row]:
+def _settle(others: Sequence[Settlement]) -> Step:
     columns = [_columns(each.outcome) for each in others]
     asked = {name: [each[name] for each in columns] for name in columns[0]}
-    return connections.fetch(_SETTLE, **_fence([each.lease for each in others]), **asked)
+    return _SETTLE, {**_fence([each.lease for each in others]), **asked}
 
 
 def _fence(leases: Sequence[Lease]) -> dict[str, str]:
@@ -268,9 +300,9 @@ _LOOK: Final[LiteralString] = f"""
 """
 
 
-def _refused(connections: Connections, refused: Mapping[int, Settlement]) -> dict[int, Answer]:
+def _refused(refused: Mapping[int, Settlement]) -> Steps[dict[int, Answer]]:
     events = [each.outcome.event.value for each in refused.values()]
-    found = _look(connections, [each.lease for each in refused.values()], *events)
+    found = yield from _look([each.lease for each in refused.values()], *events)
     return {n: _answer(each.lease, found.get(each.lease.job_id)) for n, each in refused.items()}
 
 
@@ -281,11 +313,12 @@ def _answer(held: Lease, row: Row | None) -> Answer:
     return _lost(held, row) or LeaseExpired(held.job_id)
 
 
-def _look(connections: Connections, leases: Sequence[Lease], *events: str) -> dict[JobId, Row]:
+def _look(leases: Sequence[Lease], *events: str) -> Steps[dict[JobId, Row]]:
     if not leases:
         return {}
     asked = events if len(events) == len(leases) else [*events] * len(leases)
-    return {row[0]: row for row in connections.fetch(_LOOK, **_fence(leases), events=list(asked))}
+    rows = yield _LOOK, {**_fence(leases), "events": list(asked)}
+    return {row[0]: row for row in rows}
 
 
 def _lost(held: Lease, row: Row | None) -> JobNotFound | LeaseLost | None:

@@ -7,6 +7,8 @@ from uuid import UUID
 
 from taskharbor.core.answers import Published
 from taskharbor.drivers.postgres.expiring import Expiring
+from taskharbor.drivers.postgres.inserting import insert
+from taskharbor.drivers.postgres.listening import fed_queues
 from taskharbor.drivers.postgres.retention import Retention
 from taskharbor.drivers.postgres.rows import FEW, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
 
@@ -16,13 +18,16 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import Expired, Unpublished
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.listening import Bell
+    from taskharbor.drivers.postgres.steps import Steps
 
 
 class PostgresUpkeep:
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, bell: Bell) -> None:
         self._connections = connections
+        self._bell = bell
         self._expiring = Expiring(connections)
         self._retention = Retention(connections)
 
@@ -156,14 +161,29 @@ class PostgresUpkeep:
     _SCHEDULE_FIRED: LiteralString = """
         UPDATE th_schedules
            SET next_at = %(next_at)s,
-               fired_at = %(fired)s
+               fired_at = CASE WHEN %(last_job_id)s::uuid IS NULL THEN fired_at ELSE %(fired)s END,
+               last_job_id = coalesce(%(last_job_id)s, last_job_id)
          WHERE name = %(name)s
            AND next_at = %(fired)s
         RETURNING name
     """
 
-    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
-        return bool(self._connections.fetch(self._SCHEDULE_FIRED, name=name, fired=fired, next_at=next_at))
+    def schedule_fired(
+        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+    ) -> bool:
+        last = jobs[-1].id if jobs else None
+
+        def fire() -> Steps[bool]:
+            moved = {"name": name, "fired": fired, "next_at": next_at, "last_job_id": last}
+            if not (yield self._SCHEDULE_FIRED, moved):
+                return False
+            yield from insert(jobs, repeat=False)
+            return True
+
+        has_fired = self._connections.transact(fire)
+        if has_fired:
+            self._bell.ring(fed_queues(jobs))
+        return has_fired
 
     _ROLL_UP: LiteralString = """
         -- What lives is counted, what ended is summed up: nobody counts over history.
@@ -217,6 +237,31 @@ class PostgresUpkeep:
                END
     """
 
+    _ROLL_UP_DEAD: LiteralString = """
+        WITH taken AS (
+            DELETE FROM th_dead_tallies
+            RETURNING queue, type, fingerprint, count
+        ),
+        gone AS (
+            DELETE FROM th_dead_groups AS dead
+             WHERE dead.count = 0
+               AND NOT EXISTS (
+                   SELECT
+                     FROM taken
+                    WHERE taken.queue = dead.queue
+                      AND taken.type = dead.type
+                      AND taken.fingerprint = dead.fingerprint
+                   )
+        )
+        INSERT INTO th_dead_groups AS dead (queue, type, fingerprint, count)
+        SELECT queue, type, fingerprint, sum(count)
+          FROM taken
+         GROUP BY queue, type, fingerprint
+         ORDER BY queue, type, fingerprint
+            ON CONFLICT (queue, type, fingerprint) DO UPDATE
+           SET count = dead.count + excluded.count
+    """
+
     _DROP_MINUTES: LiteralString = f"""
         DELETE FROM th_finished
          WHERE minute < {NOW} - %(keep)s
@@ -227,6 +272,7 @@ class PostgresUpkeep:
         """Bring counts up to date, and make the leaves of the days to come."""
         self._retention.make_days()
         self._connections.fetch(self._ROLL_UP)
+        self._connections.fetch(self._ROLL_UP_DEAD)
         return len(set(self._connections.fetch(self._DROP_MINUTES, keep=keep)))
 
 

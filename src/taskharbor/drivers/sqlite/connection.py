@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.sqlite.rows import micros
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskharbor.core.clock import Clock
+
+
+class Database(Protocol):
+    """What runs statements: a connection of ours, or a user's that was joined."""
+
+    def execute(self, statement: str, values: Any = ..., /) -> sqlite3.Cursor: ...
+
+    def executemany(self, statement: str, values: Any, /) -> sqlite3.Cursor: ...
 
 
 class Connections:

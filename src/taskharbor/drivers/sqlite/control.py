@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, LiteralString
 
-from taskharbor.drivers.sqlite.rows import maybe_micros
+from taskharbor.drivers.sqlite.rows import maybe_micros, micros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.model import Schedule
+    from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.sqlite.connection import Connections
 
 
@@ -37,8 +37,9 @@ class SqliteControl:
 
     _PUT_SCHEDULE: LiteralString = """
         INSERT INTO th_schedules
-               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at)
-        VALUES (:name, :cron, :timezone, :type, :queue, :payload, :options, :next_at, :fired_at, :paused_at)
+               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at, last_job_id)
+        VALUES (:name, :cron, :timezone, :type, :queue, :payload, :options, :next_at, :fired_at, :paused_at,
+                :last_job_id)
             ON CONFLICT (name) DO UPDATE
            SET cron = :cron,
                timezone = :timezone,
@@ -81,6 +82,36 @@ class SqliteControl:
     def resume_schedules(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._RESUME_SCHEDULE, names)
 
+    _PUT_KEY: LiteralString = """
+        INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
+        VALUES (:id, :name, :digest, :scopes, :created_at, :expires_at, :revoked_at)
+            ON CONFLICT (id) DO NOTHING
+    """
+
+    def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+        with self._connections.write() as (db, _):
+            return [db.execute(self._PUT_KEY, _key_columns(key)).rowcount == 1 for key in keys]
+
+    _REVOKE_KEY: LiteralString = """
+        UPDATE th_api_keys
+           SET revoked_at = :now
+         WHERE id = :name
+           AND revoked_at IS NULL
+    """
+
+    def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
+        return self._each(self._REVOKE_KEY, ids)
+
+    _RECORD: LiteralString = """
+        INSERT INTO th_audit (id, at, actor, action, target, detail)
+        VALUES (:id, :now, :actor, :action, :target, :detail)
+            ON CONFLICT (id) DO NOTHING
+    """
+
+    def record(self, entries: Sequence[AuditEntry]) -> None:
+        with self._connections.write() as (db, now):
+            db.executemany(self._RECORD, [_entry_columns(entry) | {"now": now} for entry in entries])
+
     def _each(self, statement: str, names: Sequence[str], *, by: str | None = None) -> list[bool]:
         """Run *statement* for every name in one transaction, and tell for which it changed anything."""
         with self._connections.write() as (db, now):
@@ -99,4 +130,27 @@ def _columns(schedule: Schedule) -> dict[str, str | bytes | int | None]:
         "next_at": maybe_micros(schedule.next_at),
         "fired_at": maybe_micros(schedule.fired_at),
         "paused_at": maybe_micros(schedule.paused_at),
+        "last_job_id": None if schedule.last_job_id is None else schedule.last_job_id.bytes,
+    }
+
+
+def _key_columns(key: ApiKey) -> dict[str, str | bytes | int | None]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "digest": key.digest,
+        "scopes": json.dumps(key.scopes),
+        "created_at": micros(key.created_at),
+        "expires_at": maybe_micros(key.expires_at),
+        "revoked_at": maybe_micros(key.revoked_at),
+    }
+
+
+def _entry_columns(entry: AuditEntry) -> dict[str, str | bytes | int]:
+    return {
+        "id": entry.id.bytes,
+        "actor": entry.actor,
+        "action": entry.action,
+        "target": entry.target,
+        "detail": json.dumps(dict(entry.detail)),
     }

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from taskharbor.core.clock import Clock
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Claim, Lease, NewJob
+    from taskharbor.core.model import Claim, Lease, NewJob, Progress
 
 DEADLINE: Final = timedelta(seconds=5)
 
@@ -57,6 +57,8 @@ class SqliteDriver:
     schema is brought up to date as the file is opened.
     """
 
+    coalesces: Final = True
+
     def __init__(
         self,
         path: str | Path,
@@ -68,10 +70,10 @@ class SqliteDriver:
         file = Path(path)
         migrate.up(SqliteSchema(file), MIGRATIONS)
         self._connections = Connections(file, clock=clock or SystemClock(), deadline=deadline, synchronous=synchronous)
-        self.upkeep = SqliteUpkeep(self._connections)
+        self._bell = Bell(file)
+        self.upkeep = SqliteUpkeep(self._connections, self._bell)
         self.inspector = SqliteInspector(self._connections)
         self.control = SqliteControl(self._connections)
-        self._bell = Bell(file)
 
     @property
     def statements(self) -> int:
@@ -87,10 +89,10 @@ class SqliteDriver:
         self._bell.ring(fed_queues(jobs, now))
         return answers
 
-    def joined(self, connection: sqlite3.Connection) -> Joined:
-        """Return what stores jobs in transactions of *connection*, which is yours and open on the same file.
+    def joined(self, connection: sqlite3.Connection, *, notify: bool = True) -> Joined:  # noqa: ARG002  listeners see a commit
+        """Return what stores and settles jobs in transactions of *connection*, yours and open on the same file.
 
-        They are there when you commit, and never were if you roll back.
+        That is done when you commit, and never was if you roll back.
         """
         return Joined(connection, self._connections)
 
@@ -137,16 +139,15 @@ class SqliteDriver:
             return [settling.extend(db, held, lease, now) for held in leases]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
-        acks = [each for each in settlements if each.outcome.event is Event.ACK]
         with self._connections.write() as (db, now):
-            acked = iter(settling.ack(db, acks, now) if acks else ())
-            answers = [
-                next(acked) if each.outcome.event is Event.ACK else settling.settle(db, each.lease, each.outcome, now)
-                for each in settlements
-            ]
+            answers = settling.settle_all(db, settlements, now)
         if any(each.outcome.event is Event.RELEASE for each in settlements):
             self._bell.ring_for_any()
         return answers
+
+    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+        with self._connections.write() as (db, now):
+            return [settling.note(db, held, progress, now) for held, progress in notes]
 
     _READ_BACK: Final = f"""
         SELECT {JOB}

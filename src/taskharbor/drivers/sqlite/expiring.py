@@ -68,7 +68,8 @@ class Expiring:
                lease_expires_at = NULL,
                completed_at = iif(lost.status IN ('DEAD', 'CANCELED'), :now, NULL),
                dead_at = iif(lost.status = 'DEAD', :now, NULL),
-               dead_reason = iif(lost.status = 'DEAD', :spent, NULL)
+               dead_reason = iif(lost.status = 'DEAD', :spent, NULL),
+               fingerprint = iif(lost.status = 'DEAD', '', NULL)
           FROM th_attempts AS lost
          WHERE th_jobs.id IN (
                SELECT id
@@ -105,6 +106,7 @@ class Expiring:
                completed_at = :now,
                dead_at = :now,
                dead_reason = :spent,
+               fingerprint = '',
                dispatch_at = NULL
          WHERE id = :id
            AND status IN ('PENDING', 'ENQUEUED', 'FAILED')

@@ -10,11 +10,11 @@ from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.sqlite.rows import job_id, marks, micros, span
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
+    from taskharbor.drivers.sqlite.connection import Database
 
 _INSERT_KEY: Final = """
     INSERT INTO th_keys (queue, key, job_id, digest)
@@ -40,9 +40,7 @@ _INSERT_KEYED: Final = f"""
 """
 
 
-def insert(
-    db: sqlite3.Connection, jobs: Sequence[NewJob], *, now: int, repeat: bool
-) -> list[Inserted | IdempotencyConflict]:
+def insert(db: Database, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> list[Inserted | IdempotencyConflict]:
     """Store *jobs* in the transaction that *db* has open."""
     if repeat:
         known = _known(db, jobs)
@@ -51,7 +49,7 @@ def insert(
     return _store(db, jobs, now)
 
 
-def _store(db: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Inserted | IdempotencyConflict]:
+def _store(db: Database, jobs: Sequence[NewJob], now: int) -> list[Inserted | IdempotencyConflict]:
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
         db.executemany(INSERT_JOB, [_columns(job, now) for job in jobs])
@@ -63,7 +61,7 @@ def _store(db: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[Ins
     return [_answer(job, holders) for job in jobs]
 
 
-def _known(db: sqlite3.Connection, jobs: Sequence[NewJob]) -> frozenset[bytes]:
+def _known(db: Database, jobs: Sequence[NewJob]) -> frozenset[bytes]:
     ids = [job.id.bytes for job in jobs]
     found: set[bytes] = set()
     for start in range(0, len(ids), 500):
@@ -73,7 +71,7 @@ def _known(db: sqlite3.Connection, jobs: Sequence[NewJob]) -> frozenset[bytes]:
     return frozenset(found)
 
 
-def _holders(db: sqlite3.Connection, keyed: list[NewJob]) -> dict[tuple[str, str | None], tuple[JobId, bytes]]:
+def _holders(db: Database, keyed: list[NewJob]) -> dict[tuple[str, str | None], tuple[JobId, bytes]]:
     query = "SELECT job_id, digest FROM th_keys WHERE queue = ? AND key = ?"
     holders = {}
     for job in keyed:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.core.answers import Finished, Page, QueueView
+from taskharbor.core.answers import Finished, QueueView
+from taskharbor.core.model import ApiKey, AuditEntry
 from taskharbor.core.states import Status
+from taskharbor.drivers.sqlite.finding import GET, by_key, dead_groups, find, rows_of
 from taskharbor.drivers.sqlite.rows import (
     ATTEMPT,
-    JOB,
     OUTBOX,
     SCHEDULE,
     WAITING,
     attempt,
     job,
-    maybe_micros,
     maybe_moment,
     micros,
     moment,
     outbox_row,
     schedule,
+    text_map,
+    token,
     worker,
 )
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import JobFilter
-    from taskharbor.core.ids import JobId
+    from taskharbor.core.answers import DeadGroup, JobFilter, Page
+    from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.sqlite.connection import Connections
 
@@ -42,43 +44,17 @@ class SqliteInspector:
     def now(self) -> datetime:
         return self._connections.clock.now()
 
-    _GET: LiteralString = f"""
-        SELECT {JOB}
-          FROM th_jobs
-         WHERE id IN (%s)
-    """
-
     def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
-        found = {each.id: each for each in map(job, self._of(self._GET, job_ids))}
+        found = {each.id: each for each in map(job, self._of(GET, job_ids))}
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
-    _FIND: LiteralString = f"""
-        SELECT {JOB}
-          FROM th_jobs
-         WHERE id < :after
-           AND (:queue IS NULL OR queue = :queue)
-           AND (:type IS NULL OR type = :type)
-           AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
-           AND (:since IS NULL OR created_at >= :since)
-           AND (:until IS NULL OR created_at < :until)
-         ORDER BY id DESC
-         LIMIT :limit
-    """
-
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
-        asked = {
-            "after": _ABOVE_ALL if after is None else after.bytes,
-            "queue": wanted.queue,
-            "type": wanted.type,
-            "statuses": None if wanted.statuses is None else json.dumps(sorted(wanted.statuses)),
-            "since": maybe_micros(wanted.since),
-            "until": maybe_micros(wanted.until),
-            "limit": limit + 1,  # one more tells whether there is a next page
-        }
         with self._connections.read() as db:
-            found = [job(row) for row in db.execute(self._FIND, asked)]
-        page = tuple(found[:limit])
-        return Page(page, page[-1].id if page and len(found) > limit else None)
+            return find(db, wanted, limit=limit, after=after)
+
+    def by_key(self, key: str) -> list[JobId]:
+        with self._connections.read() as db:
+            return by_key(db, key)
 
     _ATTEMPTS: LiteralString = f"""
         -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
@@ -108,14 +84,9 @@ class SqliteInspector:
         return [row for job_id in job_ids for row in events[job_id]]
 
     def _of(self, statement: str, job_ids: Sequence[JobId]) -> list[Any]:
-        """Run *statement* for these jobs, so many at a time."""
         ids = [job_id.bytes for job_id in dict.fromkeys(job_ids)]
-        rows: list[Any] = []
         with self._connections.read() as db:
-            for start in range(0, len(ids), _CHUNK):
-                chunk = ids[start : start + _CHUNK]
-                rows += db.execute(statement % ", ".join("?" * len(chunk)), chunk)
-        return rows
+            return rows_of(db, statement, ids)
 
     COUNTS: LiteralString = f"""
         SELECT queue, status, count(*) AS count
@@ -226,6 +197,10 @@ class SqliteInspector:
                 for minute, queue, status, count in db.execute(self._FINISHED, {"since": micros(since)})
             ]
 
+    def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
+        with self._connections.read() as db:
+            return dead_groups(db, limit=limit, queue=queue)
+
     _WORKERS: LiteralString = """
         SELECT id, host, pid, queues, types, concurrency, started_at, seen_at
           FROM th_workers
@@ -246,9 +221,35 @@ class SqliteInspector:
         with self._connections.read() as db:
             return {each.name: each for each in map(schedule, db.execute(self._SCHEDULES))}
 
+    _KEYS: LiteralString = """
+        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at
+          FROM th_api_keys
+         WHERE :ids IS NULL OR id IN (SELECT value FROM json_each(:ids))
+         ORDER BY id
+    """
 
-_ABOVE_ALL: Final = b"\xff" * 17  # an id has 16 bytes
-_CHUNK: Final = 500  # of ids in one statement: SQLite bounds its parameters
+    def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
+        asked = {"ids": None if ids is None else json.dumps(list(ids))}
+        with self._connections.read() as db:
+            return {key.id: key for key in map(_api_key, db.execute(self._KEYS, asked))}
+
+    _AUDIT: LiteralString = """
+        SELECT id, at, actor, action, target, detail
+          FROM th_audit
+         WHERE {place}
+         ORDER BY at DESC, id DESC
+         LIMIT :limit
+    """
+    _NEWEST: LiteralString = _AUDIT.format(place="TRUE")
+    _BELOW: LiteralString = _AUDIT.format(place="(at, id) < (SELECT at, id FROM th_audit WHERE id = :before)")
+
+    def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
+        with self._connections.read() as db:
+            if before is None:
+                rows = db.execute(self._NEWEST, {"limit": limit})
+            else:
+                rows = db.execute(self._BELOW, {"limit": limit, "before": before.bytes})
+            return [_audit_entry(row) for row in rows]
 
 
 def _queue_view(row: Sequence[Any]) -> QueueView:
@@ -260,4 +261,23 @@ def _queue_view(row: Sequence[Any]) -> QueueView:
         oldest_due=maybe_moment(oldest_due),
         paused_at=maybe_moment(paused_at),
         paused_by=paused_by,
+    )
+
+
+def _api_key(row: Sequence[Any]) -> ApiKey:
+    return ApiKey(
+        id=row[0],
+        name=row[1],
+        digest=row[2],
+        scopes=tuple(json.loads(row[3])),
+        created_at=moment(row[4]),
+        expires_at=maybe_moment(row[5]),
+        revoked_at=maybe_moment(row[6]),
+    )
+
+
+def _audit_entry(row: Sequence[Any]) -> AuditEntry:
+    entry_id, at, actor, action, target, detail = row
+    return AuditEntry(
+        id=token(entry_id), at=moment(at), actor=actor, action=action, target=target, detail=text_map(detail)
     )

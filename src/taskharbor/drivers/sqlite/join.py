@@ -1,29 +1,33 @@
-"""Storing jobs in a transaction of the user's own."""
+"""Storing jobs, and recording how they ended, in a transaction of the user's own."""
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.drivers.sqlite.inserting import insert
 from taskharbor.drivers.sqlite.rows import micros
+from taskharbor.drivers.sqlite.settling import settle_all
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Sequence
 
-    from taskharbor.core.answers import Inserted
-    from taskharbor.core.errors import IdempotencyConflict
+    from taskharbor.core.answers import Inserted, Settled, Settlement
+    from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.sqlite.connection import Connections
 
+_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not know yet
+
 
 class Joined:
-    """A connection of the user's, through which jobs are stored as part of what else it does."""
+    """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
     def __init__(self, connection: sqlite3.Connection, connections: Connections) -> None:
-        [file] = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
+        self._db = _Plain(connection)
+        [file] = [row[2] for row in self._db.execute("PRAGMA database_list") if row[1] == "main"]
         if not file or not Path(file).samefile(connections.path):
             rule = f"it must be open on the driver's own file, {connections.path}"
             raise UsageError(Problem(field="connection", value=f"open on {file or 'no file'}", rule=rule))
@@ -32,7 +36,35 @@ class Joined:
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that Python's sqlite3 opens for them."""
-        if self._connection.isolation_level is None and not self._connection.in_transaction:
+        return insert(self._db, jobs, now=self._begin(), repeat=repeat)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        """Record how attempts ended in the transaction that is open, or that Python's sqlite3 opens for it."""
+        return settle_all(self._db, settlements, self._begin())
+
+    def _begin(self) -> int:
+        """See to it that there is, or will be, a transaction, and say what time it is."""
+        mode = getattr(self._connection, "autocommit", _LEGACY)
+        begins_none = self._connection.isolation_level is None if mode == _LEGACY else mode
+        if begins_none and not self._connection.in_transaction:
             rule = "begin a transaction first, or a crash could leave half of a job behind"
             raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))
-        return insert(self._connection, jobs, now=micros(self._clock.now()), repeat=repeat)
+        return micros(self._clock.now())
+
+
+class _Plain:
+    """Runs statements with cursors that return tuples, whatever kind the connection makes for its user."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
+        return self._cursor().execute(statement, values)
+
+    def executemany(self, statement: str, values: Any) -> sqlite3.Cursor:
+        return self._cursor().executemany(statement, values)
+
+    def _cursor(self) -> sqlite3.Cursor:
+        cursor = self._connection.cursor(sqlite3.Cursor)
+        cursor.row_factory = None
+        return cursor

@@ -67,13 +67,15 @@ _REVIVE: Final = """
            cancel_requested_at = NULL,
            dead_at = NULL,
            dead_reason = NULL,
+           fingerprint = NULL,
            completed_at = NULL,
            dispatch_at = NULL,
            sent_at = NULL,
            releases = 0,
            resends = 0,
            settled_token = NULL,
-           result = NULL
+           result = NULL,
+           progress = NULL
      WHERE id = :id
        AND status IN ('DEAD', 'CANCELED')
        AND life = (SELECT a.life FROM th_attempts AS a WHERE a.job_id = :id AND a.token = :token)

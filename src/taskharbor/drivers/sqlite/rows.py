@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -11,7 +12,16 @@ from uuid import UUID
 
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, Token, uuid_of
-from taskharbor.core.model import Attempt, AttemptOutcome, DeadTaskEvent, OutboxRow, Schedule, WorkerRecord, stored_job
+from taskharbor.core.model import (
+    Attempt,
+    AttemptOutcome,
+    DeadTaskEvent,
+    OutboxRow,
+    Progress,
+    Schedule,
+    WorkerRecord,
+    stored_job,
+)
 from taskharbor.core.states import Event, Status
 
 if TYPE_CHECKING:
@@ -65,7 +75,7 @@ JOB: Final = (
     "id, type, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count, max_attempts,"
     " last_error, failed_at, lease_token, lease_expires_at, worker_id, processing_started_at, completed_at,"
     " settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,"
-    " idempotency_key, result, metadata"
+    " idempotency_key, result, progress, metadata"
 )
 """The columns of a job, in the order of its fields."""
 
@@ -76,6 +86,7 @@ WAITING: Final = "lease_expires_at IS NULL AND completed_at IS NULL"
 _STATUSES: Final = {status.value: status for status in Status}
 _PLACES: Final = {name: place for place, name in enumerate(JOB.split(", "))}
 _TIMEOUT, _METADATA, _STATUS = _PLACES["timeout"], _PLACES["metadata"], _PLACES["status"]
+_PROGRESS: Final = _PLACES["progress"]
 _TOKENS: Final = [place for name, place in _PLACES.items() if name.endswith("_token")]
 _MOMENTS: Final = [place for name, place in _PLACES.items() if name.endswith(("_at", "_for"))]
 
@@ -88,6 +99,8 @@ def job(row: Sequence[Any]) -> Job:
     values[_METADATA] = text_map(row[_METADATA])
     if row[_TIMEOUT] is not None:
         values[_TIMEOUT] = timedelta(microseconds=row[_TIMEOUT])
+    if row[_PROGRESS] is not None:
+        values[_PROGRESS] = Progress(**json.loads(row[_PROGRESS]))
     for place in _TOKENS:
         if row[place] is not None:
             values[place] = token(row[place])
@@ -95,6 +108,11 @@ def job(row: Sequence[Any]) -> Job:
         if row[place] is not None:
             values[place] = moment(row[place])
     return stored_job(values)
+
+
+def progress_text(progress: Progress) -> str:
+    """Return *progress* as a column keeps it."""
+    return json.dumps(asdict(progress))
 
 
 ATTEMPT: Final = (
@@ -153,7 +171,7 @@ def marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-SCHEDULE: Final = "name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at"
+SCHEDULE: Final = "name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at, last_job_id"
 
 
 def schedule(row: Sequence[Any]) -> Schedule:
@@ -168,6 +186,7 @@ def schedule(row: Sequence[Any]) -> Schedule:
         next_at=maybe_moment(row[7]),
         fired_at=maybe_moment(row[8]),
         paused_at=maybe_moment(row[9]),
+        last_job_id=None if row[10] is None else job_id(row[10]),
     )
 
 

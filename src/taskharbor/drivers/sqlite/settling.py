@@ -9,7 +9,7 @@ from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, Le
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import SPENT
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.sqlite.rows import moment, span
+from taskharbor.drivers.sqlite.rows import moment, progress_text, span
 
 if TYPE_CHECKING:
     import sqlite3
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from taskharbor.core.answers import Settlement
+    from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
+    from taskharbor.drivers.sqlite.connection import Database
 
 # The fence: only the holder of a lease that is not over gets through.
 _FENCE: Final = """
@@ -42,6 +44,18 @@ def extend(db: sqlite3.Connection, held: Lease, lease: timedelta, now: int) -> E
     if row is None:
         return _lost(db, held)
     return Extended(Lease(held.job_id, held.token, moment(ends)), row[0] is not None)
+
+
+_NOTE: Final = f"""
+    UPDATE th_jobs
+       SET progress = :progress
+     WHERE {_FENCE}
+"""
+
+
+def note(db: sqlite3.Connection, held: Lease, progress: Progress, now: int) -> bool:
+    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_text(progress)}
+    return db.execute(_NOTE, asked).rowcount > 0
 
 
 ACK: Final = f"""
@@ -97,12 +111,13 @@ _FOLLOW: Final = f"""
            failed_at = CASE WHEN :status = 'DEAD' OR :event = 'retry' THEN :now ELSE failed_at END,
            completed_at = CASE WHEN :status IN ('DEAD', 'CANCELED') THEN :now END,
            dead_at = CASE WHEN :status = 'DEAD' THEN :now END,
-           dead_reason = CASE WHEN :status = 'DEAD' THEN :reason END
+           dead_reason = CASE WHEN :status = 'DEAD' THEN :reason END,
+           fingerprint = CASE WHEN :status = 'DEAD' THEN coalesce(:fingerprint, '') END
      WHERE {_FENCE}
 """
 
 
-def ack(db: sqlite3.Connection, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
+def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
     """Record successes, all with one prepared statement."""
     done = db.executemany(
         ACK,
@@ -117,7 +132,17 @@ def ack(db: sqlite3.Connection, settlements: Sequence[Settlement], now: int) -> 
     return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
 
 
-def settle(db: sqlite3.Connection, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
+def settle_all(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
+    """Record how attempts ended in the transaction that *db* has open."""
+    acks = [each for each in settlements if each.outcome.event is Event.ACK]
+    acked = iter(ack(db, acks, now) if acks else ())
+    return [
+        next(acked) if each.outcome.event is Event.ACK else settle(db, each.lease, each.outcome, now)
+        for each in settlements
+    ]
+
+
+def settle(db: Database, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
     asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
     asked |= _columns(outcome, now)
     row = db.execute(_RECORD, asked).fetchone()
@@ -153,7 +178,7 @@ _BEFORE: Final = """
 """
 
 
-def _settled_before(db: sqlite3.Connection, lease: Lease, outcome: Outcome) -> Settled | None:
+def _settled_before(db: Database, lease: Lease, outcome: Outcome) -> Settled | None:
     """Return the answer that this very settlement was given, if it is committed already."""
     asked = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
     row = db.execute(_BEFORE, asked).fetchone()
@@ -163,7 +188,7 @@ def _settled_before(db: sqlite3.Connection, lease: Lease, outcome: Outcome) -> S
 _HOLDER: Final = "SELECT status, lease_token FROM th_jobs WHERE id = ?"
 
 
-def _lost(db: sqlite3.Connection, lease: Lease) -> JobNotFound | LeaseLost:
+def _lost(db: Database, lease: Lease) -> JobNotFound | LeaseLost:
     """Say why the fence did not let this lease through."""
     row = db.execute(_HOLDER, (lease.job_id.bytes,)).fetchone()
     if row is None:

@@ -8,6 +8,8 @@ from uuid import UUID
 
 from taskharbor.core.answers import Published
 from taskharbor.drivers.sqlite.expiring import Expiring
+from taskharbor.drivers.sqlite.inserting import insert
+from taskharbor.drivers.sqlite.ringing import fed_queues
 from taskharbor.drivers.sqlite.rows import OUTBOX, SCHEDULE, maybe_micros, micros, outbox_row, schedule, span
 
 if TYPE_CHECKING:
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import Expired, Unpublished
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.sqlite.connection import Connections
+    from taskharbor.drivers.sqlite.ringing import Bell
 
 
 _OLD: LiteralString = """
@@ -42,8 +45,9 @@ _OLD: LiteralString = """
 
 
 class SqliteUpkeep:
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, bell: Bell) -> None:
         self._connections = connections
+        self._bell = bell
         self._expiring = Expiring(connections)
 
     def expire(self, *, limit: int) -> list[Expired]:
@@ -186,15 +190,27 @@ class SqliteUpkeep:
     _SCHEDULE_FIRED: LiteralString = """
         UPDATE th_schedules
            SET next_at = :next_at,
-               fired_at = :fired
+               fired_at = iif(:last_job_id IS NULL, fired_at, :fired),
+               last_job_id = coalesce(:last_job_id, last_job_id)
          WHERE name = :name
            AND next_at = :fired
     """
 
-    def schedule_fired(self, name: str, *, fired: datetime, next_at: datetime | None) -> bool:
-        moved = {"name": name, "fired": micros(fired), "next_at": maybe_micros(next_at)}
-        with self._connections.write() as (db, _):
-            return db.execute(self._SCHEDULE_FIRED, moved).rowcount == 1
+    def schedule_fired(
+        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+    ) -> bool:
+        moved = {
+            "name": name,
+            "fired": micros(fired),
+            "next_at": maybe_micros(next_at),
+            "last_job_id": jobs[-1].id.bytes if jobs else None,
+        }
+        with self._connections.write() as (db, now):
+            if db.execute(self._SCHEDULE_FIRED, moved).rowcount == 0:
+                return False
+            insert(db, jobs, now=now, repeat=False)
+        self._bell.ring(fed_queues(jobs, now))
+        return True
 
     _ADD_ENDED: tuple[LiteralString, ...] = (
         """
@@ -218,6 +234,10 @@ class SqliteUpkeep:
         """,
         """
         DELETE FROM th_counts
+         WHERE count = 0
+        """,
+        """
+        DELETE FROM th_dead_groups
          WHERE count = 0
         """,
     )

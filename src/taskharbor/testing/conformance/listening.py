@@ -11,6 +11,7 @@ from datetime import timedelta
 from threading import Timer
 from typing import TYPE_CHECKING, Final
 
+from taskharbor.core.model import Schedule
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.subject import LEASE, Subject, new_job
@@ -89,6 +90,19 @@ def test_a_released_job_rings(subject: Subject) -> None:
 
     with _listening(subject) as listener:
         subject.settle(claim, Outcome.release())
+
+        assert listener.wait(_DEADLINE)
+
+
+def test_a_job_of_a_schedule_rings(subject: Subject) -> None:
+    due = subject.clock.now()
+    nightly = Schedule(
+        name="nightly", cron="0 2 * * *", timezone="UTC", type="greet", queue="default", payload=b"{}", next_at=due
+    )
+    subject.driver.control.put_schedules([nightly])
+
+    with _listening(subject) as listener:
+        subject.driver.upkeep.schedule_fired("nightly", fired=due, next_at=None, jobs=[new_job()])
 
         assert listener.wait(_DEADLINE)
 

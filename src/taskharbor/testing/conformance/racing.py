@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from taskharbor.core.answers import Moved, Settled
 from taskharbor.core.errors import LeaseLost
-from taskharbor.core.model import Claim
+from taskharbor.core.model import Claim, Schedule
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE, new_job
@@ -137,3 +137,20 @@ def test_many_relays_take_each_event_once(subject: Subject) -> None:
 
     taken = Counter(row.event.event_id for batch in batches for row in batch)
     assert (len(taken), set(taken.values())) == (50, {1})
+
+
+def test_of_many_that_fire_one_schedule_one_stores_its_jobs(subject: Subject) -> None:
+    due = subject.clock.now()
+    often = Schedule(name="often", cron="* * * * *", timezone="UTC", type="a", queue="a", payload=b"", next_at=due)
+    subject.driver.control.put_schedules([often])
+    jobs = [[new_job(), new_job()] for _ in range(RIVALS)]
+
+    answers = race(
+        lambda number: subject.driver.upkeep.schedule_fired("often", fired=due, next_at=due + LEASE, jobs=jobs[number])
+    )
+
+    winners = [number for number, answer in enumerate(answers) if answer]
+    stored = subject.driver.inspector.get([job.id for each in jobs for job in each])
+    assert len(winners) == 1
+    assert {*stored} == {job.id for job in jobs[winners[0]]}
+    assert subject.driver.inspector.schedules()["often"].last_job_id == jobs[winners[0]][-1].id

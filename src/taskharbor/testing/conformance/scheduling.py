@@ -6,11 +6,15 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
+
 from taskharbor.core.model import Schedule
-from taskharbor.testing.conformance.subject import MOMENT, Subject
+from taskharbor.testing.conformance.subject import MOMENT, Subject, new_job
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from taskharbor.core.model import NewJob
 
 _DAY: Final = timedelta(days=1)
 
@@ -75,36 +79,105 @@ def test_of_two_that_fire_a_schedule_one_moves_it_on(subject: Subject) -> None:
     answers = [_fire(subject, due, due + _DAY), _fire(subject, due, due + 2 * _DAY)]
 
     assert answers == [True, False]
-    assert _stored(subject) == replace(nightly, next_at=due + _DAY, fired_at=due)
+    assert _stored(subject) == replace(nightly, next_at=due + _DAY)
+
+
+def test_a_schedule_fires_with_its_jobs_and_knows_the_last_of_them(subject: Subject) -> None:
+    due = subject.clock.now()
+    nightly = _put(subject, next_at=due)
+    first, last = new_job(), new_job(queue="mail", delay=_DAY)
+    subject.advance(MOMENT)
+
+    answer = _fire(subject, due, due + _DAY, first, last)
+
+    assert answer is True
+    assert _stored(subject) == replace(nightly, next_at=due + _DAY, fired_at=due, last_job_id=last.id)
+    assert subject.job(first.id).scheduled_for == subject.clock.now()
+    assert subject.job(last.id).scheduled_for == subject.clock.now() + _DAY
+
+
+def test_who_comes_too_late_to_fire_a_schedule_stores_no_jobs(subject: Subject) -> None:
+    due = subject.clock.now()
+    _put(subject, next_at=due)
+    first, second = new_job(), new_job()
+
+    answers = [_fire(subject, due, due + _DAY, first), _fire(subject, due, due + _DAY, second)]
+
+    assert answers == [True, False]
+    assert [*subject.driver.inspector.get([first.id, second.id])] == [first.id]
+
+
+def test_a_schedule_that_moves_on_without_a_job_keeps_when_it_fired_last_and_its_last_job(subject: Subject) -> None:
+    due = subject.clock.now()
+    _put(subject, next_at=due)
+    job = new_job()
+    _fire(subject, due, due + _DAY, job)
+    fired = _stored(subject)
+
+    answer = _fire(subject, due + _DAY, None)
+
+    assert answer is True
+    assert (fired.fired_at, fired.last_job_id) == (due, job.id)
+    assert _stored(subject) == replace(fired, next_at=None)
+
+
+def test_a_schedule_whose_jobs_cannot_be_stored_stays_due_and_stores_none_of_them(subject: Subject) -> None:
+    nightly = _put(subject, next_at=subject.clock.now())
+    good, bad = new_job(), new_job(metadata=7)
+
+    with pytest.raises(TypeError):
+        _fire(subject, subject.clock.now(), None, good, bad)
+
+    assert _stored(subject) == nightly
+    assert subject.driver.inspector.get([good.id, bad.id]) == {}
+
+
+def test_a_job_of_a_schedule_under_a_key_that_is_taken_is_not_stored_and_the_schedule_moves_on(
+    subject: Subject,
+) -> None:
+    due = subject.clock.now()
+    holder = subject.insert(idempotency_key="nightly")
+    _put(subject, next_at=due)
+
+    answer = _fire(subject, due, due + _DAY, new_job(idempotency_key="nightly"))
+
+    assert (answer, _stored(subject).next_at) == (True, due + _DAY)
+    assert [claim.job.id for claim in subject.reserve(limit=9)] == [holder]
 
 
 def test_an_unknown_schedule_cannot_be_fired(subject: Subject) -> None:
-    answer = _fire(subject, subject.clock.now(), None)
+    job = new_job()
+
+    answer = _fire(subject, subject.clock.now(), None, job)
 
     assert answer is False
+    assert subject.driver.inspector.get([job.id]) == {}
 
 
 def test_a_schedule_put_again_goes_on_with_its_times_and_takes_everything_else(subject: Subject) -> None:
     now = subject.clock.now()
     _put(subject, next_at=now)
-    _fire(subject, now, now + _DAY)
+    job = new_job()
+    _fire(subject, now, now + _DAY, job)
     subject.driver.control.pause_schedules(["nightly"])
     subject.advance(MOMENT)
 
     changed = _put(subject, next_at=now + 2 * _DAY, type="sweep", queue="mail", payload=b"[2]", options={"a": "b"})
 
-    assert _stored(subject) == replace(changed, next_at=now + _DAY, fired_at=now, paused_at=now)
+    goes_on = replace(changed, next_at=now + _DAY, fired_at=now, paused_at=now, last_job_id=job.id)
+    assert _stored(subject) == goes_on
 
 
 def test_a_schedule_put_again_with_another_cron_takes_the_new_next_time(subject: Subject) -> None:
     now = subject.clock.now()
     _put(subject, next_at=now)
-    _fire(subject, now, now + _DAY)
+    job = new_job()
+    _fire(subject, now, now + _DAY, job)
     subject.driver.control.pause_schedules(["nightly"])
 
     changed = _put(subject, next_at=now + 2 * _DAY, cron="0 3 * * *")
 
-    assert _stored(subject) == replace(changed, fired_at=now, paused_at=now)
+    assert _stored(subject) == replace(changed, fired_at=now, paused_at=now, last_job_id=job.id)
 
 
 def test_a_schedule_put_again_in_another_timezone_takes_the_new_next_time(subject: Subject) -> None:
@@ -167,5 +240,5 @@ def _due(subject: Subject) -> list[Schedule]:
     return subject.driver.upkeep.schedules_due(limit=10)
 
 
-def _fire(subject: Subject, fired: datetime, next_at: datetime | None) -> bool:
-    return subject.driver.upkeep.schedule_fired("nightly", fired=fired, next_at=next_at)
+def _fire(subject: Subject, fired: datetime, next_at: datetime | None, *jobs: NewJob) -> bool:
+    return subject.driver.upkeep.schedule_fired("nightly", fired=fired, next_at=next_at, jobs=jobs)

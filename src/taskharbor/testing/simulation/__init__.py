@@ -1,13 +1,16 @@
 """Worlds drawn from a seed: real workers, janitors and clients, on a memory store where everything goes wrong.
 
+In the mode "sqs" real enqueuers send messages besides, by a queue service that loses, doubles and delays them.
 One thread, virtual time, one integer: the same seed makes the same history, everywhere.
 
 >>> simulate(1).violations
 []
+>>> simulate(1, "sqs").violations
+[]
 """
 
 from taskharbor.testing.simulation.batch import Verdict, judge, judge_all
-from taskharbor.testing.simulation.run import simulate
-from taskharbor.testing.simulation.sightings import EXPECTED, sightings
+from taskharbor.testing.simulation.run import Mode, simulate
+from taskharbor.testing.simulation.sightings import EXPECTED, EXPECTED_OF_MESSAGES, sightings
 
-__all__ = ["EXPECTED", "Verdict", "judge", "judge_all", "sightings", "simulate"]
+__all__ = ["EXPECTED", "EXPECTED_OF_MESSAGES", "Mode", "Verdict", "judge", "judge_all", "sightings", "simulate"]

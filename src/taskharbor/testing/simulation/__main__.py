@@ -1,4 +1,4 @@
-"""Show the world of one seed: python -m taskharbor.testing.simulation SEED."""
+"""Show the world of one seed: python -m taskharbor.testing.simulation SEED [polling|sqs]."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taskharbor.testing.simulation import simulate
 
 def main() -> int:
     logging.disable(logging.CRITICAL)
-    history = simulate(int(sys.argv[1]))
+    history = simulate(int(sys.argv[1]), "sqs" if "sqs" in sys.argv else "polling")
     sys.stdout.writelines(f"{line}\n" for line in history.lines())
     sys.stdout.writelines(f"VIOLATION {violation}\n" for violation in history.violations)
     sys.stdout.write(f"seed {sys.argv[1]}: {len(history.violations)} violations, history {history.digest()}\n")

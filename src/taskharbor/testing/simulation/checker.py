@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.answers import Settled
 from taskharbor.core.errors import LeaseLost
-from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.simulation.history import Began, Call, Ended, Note
 from taskharbor.testing.simulation.jobs import HEEDING
 from taskharbor.testing.simulation.moves import wrong_move
 from taskharbor.testing.simulation.plan import LEASE
+from taskharbor.testing.simulation.ringing import Ringing, wrong_messages
 from taskharbor.testing.simulation.world import shown
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
     from taskharbor.testing.simulation.faults import Store
     from taskharbor.testing.simulation.history import Happening, History, Move
+    from taskharbor.testing.simulation.queue_service import QueueService
 
 Attempt = tuple["JobId", "Token"]
 BATCHES: Final = frozenset({"settle", "extend"})
@@ -32,12 +34,13 @@ HEED: Final = timedelta(seconds=1)
 NEVER_FAIL: Final = frozenset({"quick", "plain", "slow", "stubborn", "blocking", "plain_slow", "deaf", "snoozing"})
 
 
-def check(history: History, store: Store, accepted: Sequence[JobId]) -> list[str]:
-    """Return all that is wrong with *history* and with what it left in the store."""
+def check(history: History, store: Store, accepted: Sequence[JobId], service: QueueService | None = None) -> list[str]:
+    """Return all that is wrong with *history* and with what it left in the store and in the queues."""
     checker = Checker()
     for happening in history.happenings:
         checker.take(happening)
-    return checker.violations + list(_wrong_rows(checker, store, accepted))
+    left = [] if service is None else wrong_messages(store, service, checker.ringing.told)
+    return [*checker.violations, *_wrong_rows(checker, store, accepted), *left]
 
 
 class Checker:
@@ -59,6 +62,7 @@ class Checker:
         self.paused: set[str] = set()
         self.jobs: dict[JobId, Job] = {}
         self.quiet_since: datetime | None = None
+        self.ringing = Ringing()
 
     def take(self, happening: Happening) -> None:
         match happening:
@@ -83,8 +87,10 @@ class Checker:
             if (wrong := wrong_move(call, move, self.paused)) is not None:
                 self._wrong(call, f"job {shown(move.job_id)} {wrong}")
             self._take_move(call, move)
+        if (wrong := self.ringing.take(call, self.jobs)) is not None:
+            self._wrong(call, wrong)
         match call.verb:
-            case "reserve":
+            case "reserve" | "claim":
                 self._take_reserve(call)
             case "read_back" if call.fate == "ok":
                 self.delivered |= {(claim.job.id, claim.lease.token) for claim in call.answer}
@@ -123,7 +129,7 @@ class Checker:
         if token in self.tokens:
             self._wrong(call, "a token was used twice")
         self.tokens[token] = 1
-        for claim in call.answer:
+        for claim in [each for each in call.answer if isinstance(each, Claim)]:
             key = (claim.job.id, token)
             self.claimed[key] = call.process, claim.job.attempt_count, call.at
             if call.fate == "ok":

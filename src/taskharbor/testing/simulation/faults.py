@@ -8,6 +8,8 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.model import Claim
+from taskharbor.delivery.transport import TransportUnavailable
 from taskharbor.testing.simulation.history import COMMITTED, Call, Move
 from taskharbor.testing.simulation.world import Killed, shown
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import Job, OutboxRow
     from taskharbor.drivers.base import Driver
     from taskharbor.drivers.memory import MemoryDriver
     from taskharbor.testing.simulation.history import History
@@ -26,7 +28,10 @@ LONG: Final = ("pause before", "pause after")
 SHORT: Final = ("unavailable", "lost", "late", "slow before", "slow after", "outage", "jam", "no thread")
 ALL: Final = (*FATAL, *LONG, *SHORT)
 CAN_JAM: Final = ("settle", "settle", "reserve", "read_back", "expire")
-CAN_BE_LATE: Final = frozenset({"reserve", "extend", "settle", "expire", "cancel"})
+CAN_BE_LATE: Final = frozenset({"reserve", "claim", "dispatch", "extend", "settle", "expire", "cancel"})
+TAKES: Final = frozenset({"reserve", "claim"})
+RINGS: Final = frozenset({"send", "receive", "delete", "hide"})
+"""The verbs of a queue service. It is out of reach at other times than the store."""
 SLOW: Final = 1.0
 LATE: Final = 1.5
 
@@ -44,6 +49,9 @@ class Faults:
     jammed: str = ""
     """A verb that fails for a while, when all others work."""
     jammed_until: float = -1.0
+    mute_until: float = -1.0
+    """How long the queue service, or one of its verbs, is out of reach."""
+    mute: frozenset[str] = frozenset()
     mortal: set[str] = field(default_factory=set)
     """The processes that may be killed and paused."""
 
@@ -58,11 +66,17 @@ class Faults:
         return None
 
     def is_out(self, verb: str) -> bool:
+        if verb in RINGS:
+            return self.is_on and verb in self.mute and self.world.now < self.mute_until
         is_jammed = verb == self.jammed and self.world.now < self.jammed_until
         return self.is_on and (is_jammed or self.world.now < self.out_until)
 
-    def begin(self, fault: str) -> None:
+    def begin(self, fault: str, verb: str) -> None:
         until = self.world.now + self.world.chance.uniform(0.1, 3) * self.lease
+        if verb in RINGS:
+            self.mute = RINGS if fault == "outage" else frozenset({self.world.chance.choice(sorted(RINGS))})
+            self.mute_until = until
+            return
         self.was_out_at = max(self.was_out_at, until)
         if fault == "outage":
             self.out_until = until
@@ -95,6 +109,11 @@ class Store:
         """The jobs as they are now."""
         return self.driver._tables.rows.jobs  # noqa: SLF001  the simulation sees what no client sees
 
+    @property
+    def outbox(self) -> list[OutboxRow]:
+        """The events of all deaths."""
+        return list(self.driver._tables.rows.outbox.values())  # noqa: SLF001  as above
+
     def driver_for(self, process: Process) -> Driver:
         """Return what *process* takes for its driver."""
         return cast("Driver", ProcessDriver(self, process))
@@ -112,7 +131,7 @@ class Store:
             self._record(process, verb, asked, fate)
             self._after(process, fault, fate)
         answer = function(*args, **named)
-        trap = self._spring(process) if verb == "reserve" and answer and fate == "ok" else ""
+        trap = self._spring(process) if verb in TAKES and _claims(answer) and fate == "ok" else ""
         fate = "lost" if trap == "lost" else fate
         self._record(process, verb, asked, fate, answer)
         if trap == "slow":
@@ -124,7 +143,7 @@ class Store:
         """Let happen what happens before the store hears of a call; return what becomes of the call."""
         is_cut = fault == "outage" and self._world.chance.random() < 0.5 and not self._faults.is_out(verb)
         if fault in {"outage", "jam"}:
-            self._faults.begin(fault)
+            self._faults.begin(fault, verb)
         if fault in {"pause before", "slow before"}:
             self._stand_still(process, fault)
         return "lost" if is_cut else self._fate(fault, verb)
@@ -161,7 +180,7 @@ class Store:
         def commit() -> None:
             answer = call()
             self._record(process, verb, asked, "late", answer)
-            if verb == "reserve":
+            if verb in TAKES:
                 self.unheard.add(asked["token"])
 
         self._world.schedule(self._world.now + self._world.chance.uniform(0, LATE), commit)
@@ -179,13 +198,13 @@ class Store:
     def _follow(self, process: Process, verb: str, move: Move) -> None:
         """Whoever could extend a lease and did not want to let go of it must not lose it."""
         before, after = move.before, move.after
-        if before is not None and before.lease_token is not None and verb in {"expire", "reserve"}:
+        if before is not None and before.lease_token is not None and verb in {"expire", *TAKES}:
             holder, since = self._claimed[before.id, before.lease_token]
             is_excused = holder.is_dead or before.lease_token in self.unheard or holder.is_disturbed(since)
             if not is_excused and self._failed_at.get(holder.name, -1.0) < since:
                 what = f"{holder.name} lost its lease on {shown(before.id)} ({before.type}) and nothing kept it from"
                 self._history.violated(f"{what} extending it")
-        if verb == "reserve" and after is not None and after.lease_token is not None:
+        if verb in TAKES and after is not None and after.lease_token is not None:
             self._claimed[after.id, after.lease_token] = process, self._world.now
 
     def _moves(self) -> tuple[Move, ...]:
@@ -220,6 +239,26 @@ class ProcessDriver:
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._moving, verb)
+
+
+class ProcessTransport:
+    """A queue service, as one process reaches it: each call is a fault point, as one of the store is."""
+
+    def __init__(self, store: Store, process: Process, service: Any) -> None:
+        self._store, self._process, self._service = store, process, service
+
+    def __getattr__(self, verb: str) -> Any:
+        return partial(self._call, verb)
+
+    def _call(self, verb: str, *args: Any, **named: Any) -> Any:
+        try:
+            return self._store.call(self._process, verb, getattr(self._service, verb), *args, **named)
+        except StoreUnavailable as error:
+            raise TransportUnavailable(str(error)) from error
+
+
+def _claims(answer: Any) -> list[Claim]:
+    return [each for each in answer if isinstance(each, Claim)]
 
 
 class Seam:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
+from taskharbor.enqueuer import DueTaskEnqueuer
+from taskharbor.testing.simulation.faults import ProcessTransport
 from taskharbor.testing.simulation.jobs import Handlers
-from taskharbor.testing.simulation.plan import GRACE, LEASE, POLL
+from taskharbor.testing.simulation.plan import (
+    GRACE,
+    LEASE,
+    LOCK,
+    LONGEST_RESEND,
+    POLL,
+    RESEND,
+    UNCLAIMED,
+    VISIBILITY,
+)
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, shown
 from taskharbor.worker import Worker
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
+    from taskharbor.delivery.transport import Transport
     from taskharbor.testing.simulation.faults import Faults, Store
     from taskharbor.testing.simulation.history import History
     from taskharbor.testing.simulation.jobs import Watching
     from taskharbor.testing.simulation.plan import Plan
+    from taskharbor.testing.simulation.queue_service import QueueService
 
 SLACK: Final = 2.5
 """Seconds within which a worker is gone once its grace is over: one to be heard in, and the rest to be recorded in."""
@@ -34,8 +47,24 @@ class Member:
     stops_at: float | None = None
 
 
+@dataclass(slots=True)
+class Ringer:
+    """An enqueuer and its process."""
+
+    process: Process
+    enqueuer: DueTaskEnqueuer
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The queue service that a fleet works with, and how many enqueuers send to it."""
+
+    service: QueueService
+    enqueuers: int
+
+
 class Fleet:
-    """As many workers as planned: for one that died or went home another comes."""
+    """As many workers as planned: for one that died or went home another comes; and so for enqueuers."""
 
     def __init__(self, plan: Plan, history: History, store: Store, faults: Faults, watching: Watching) -> None:
         self._plan = plan
@@ -47,16 +76,61 @@ class Fleet:
         self._naps: dict[JobId, int] = {}
         self._runtimes: list[SimulatedRuntime] = []
         self.crew: list[Member] = []
+        self.rings: Rings | None = None
+        self.ringers: list[Ringer] = []
         self.is_closing = False
 
-    def start(self) -> None:
-        process = Process(self._world, f"w{len(self._runtimes) + 1}")
+    @property
+    def processes(self) -> list[Process]:
+        return [member.process for member in self.crew] + [ringer.process for ringer in self.ringers]
+
+    def start_enqueuers(self) -> None:
+        for _ in range(0 if self.rings is None else self.rings.enqueuers):
+            self._start_enqueuer()
+
+    def _start_enqueuer(self) -> None:
+        if self.is_closing or self.rings is None:
+            return
+        process, runtime = self._process("e")
+        enqueuer = DueTaskEnqueuer(
+            runtime,
+            self._store.driver_for(process),
+            self._transport(process, self.rings),
+            queues=self._plan.queues,
+            period=POLL,
+            lock=LOCK,
+            first=RESEND,
+            cap=LONGEST_RESEND,
+            unclaimed=UNCLAIMED,
+        )
+        ringer = Ringer(process, enqueuer)
+        self.ringers.append(ringer)
+        process.schedule(0, enqueuer.start)
+        self._world.schedule(self._world.now + WATCH, lambda: self._watch_enqueuer(ringer))
+
+    def _watch_enqueuer(self, ringer: Ringer) -> None:
+        if not ringer.process.is_dead:
+            self._world.schedule(self._world.now + WATCH, lambda: self._watch_enqueuer(ringer))
+            return
+        self.ringers.remove(ringer)
+        self._world.schedule(self._world.now + self._world.chance.uniform(0, 3), self._start_enqueuer)
+
+    def _transport(self, process: Process, rings: Rings) -> Transport:
+        return cast("Transport", ProcessTransport(self._store, process, rings.service))
+
+    def _process(self, letter: str) -> tuple[Process, SimulatedRuntime]:
+        process = Process(self._world, f"{letter}{len(self._runtimes) + 1}")
         self._faults.mortal.add(process.name)
         runtime = SimulatedRuntime(
             process,
             failed=lambda part, error: self._failed(process, part, error),
             may_start=self._faults.has_thread,
         )
+        self._runtimes.append(runtime)
+        return process, runtime
+
+    def start(self) -> None:
+        process, runtime = self._process("w")
         worker = Worker(
             self._store.driver_for(process),
             queues=self._plan.queues,
@@ -64,12 +138,14 @@ class Fleet:
             lease=LEASE,
             grace=GRACE,
             poll=POLL,
+            transport=None if self.rings is None else self._transport(process, self.rings),
+            visibility=VISIBILITY,
+            patience=RESEND,
             middleware=[self._watching.middleware(process)],
             name=process.name,
             runtime=runtime,
         )
         Handlers(process, runtime, self._history, self._naps).register(worker)
-        self._runtimes.append(runtime)
         member = Member(process, runtime, worker, self._world.now)
         self.crew.append(member)
         self._history.note(process, "starts")
@@ -87,6 +163,8 @@ class Fleet:
 
     def stop_all(self) -> None:
         self.is_closing = True
+        for ringer in self.ringers:
+            ringer.process.schedule(0, ringer.enqueuer.stop)
         for member in self.crew:
             if member.stops_at is None:
                 self._stop(member)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.answers import Expired, Extended, Inserted, Moved, Settled, Settlement, Skipped
 from taskharbor.core.model import Claim, Lease, NewJob, WorkerRecord
+from taskharbor.delivery.transport import Delivery, Outgoing
 from taskharbor.testing.simulation.world import EPOCH, shown
 
 if TYPE_CHECKING:
@@ -177,4 +178,8 @@ def _of_job(value: Any) -> str | None:
     return f"{shown(value.job_id)} {value.status}" if isinstance(value, Settled | Moved | Expired) else None
 
 
-_FORMS: Final = (_of_claim, _of_lease, _of_job)
+def _of_message(value: Any) -> str | None:
+    return value.body if isinstance(value, Outgoing | Delivery) else None
+
+
+_FORMS: Final = (_of_claim, _of_lease, _of_job, _of_message)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.states import Status
 from taskharbor.testing.simulation.history import Call
-from taskharbor.testing.simulation.plan import POLL
+from taskharbor.testing.simulation.plan import POLL, RESEND
 from taskharbor.testing.simulation.world import EPOCH, shown
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ class Liveness:
         self._waiting: dict[JobId, tuple[Job, datetime]] = {}
 
     def is_all_over(self) -> bool:
-        return all(job.status.is_final for job in self._simulation.store.rows.values())
+        store = self._simulation.store
+        is_told = self._simulation.service is None or all(row.is_done for row in store.outbox)
+        return is_told and all(job.status.is_final for job in store.rows.values())
 
     def look(self) -> None:
         self._check_spinning()
@@ -69,7 +71,7 @@ class Liveness:
         return at
 
     def _check_waiting(self, job: Job, waited: timedelta) -> None:
-        bound = POLL + SLACK
+        bound = POLL + SLACK + (timedelta(0) if self._simulation.service is None else RESEND)
         idle = [name for name, since in self._free.items() if self._world.now - since > bound.total_seconds()]
         if waited > bound and idle:
             self._violated(job, f"is due for {waited}, while {idle} could take it")

@@ -29,7 +29,7 @@ def wrong_move(call: Call, move: Move, paused: Collection[str]) -> str | None:
     if call.verb not in _RULES:
         return "changed by a call that changes no job"
     rules = [*_of_row(before, after, call.verb), *_RULES[call.verb](call, before, after)]
-    if call.verb == "reserve" and after.queue in paused:
+    if call.verb in {"reserve", "claim", "dispatch"} and after.queue in paused:
         rules.append("was taken from a paused queue")
     return "; ".join(rules) or None
 
@@ -61,8 +61,34 @@ def _reserve(call: Call, before: Job, after: Job) -> list[str]:
             "has another token than was asked for": after.lease_token == call.asked["token"],
             "did not count its attempt": after.attempt_count == before.attempt_count + 1,
             "was taken from where it cannot be": before.status.is_waiting or before.status is Status.PROCESSING,
+            "was taken while its message may come": before.status is not Status.ENQUEUED
+            or call.verb == "claim"
+            or call.at - before.scheduled_for > call.asked["patience"],
         }
     )
+
+
+def _claim(call: Call, before: Job, after: Job) -> list[str]:
+    is_delivered = before.status in {Status.ENQUEUED, Status.PROCESSING}
+    return [*_reserve(call, before, after), *_broken({"was claimed though nobody was told of it": is_delivered})]
+
+
+def _dispatch(call: Call, before: Job, after: Job) -> list[str]:
+    is_free = before.dispatch_at is None or before.dispatch_at <= call.at
+    return _broken(
+        {
+            "was dispatched from where it cannot be": before.status.is_waiting,
+            "was dispatched to where it cannot go": after.status is Status.ENQUEUED,
+            "was dispatched before it was due": before.scheduled_for <= call.at,
+            "was dispatched while another does that": is_free,
+            "was dispatched under an old number": after.sends == before.sends + 1,
+        }
+    )
+
+
+def _dispatched(_call: Call, before: Job, after: Job) -> list[str]:
+    is_kept = (before.status, before.sends) == (after.status, after.sends) == (Status.ENQUEUED, before.sends)
+    return _broken({"was moved by what became of its message": is_kept})
 
 
 def _extend(call: Call, before: Job, after: Job) -> list[str]:
@@ -132,6 +158,9 @@ def _broken(rules: dict[str, bool]) -> list[str]:
 
 _RULES: Final[dict[str, Callable[[Call, Job, Job], list[str]]]] = {
     "reserve": _reserve,
+    "claim": _claim,
+    "dispatch": _dispatch,
+    "dispatched": _dispatched,
     "extend": _extend,
     "settle": _settle,
     "expire": _expire,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.request import JobRequest
 from taskharbor.testing.simulation import faults
 from taskharbor.testing.simulation.jobs import KINDS
+from taskharbor.testing.simulation.queue_service import Habits
 
 if TYPE_CHECKING:
     from random import Random
@@ -19,6 +20,12 @@ POLL: Final = timedelta(seconds=1)
 QUEUES: Final = ("default", "mail")
 OPERATIONS: Final = ("cancel", "cancel", "stop", "pause", "requeue", "freeze", "freeze", "trap", "trap")
 RATES: Final = (0.002, 0.01, 0.03)
+VISIBILITY: Final = timedelta(seconds=6)
+LOCK: Final = timedelta(seconds=2)
+RESEND: Final = timedelta(seconds=6)
+"""How long a job that was sent may wait for its claim, at first; and after which a worker takes it without."""
+LONGEST_RESEND: Final = timedelta(seconds=12)
+UNCLAIMED: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,21 @@ def draw(chance: Random) -> Plan:
             (chance.uniform(0, 6), chance.choice(("stop", "cancel"))) for _ in range(chance.randint(0, 2))
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryPlan:
+    """What is drawn besides for a world with a queue service."""
+
+    enqueuers: int
+    habits: Habits
+
+
+def draw_delivery(chance: Random) -> DeliveryPlan:
+    """Swarm, as for other faults: what a queue service may do wrong, it does in half of the worlds."""
+    loss, double = (chance.choice((0.05, 0.3)) if chance.random() < 0.5 else 0.0 for _ in range(2))
+    delay = chance.choice((0.5, 4.0, 20.0)) if chance.random() < 0.5 else 0.0
+    return DeliveryPlan(enqueuers=chance.randint(1, 2), habits=Habits(loss=loss, double=double, delay=delay))
 
 
 def _rates(chance: Random) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from taskharbor.client import Client
 from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable
@@ -12,11 +12,12 @@ from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.simulation.checker import check
 from taskharbor.testing.simulation.faults import Faults, Store
-from taskharbor.testing.simulation.fleet import Fleet
+from taskharbor.testing.simulation.fleet import Fleet, Rings
 from taskharbor.testing.simulation.history import History
 from taskharbor.testing.simulation.jobs import Watching
 from taskharbor.testing.simulation.liveness import Liveness
-from taskharbor.testing.simulation.plan import GRACE, LEASE, Plan, draw
+from taskharbor.testing.simulation.plan import GRACE, LEASE, VISIBILITY, Plan, draw, draw_delivery
+from taskharbor.testing.simulation.queue_service import Habits, QueueService
 from taskharbor.testing.simulation.world import Process, World
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.request import JobRequest
 
+Mode = Literal["polling", "sqs"]
 LOOK: Final = 0.5
 SETTLING: Final = 2.0
 """Seconds until the last call that was given up on has taken effect."""
@@ -33,9 +35,9 @@ PATIENCE: Final = 400.0
 """Seconds after which the last job must have ended: far more than any schedule of retries takes."""
 
 
-def simulate(seed: int) -> History:
+def simulate(seed: int, mode: Mode = "polling") -> History:
     """Let the world of *seed* happen, and return its history with all that was found wrong in it."""
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, mode)
     try:
         simulation.run()
     finally:
@@ -54,14 +56,19 @@ class StoreClock:
 class Simulation:
     """The parts of one world, and its two phases: trouble, then quiet."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, mode: Mode) -> None:
         self.world = World(seed)
         self.plan: Plan = draw(self.world.chance)
         self.history = History(self.world)
         self.faults = Faults(self.world, self.plan.rates, LEASE.total_seconds())
         self.store = Store(MemoryDriver(clock=StoreClock(self.world)), self.history, self.faults)
         self.watching = Watching(self.history, self.store)
+        self.service: QueueService | None = None
         self.fleet = Fleet(self.plan, self.history, self.store, self.faults, self.watching)
+        if mode == "sqs":
+            delivery = draw_delivery(self.world.chance)
+            self.service = QueueService(lambda: self.world.now, self.world.chance, delivery.habits)
+            self.fleet.rings = Rings(self.service, delivery.enqueuers)
         self.store.stop = self.fleet.stop
         self.accepted: list[JobId] = []
         self._people = Process(self.world, "people")
@@ -71,6 +78,7 @@ class Simulation:
     def run(self) -> None:
         for _ in range(self.plan.workers):
             self.fleet.start()
+        self.fleet.start_enqueuers()
         for moment, request in self.plan.jobs:
             self._at(moment, partial(self._enqueue, request))
         for moment, operation in self.plan.operations:
@@ -78,7 +86,7 @@ class Simulation:
         self.world.run(self.plan.trouble)
         self._settle_down()
         self._finish()
-        self.history.violations += check(self.history, self.store, self.accepted)
+        self.history.violations += check(self.history, self.store, self.accepted, self.service)
 
     def end(self) -> None:
         self.history.is_closed = True
@@ -137,7 +145,9 @@ class Simulation:
     def _settle_down(self) -> None:
         """End all trouble: no new faults, no outage, nobody asleep, nothing paused."""
         self.faults.is_on = False
-        asleep = [member.process.paused_until for member in self.fleet.crew]
+        if self.service is not None:
+            self.service.habits = Habits()
+        asleep = [process.paused_until for process in self.fleet.processes]
         self.world.run(max([self.world.now, *asleep]) - self.world.now + SETTLING)
         for queue in self.plan.queues:
             self._resume(queue)
@@ -158,6 +168,8 @@ class Simulation:
             liveness.look()
         else:
             liveness.tell_what_is_left()
+        if self.service is not None:
+            self.world.run(2 * VISIBILITY.total_seconds() + SETTLING)  # until the last message is gone
         self.fleet.stop_all()
         self.world.run((GRACE + timedelta(seconds=4)).total_seconds())
         liveness.tell_who_is_left()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Expired, Settled
+from taskharbor.core.answers import Declined, Expired, Reason, Refused, Settled
 from taskharbor.core.errors import IllegalTransition, LeaseLost
+from taskharbor.core.messages import parse
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.simulation.history import Call
 from taskharbor.testing.simulation.plan import LEASE
@@ -39,6 +40,19 @@ EXPECTED: Final = frozenset(
     }
 )
 
+EXPECTED_OF_MESSAGES: Final = EXPECTED | {
+    "a job was sent again",
+    "a message came before its sending was known",
+    "a message came twice in one batch",
+    "a message of a job that moved on was deleted",
+    "a message was declined, and its job rings again",
+    "a job was taken without its message",
+    "a message for a job that is leased was left",
+    "a send that may have worked was left to its lock",
+    "an ENQUEUED job was canceled",
+}
+"""What a batch of worlds with messages must have seen."""
+
 
 def sightings(history: History) -> set[str]:
     """Return which of the `EXPECTED` things happened."""
@@ -55,13 +69,13 @@ class Watcher:
         self._fates: dict[tuple[JobId, Token], str] = {}
         self._claims: dict[Token, str] = {}
         self._expired: set[tuple[JobId, Token]] = set()
+        self._sending: set[tuple[JobId, int]] = set()
 
     def take(self, call: Call) -> None:
         match call.verb:
-            case "reserve":
+            case "reserve" | "claim":
                 self._claims[call.asked["token"]] = call.fate if call.answer else f"{call.fate}, nothing"
-                if any(move.before and move.before.status is Status.PROCESSING for move in call.moves):
-                    self.seen.add("a worker took over an ended lease")
+                self.seen |= set(_taken(call)) if call.is_committed else set()
             case "read_back" if call.fate == "ok":
                 self.seen |= set(self._read_back(call))
             case "settle":
@@ -74,6 +88,32 @@ class Watcher:
                 self.seen |= set(_canceled(call))
             case "requeue" if call.moves:
                 self.seen.add("a job was requeued")
+            case _ if call.is_committed:
+                self.seen |= set(self._ring(call))
+    def _ring(self, call: Call) -> Iterator[str]:
+        match call.verb:
+            case "dispatch":
+                self._sending |= {(each.job_id, each.seq) for each in call.answer}
+                if any(move.before and move.before.sent_at and move.before.dispatch_at for move in call.moves):
+                    yield "a job was sent again"
+            case "send" if call.fate != "ok":
+                yield "a send that may have worked was left to its lock"
+            case "dispatched":
+                yield from self._dispatched(call)
+            case "receive":
+                read = [message for each in call.answer if (message := parse(each.body)) is not None]
+                if any((message.job_id, message.seq) in self._sending for message in read):
+                    yield "a message came before its sending was known"
+                if len({message.job_id for message in read}) < len(read):
+                    yield "a message came twice in one batch"
+
+    def _dispatched(self, call: Call) -> Iterator[str]:
+        for each, is_done in zip(call.asked["what"], call.answer, strict=True):
+            if isinstance(each, Declined):
+                what = "was declined, and its job rings again" if is_done else "of a job that moved on was deleted"
+                yield f"a message {what}"
+            else:
+                self._sending.discard((each.dispatch.job_id, each.dispatch.seq))
 
     def _read_back(self, call: Call) -> Iterator[str]:
         found = {claim.lease.token for claim in call.answer}
@@ -104,6 +144,15 @@ class Watcher:
             yield "a success came just before its lease ended"
 
 
+def _taken(call: Call) -> Iterator[str]:
+    if any(move.before and move.before.status is Status.PROCESSING for move in call.moves):
+        yield "a worker took over an ended lease"
+    if call.verb == "reserve" and any(move.before and move.before.status is Status.ENQUEUED for move in call.moves):
+        yield "a job was taken without its message"
+    if any(isinstance(each, Refused) and each.reason is Reason.LEASED for each in call.answer):
+        yield "a message for a job that is leased was left"
+
+
 def _brought_back(expired: Expired) -> str:
     if expired.status is Status.DEAD:
         return "the janitor buried a job"
@@ -115,4 +164,8 @@ def _canceled(call: Call) -> Iterator[str]:
         yield "a final job was not canceled"
     for move in call.moves:
         if move.before is not None:
-            yield f"a {move.before.status} job was canceled"
+            yield f"{_article(move.before.status)} {move.before.status} job was canceled"
+
+
+def _article(status: Status) -> str:
+    return "an" if status is Status.ENQUEUED else "a"

@@ -27,11 +27,13 @@ CREATE TABLE th_jobs (
     releases integer NOT NULL DEFAULT 0,
     dead_reason text,
     dead_at timestamptz,
+    fingerprint text COLLATE "C",
     cancel_requested_at timestamptz,
     idempotency_key text,
     last_error text,
     payload bytea NOT NULL,
     result bytea,
+    progress jsonb,
     metadata jsonb NOT NULL DEFAULT '{}',
     CONSTRAINT th_jobs_lease CHECK (
         (status = 'PROCESSING') = (lease_token IS NOT NULL)
@@ -75,6 +77,10 @@ CREATE INDEX th_jobs_waiting_sent ON th_jobs_waiting (queue, priority, dispatch_
 -- Always empty, if all is well: what the janitor's net looks at.
 CREATE INDEX th_jobs_waiting_spent ON th_jobs_waiting (id) WHERE attempt_count >= max_attempts;
 CREATE INDEX th_jobs_dead_at ON th_jobs_dead (completed_at);
+-- Dead letters as people look for them: those of one error, and the ends of a group. All have a
+-- fingerprint: the predicate is there for the same reason as above.
+CREATE INDEX th_jobs_dead_fingerprint ON th_jobs_dead (fingerprint, id) WHERE fingerprint IS NOT NULL;
+CREATE INDEX th_jobs_dead_group ON th_jobs_dead (queue, type, fingerprint, dead_at, id) WHERE fingerprint IS NOT NULL;
 CREATE INDEX th_jobs_finished_default_at ON th_jobs_finished_default (completed_at);
 
 -- Makes leaves for the days from *first* on, where there is none, and says how many. A day of
@@ -135,12 +141,13 @@ CREATE TRIGGER th_jobs_transition BEFORE UPDATE ON th_jobs_finished
     WHEN (NEW.status <> OLD.status AND NOT (OLD.status = 'CANCELED' AND NEW.status = 'PENDING'))
     EXECUTE FUNCTION th_refuse_transition();
 
+-- The key comes first, so that its holders are found whatever their queue.
 CREATE TABLE th_keys (
     queue text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
     job_id uuid NOT NULL,
     digest bytea NOT NULL,
-    PRIMARY KEY (queue, key)
+    PRIMARY KEY (key, queue)
 );
 
 CREATE INDEX th_keys_job ON th_keys (job_id);
@@ -184,18 +191,48 @@ CREATE TABLE th_outbox (
 CREATE INDEX th_outbox_pending ON th_outbox (dead_at, job_id, life)
     WHERE published_at IS NULL AND given_up_at IS NULL;
 
+-- Who died, came back or was removed since the last roll-up, and of what: rows are only added, as to th_tallies.
+CREATE TABLE th_dead_tallies (
+    queue text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    fingerprint text COLLATE "C" NOT NULL,
+    count integer NOT NULL
+);
+
+-- How many dead letters died of the same, as of the last roll-up.
+CREATE TABLE th_dead_groups (
+    queue text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    fingerprint text COLLATE "C" NOT NULL,
+    count bigint NOT NULL,
+    PRIMARY KEY (queue, type, fingerprint)
+);
+
 CREATE FUNCTION th_announce_death() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO th_outbox (job_id, life, type, queue, worker_id, attempt_count, max_attempts, error, dead_at, next_at)
     VALUES (NEW.id, NEW.life, NEW.type, NEW.queue, NEW.worker_id, NEW.attempt_count, NEW.max_attempts,
         coalesce(NEW.last_error, NEW.dead_reason), NEW.dead_at, NEW.dead_at);
+    INSERT INTO th_dead_tallies (queue, type, fingerprint, count)
+    VALUES (NEW.queue, NEW.type, coalesce(NEW.fingerprint, ''), 1);
     RETURN NULL;
 END
 $$;
 
--- Every death has its event, by whatever statement the job died: a job dies by entering this leaf.
+CREATE FUNCTION th_take_back_death() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO th_dead_tallies (queue, type, fingerprint, count)
+    VALUES (OLD.queue, OLD.type, coalesce(OLD.fingerprint, ''), -1);
+    RETURN NULL;
+END
+$$;
+
+-- Every death has its event and is counted, by whatever statement the job died: a job dies by entering
+-- this leaf. It leaves it by a requeue, which is a DELETE here, or for good.
 CREATE TRIGGER th_jobs_death AFTER INSERT ON th_jobs_dead
     FOR EACH ROW EXECUTE FUNCTION th_announce_death();
+CREATE TRIGGER th_jobs_dead_departure AFTER DELETE ON th_jobs_dead
+    FOR EACH ROW EXECUTE FUNCTION th_take_back_death();
 
 CREATE TABLE th_queues (
     name text COLLATE "C" PRIMARY KEY,
@@ -237,8 +274,30 @@ CREATE TABLE th_schedules (
     options jsonb NOT NULL DEFAULT '{}',
     next_at timestamptz,
     fired_at timestamptz,
-    paused_at timestamptz
+    paused_at timestamptz,
+    last_job_id uuid
 );
+
+CREATE TABLE th_api_keys (
+    id text COLLATE "C" PRIMARY KEY,
+    name text NOT NULL,
+    digest bytea NOT NULL,
+    scopes text[] NOT NULL,
+    created_at timestamptz NOT NULL,
+    expires_at timestamptz,
+    revoked_at timestamptz
+);
+
+CREATE TABLE th_audit (
+    id uuid PRIMARY KEY,
+    at timestamptz NOT NULL,
+    actor text NOT NULL,
+    action text NOT NULL,
+    target text NOT NULL,
+    detail jsonb NOT NULL
+);
+
+CREATE INDEX th_audit_at ON th_audit (at, id);
 
 -- Who ended, came back or was removed since the last roll-up: rows are only added, in the
 -- statement that moved the jobs, so that no two of them fight over a counter.

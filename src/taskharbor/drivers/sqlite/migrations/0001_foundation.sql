@@ -36,8 +36,10 @@ CREATE TABLE th_jobs (
     life INTEGER NOT NULL DEFAULT 1,
     idempotency_key TEXT,
     dead_reason TEXT,
+    fingerprint TEXT,
     last_error TEXT,
     metadata TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(metadata)),
+    progress TEXT CHECK (progress IS NULL OR json_valid(progress)),
     payload BLOB NOT NULL,
     result BLOB,
     CONSTRAINT th_jobs_lease CHECK (
@@ -71,6 +73,16 @@ CREATE INDEX th_jobs_finished ON th_jobs (completed_at)
 CREATE INDEX th_jobs_dead ON th_jobs (completed_at)
     WHERE dead_at IS NOT NULL;
 
+-- Dead letters as people look for them: all, those of one error, and the ends of a group.
+CREATE INDEX th_jobs_dead_id ON th_jobs (id)
+    WHERE dead_at IS NOT NULL;
+
+CREATE INDEX th_jobs_dead_fingerprint ON th_jobs (fingerprint, id)
+    WHERE dead_at IS NOT NULL;
+
+CREATE INDEX th_jobs_dead_group ON th_jobs (queue, type, fingerprint, dead_at, id)
+    WHERE dead_at IS NOT NULL;
+
 -- Always empty, if all is well: what the janitor's net looks at.
 CREATE INDEX th_jobs_spent ON th_jobs (id)
     WHERE lease_expires_at IS NULL AND completed_at IS NULL AND attempt_count >= max_attempts;
@@ -94,12 +106,13 @@ BEGIN
     SELECT RAISE(ABORT, 'th_jobs: a job begins as PENDING, and once');
 END;
 
+-- The key comes first, so that its holders are found whatever their queue.
 CREATE TABLE th_keys (
     queue TEXT NOT NULL,
     key TEXT NOT NULL,
     job_id BLOB NOT NULL,
     digest BLOB NOT NULL,
-    PRIMARY KEY (queue, key)
+    PRIMARY KEY (key, queue)
 ) WITHOUT ROWID;
 
 CREATE INDEX th_keys_job ON th_keys (job_id);
@@ -143,13 +156,38 @@ CREATE TABLE th_outbox (
 CREATE INDEX th_outbox_pending ON th_outbox (next_at)
     WHERE published_at IS NULL AND given_up_at IS NULL;
 
--- Every death has its event, by whatever statement the job died: none can without a dead_at.
+-- How many dead letters died of the same.
+CREATE TABLE th_dead_groups (
+    queue TEXT NOT NULL,
+    type TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (queue, type, fingerprint)
+) WITHOUT ROWID;
+
+-- Every death has its event and is counted, by whatever statement the job died: none can without a dead_at.
 CREATE TRIGGER th_jobs_death AFTER UPDATE OF dead_at ON th_jobs
     WHEN NEW.dead_at IS NOT NULL AND OLD.dead_at IS NULL
 BEGIN
     INSERT INTO th_outbox (job_id, life, type, queue, worker_id, attempt_count, max_attempts, error, dead_at, next_at)
     VALUES (NEW.id, NEW.life, NEW.type, NEW.queue, NEW.worker_id, NEW.attempt_count, NEW.max_attempts,
         coalesce(NEW.last_error, NEW.dead_reason), NEW.dead_at, NEW.dead_at);
+    INSERT INTO th_dead_groups VALUES (NEW.queue, NEW.type, coalesce(NEW.fingerprint, ''), 1)
+        ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+
+CREATE TRIGGER th_jobs_dead_revival AFTER UPDATE OF dead_at ON th_jobs
+    WHEN NEW.dead_at IS NULL AND OLD.dead_at IS NOT NULL
+BEGIN
+    UPDATE th_dead_groups SET count = count - 1
+     WHERE queue = OLD.queue AND type = OLD.type AND fingerprint = coalesce(OLD.fingerprint, '');
+END;
+
+CREATE TRIGGER th_jobs_dead_removal AFTER DELETE ON th_jobs
+    WHEN OLD.dead_at IS NOT NULL
+BEGIN
+    UPDATE th_dead_groups SET count = count - 1
+     WHERE queue = OLD.queue AND type = OLD.type AND fingerprint = coalesce(OLD.fingerprint, '');
 END;
 
 CREATE TABLE th_queues (
@@ -192,8 +230,30 @@ CREATE TABLE th_schedules (
     options TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(options)),
     next_at INTEGER,
     fired_at INTEGER,
-    paused_at INTEGER
+    paused_at INTEGER,
+    last_job_id BLOB
 ) WITHOUT ROWID;
+
+CREATE TABLE th_api_keys (
+    id TEXT PRIMARY KEY NOT NULL,
+    name TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    scopes TEXT NOT NULL CHECK (json_valid(scopes)),
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    revoked_at INTEGER
+) WITHOUT ROWID;
+
+CREATE TABLE th_audit (
+    id BLOB PRIMARY KEY NOT NULL CHECK (length(id) = 16),
+    at INTEGER NOT NULL,
+    actor TEXT NOT NULL,
+    action TEXT NOT NULL,
+    target TEXT NOT NULL,
+    detail TEXT NOT NULL CHECK (json_valid(detail))
+) WITHOUT ROWID;
+
+CREATE INDEX th_audit_at ON th_audit (at, id);
 
 -- Counts for people: nobody counts over history. Those of final states, but for the ends in th_ended.
 CREATE TABLE th_counts (

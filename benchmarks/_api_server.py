@@ -1,0 +1,45 @@
+"""The API of a store beside an empty endpoint and a bare SELECT, in a process that tells its own CPU time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from taskharbor.api import create_app
+from taskharbor.api.serving import listening
+from taskharbor.harbor import Harbor
+
+
+def application(url: str) -> FastAPI:
+    harbor = Harbor(url)
+    app = create_app(harbor)
+
+    @app.post("/empty")
+    async def empty() -> dict[str, Any]:
+        return {}
+
+    @app.get("/select")
+    async def select() -> dict[str, Any]:
+        await asyncio.to_thread(harbor.driver.inspector.now)
+        return {}
+
+    @app.get("/cpu")
+    async def cpu() -> float:
+        return time.process_time()
+
+    return app
+
+
+def main() -> None:
+    with listening("127.0.0.1", 0) as sock:
+        print(sock.getsockname()[1], flush=True)
+        uvicorn.Server(uvicorn.Config(application(sys.argv[1]), log_level="error")).run(sockets=[sock])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One job at a time: from many threads, from many coroutines and from one caller, beside raw inserts by hand.
+
+By hand is one psycopg connection for each thread, on which each row is one prepared INSERT
+that commits by itself, with the same columns in the same table. All on a server of its own
+with fsync on. Sides work in turns, so that the noise of the machine falls on all; a ratio is the
+median over the rounds. ``statements`` says how many went to the server for a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from benchmarks import _postgres_raw as raw
+from benchmarks.postgres import store
+from taskharbor import Client, JobRequest
+from taskharbor.testing.postgres import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import psycopg
+
+    from taskharbor.drivers.postgres import PostgresDriver
+
+ROUNDS: Final = 25  # many and short: what a disk does from second to second differs more than what is compared
+CALLERS: Final = 32
+EACH: Final = 40
+LONE: Final = 200
+PAYLOAD: Final = {"name": "Ada"}
+INSERT: Final = """
+    INSERT INTO th_jobs_waiting (id, type, queue, priority, payload, scheduled_for, timeout, created_at, max_attempts,
+                                 metadata, idempotency_key)
+    VALUES (%s, %s, %s, %s, %s, statement_timestamp(), %s, %s, %s, '{}', %s)
+"""
+
+
+def figures() -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=True) as server:
+        return {f"{CALLERS} callers": many(server), "one caller": one(server)}
+
+
+def many(server: Server) -> dict[str, object]:
+    with store(server) as (driver, url), ExitStack() as open_ones, ThreadPoolExecutor(CALLERS) as pool:
+        connections = [open_ones.enter_context(raw.connect(url)) for _ in range(CALLERS)]
+        client = Client(driver)
+        open_ones.callback(client.close)
+        sides: dict[str, Callable[[], None]] = {
+            "threads": lambda: together(pool, CALLERS * [partial(enqueue, client, EACH)]),
+            "coroutines": lambda: asyncio.run(coroutines(client)),
+            "raw": lambda: together(pool, [partial(insert, db, EACH) for db in connections]),
+        }
+        return compared(sides, CALLERS * EACH, driver)
+
+
+def one(server: Server) -> dict[str, object]:
+    with store(server) as (driver, url), raw.connect(url) as db:
+        client = Client(driver)
+        return compared({"client": lambda: enqueue(client, LONE), "raw": lambda: insert(db, LONE)}, LONE, driver)
+
+
+def compared(sides: dict[str, Callable[[], None]], count: int, driver: PostgresDriver) -> dict[str, object]:
+    for work in sides.values():
+        work()  # once unmeasured: it connects, and prepares
+    statements = dict.fromkeys(sides, 0)
+    rounds = []
+    for _ in range(ROUNDS):
+        rates = {}
+        for name, work in sides.items():
+            before, start = driver.statements, time.perf_counter()
+            work()
+            rates[name] = count / (time.perf_counter() - start)
+            statements[name] += driver.statements - before
+        rounds.append(rates)
+    ours = [name for name in sides if name != "raw"]
+    return {
+        "jobs a second": {name: round(statistics.median(rates[name] for rates in rounds)) for name in sides},
+        "ratio to raw": {
+            name: round(statistics.median(rates[name] / rates["raw"] for rates in rounds), 3) for name in ours
+        },
+        "statements a job": {name: round(statements[name] / ROUNDS / count, 3) for name in ours},
+    }
+
+
+def together(pool: ThreadPoolExecutor, works: Sequence[Callable[[], None]]) -> None:
+    start = Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        start.wait()
+        work()
+
+    list(pool.map(run, works))
+
+
+def enqueue(client: Client, count: int) -> None:
+    for _ in range(count):
+        client.enqueue(JobRequest(type="greet", payload=PAYLOAD))
+
+
+async def coroutines(client: Client) -> None:
+    async def enqueue_each() -> None:
+        for _ in range(EACH):
+            await client.aenqueue(JobRequest(type="greet", payload=PAYLOAD))
+
+    await asyncio.gather(*(enqueue_each() for _ in range(CALLERS)))
+
+
+def insert(db: psycopg.Connection[Any], count: int) -> None:
+    for _ in range(count):
+        row = [uuid4(), "greet", "default", 0, json.dumps(PAYLOAD).encode(), None, datetime.now(UTC), 25, None]
+        db.execute(INSERT, row)
+
+
+if __name__ == "__main__":
+    print(json.dumps(figures(), indent=2))

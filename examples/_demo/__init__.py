@@ -1,1 +1,0 @@
-"""The parts of `examples.demo`."""

@@ -1,0 +1,98 @@
+"""The application."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import FastAPI
+from fastapi.requests import HTTPConnection
+
+from taskharbor._version import __version__
+from taskharbor.api import batch, deadletters, docs, events, health, jobs, queues, schedules, stats
+from taskharbor.api.backend import Store
+from taskharbor.api.feed import Feed
+from taskharbor.api.problems import add_handlers
+from taskharbor.api.state import Api
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from taskharbor.api.backend import Backend
+
+MAX_BODY: Final = 262_144
+"""The most bytes of a request's body; a batch may have 16 times as many."""
+
+
+def create_app(
+    harbor: Backend, *, needs_keys: bool = True, only_local_hosts: bool = False, max_body: int = MAX_BODY
+) -> FastAPI:
+    """Return the HTTP API of *harbor* as an ASGI application, to be served or mounted.
+
+    The harbor stays its owner's: whoever opened it closes it. Without *needs_keys* everybody who
+    can reach the application may do everything: for development, or behind a door of your own.
+    *only_local_hosts* then keeps out whoever calls this machine by another name than localhost.
+
+    >>> from taskharbor import Harbor
+    >>> app = create_app(Harbor("memory://"))
+    >>> app.title
+    'TaskHarbor'
+    """
+    app = FastAPI(
+        title="TaskHarbor",
+        version=__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+    )
+    store = Store(harbor)
+    app.state.taskharbor = Api(
+        store=store,
+        feed=Feed(store),
+        needs_keys=needs_keys,
+        only_local_hosts=only_local_hosts,
+        max_body=max_body,
+    )
+    for each in (batch, jobs, events, deadletters, queues, schedules, stats, health, docs):
+        app.router.routes.extend(each.router.routes)  # the routes themselves: each has to know what it needs
+    add_handlers(app)
+    app.openapi = partial(docs.document, app)  # type: ignore[method-assign]
+    return app
+
+
+def close_streams(app: FastAPI) -> None:
+    """End the streams of *app*, which would keep a server from stopping."""
+    api: Api = app.state.taskharbor
+    api.feed.close()
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    close_streams(app)
+
+
+def harbor_of(request: HTTPConnection) -> Any:
+    """Return the harbor of the application, in which `lifespan_of` put it: for `Depends`."""
+    return request.state.harbor
+
+
+def lifespan_of(harbor: Any) -> Any:
+    """Return a lifespan for an application of your own: it closes *harbor* with it, and `harbor_of` finds it.
+
+    >>> from fastapi import Depends, FastAPI
+    >>> from taskharbor import Harbor
+    >>> harbor = Harbor("memory://")
+    >>> app = FastAPI(lifespan=lifespan_of(harbor))
+    >>> app.mount("/jobs", create_app(harbor))
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
+        async with harbor:
+            yield {"harbor": harbor}
+
+    return lifespan

@@ -1,0 +1,168 @@
+"""What the API stands on, and how it calls a store that blocks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from taskharbor.api.batching import Batcher
+from taskharbor.api.problems import Refusal
+from taskharbor.core.errors import TaskHarborError
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import AuditEntry
+from taskharbor.keys import KeyRing
+from taskharbor.views import last_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from taskharbor.awaiting import Watcher
+    from taskharbor.client import Client
+    from taskharbor.core.codec import Codec
+    from taskharbor.core.failure import Failure
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import ApiKey, Job
+    from taskharbor.drivers.base import Driver, Inspector
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LOG: Final = logging.getLogger(__name__)
+THREADS: Final = 8
+MOST_WAITING: Final = 1_000
+"""Store calls that may wait for a thread; whoever comes later is asked to come back."""
+CLOCK_KEPT: Final = 10.0  # seconds
+
+
+class Backend(Protocol):
+    """What the API needs of a `taskharbor.harbor.Harbor`."""
+
+    @property
+    def driver(self) -> Driver:
+        """The store."""
+
+    @property
+    def client(self) -> Client:
+        """Accepts jobs."""
+
+    @property
+    def watcher(self) -> Watcher:
+        """Waits for jobs, any number in one thread."""
+
+    @property
+    def codec(self) -> Codec:
+        """Writes payloads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: a key, or whoever can reach an API that needs none."""
+
+    name: str
+    scopes: frozenset[str]
+
+
+class Calls:
+    """Runs what blocks in a bounded number of threads, each call with one of them at a time."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._limiter = CapacityLimiter(threads)
+
+    async def __call__(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+        if self._limiter.statistics().tasks_waiting >= MOST_WAITING:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", "too many requests wait for the store")
+        return await to_thread.run_sync(partial(call, *args, **options), limiter=self._limiter)
+
+
+class StoreClock:
+    """Tells the store's time to a few milliseconds, without asking it each time."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self._inspector = inspector
+        self._reading = threading.Lock()
+        self._read: tuple[float, datetime] | None = None
+
+    def now(self) -> datetime:
+        """Return the store's time; it may ask the store."""
+        with self._reading:
+            if self._read is None or time.monotonic() - self._read[0] > CLOCK_KEPT:
+                moment = self._inspector.now()
+                self._read = (time.monotonic(), moment)
+            at, moment = self._read
+        return moment + timedelta(seconds=time.monotonic() - at)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A job as it was read, the failure it carries, and the store's time."""
+
+    job: Job
+    failure: Failure | None
+    now: datetime
+
+
+class Store:
+    """A backend's store as endpoints use it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.call = Calls()
+        self.clock = StoreClock(backend.driver.inspector)
+        self._ring = KeyRing(backend.driver.inspector)
+        self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: self.call(self._read, ids))
+        self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: self.call(self._record, entries))
+        self._readiness: Batcher[None, None] = Batcher(lambda asked: self.call(self._ask, asked))
+
+    async def job(self, job_id: JobId) -> Seen | None:
+        """Return a job, if there is one."""
+        return await self._jobs(job_id)
+
+    async def read(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, datetime]:
+        """Return what a read gives, and the store's time."""
+        return await self.call(self._read_now, partial(call, *args, **options))
+
+    async def ask(self) -> None:
+        """Return once the store has answered; however many ask, it is asked once at a time."""
+        await self._readiness(None)
+
+    async def key(self, text: str) -> ApiKey | None:
+        """Return the key that *text* is, if it opens anything."""
+        is_known, key = self._ring.remembered(text)
+        return key if is_known else await self.call(self._ring.find, text)
+
+    async def record(self, caller: Caller, action: str, target: str, **detail: str) -> None:
+        """Write down what was done. It is done: where that cannot be written, the log has to keep it."""
+        entry = AuditEntry(id=new_token(), actor=caller.name, action=action, target=target, detail=detail)
+        try:
+            await self._audit(entry)
+        except TaskHarborError as error:
+            _LOG.error("this was done and is not in the audit, %r: %s", entry, error)
+
+    def _read_now(self, call: Callable[[], R]) -> tuple[R, datetime]:
+        return call(), self.clock.now()
+
+    def _read(self, job_ids: list[JobId]) -> list[Seen | None]:
+        inspector = self.backend.driver.inspector
+        jobs = inspector.get(list(dict.fromkeys(job_ids)))
+        failed = [job.id for job in jobs.values() if job.last_error is not None]
+        attempts = inspector.attempts(failed) if failed else []
+        failures = {each: last_failure(a for a in attempts if a.job_id == each) for each in failed}
+        now = self.clock.now()
+        return [Seen(jobs[job_id], failures.get(job_id), now) if job_id in jobs else None for job_id in job_ids]
+
+    def _ask(self, asked: list[None]) -> Sequence[None]:
+        self.backend.driver.inspector.now()
+        return asked
+
+    def _record(self, entries: list[AuditEntry]) -> Sequence[None]:
+        self.backend.driver.control.record(entries)
+        return [None] * len(entries)

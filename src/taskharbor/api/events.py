@@ -1,0 +1,87 @@
+"""What happens, as it happens: server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from taskharbor.api import examples
+from taskharbor.api.describing import described
+from taskharbor.api.jobs import ThatJob
+from taskharbor.api.routing import ApiRequest, ApiRoute, needs
+from taskharbor.api.state import Api
+from taskharbor.api.streaming import MEDIA_TYPE, EventStream, Listener, event
+from taskharbor.core.errors import JobNotFound, TaskHarborError
+from taskharbor.core.ids import JobId
+from taskharbor.core.model import Job
+from taskharbor.views import job_view
+
+router: Final = APIRouter(prefix="/v1", tags=["events"], route_class=ApiRoute)
+
+LONGEST: Final = timedelta(hours=1)
+"""How long one stream lives; a client that still listens connects anew, as browsers do by themselves."""
+
+
+def _stream(*problems: int) -> dict[str, Any]:
+    shown = event("job", examples.JOB).decode()
+    content = {MEDIA_TYPE: {"schema": {"type": "string"}, "example": shown}}
+    told = described({}, 429, *problems)
+    told["responses"][200] = {"description": "A stream of events.", "content": content}
+    return told | {"response_class": Response}
+
+
+@router.get("/jobs/{job_id}/events", summary="Follow a job", **_stream(404, 422))
+@needs("jobs:read")
+async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
+    """Stream a job as it is and whenever it has changed, as `job`, until it has ended: `end` is the last event.
+
+    It begins anew with every connection, so that nothing needs to be remembered.
+    """
+    api = request.api
+    seen = await api.store.job(job_id)
+    if seen is None:
+        raise JobNotFound(job_id)
+    api.open.enter()
+    listener = Listener()
+    following = asyncio.get_running_loop().create_task(_follow(api, job_id, listener, request.root))
+
+    def closed() -> None:
+        api.open.leave()
+        following.cancel()
+
+    return EventStream(listener, closed)
+
+
+@router.get("/events", summary="Follow all jobs", **_stream())
+@needs("jobs:read")
+async def follow_all(request: ApiRequest) -> Response:
+    """Stream what happens to the newest 100 jobs, as `job`, and the counts of all queues, as `queues`.
+
+    The store is looked at once a second; what changed in between is told once. A client that falls
+    100 events behind is disconnected, and finds the counts at the beginning of its next stream.
+    """
+    api = request.api
+    api.open.enter()
+    listener = api.feed.join()
+
+    def closed() -> None:
+        api.open.leave()
+        api.feed.leave(listener)
+
+    return EventStream(listener, closed)
+
+
+async def _follow(api: Api, job_id: JobId, listener: Listener, root: str) -> None:
+    job: Job | None = None
+    with suppress(TaskHarborError):  # the job was pruned, or the store is out of reach: the client connects anew
+        async for job in api.store.backend.watcher.watch(job_id, LONGEST):
+            now = await api.store.call(api.store.clock.now)
+            listener.offer(event("job", job_view(job, now=now, root=root)))
+    if job is not None and job.status.is_final:
+        listener.offer(event("end", {"status": job.status}))
+    listener.end()

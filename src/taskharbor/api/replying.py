@@ -1,0 +1,60 @@
+"""Answers in JSON, and what a job's answer carries in its headers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import Response
+
+from taskharbor.api.problems import Refusal
+from taskharbor.views import job_view
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskharbor.api.backend import Seen
+    from taskharbor.api.routing import ApiRequest
+    from taskharbor.core.model import Job
+
+
+def reply(data: Any, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
+    body = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    return Response(body, status, headers, "application/json")
+
+
+def reply_job(
+    request: ApiRequest, seen: Seen, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer with one job; its payload is there for those who may see it."""
+    shows_payload = request.may("payload:read")
+    view = job_view(seen.job, now=seen.now, failure=seen.failure, with_payload=shows_payload, root=request.root)
+    return reply(view, status, {"ETag": etag(seen.job), **(headers or {})})
+
+
+def etag(job: Job) -> str:
+    """Return what stands for the job's state: it changes with whatever a person decides by.
+
+    A heartbeat and a handler's progress leave it as it is, or nobody could ever act on a running job.
+    """
+    facts = (
+        job.life,
+        job.status,
+        job.attempt_count,
+        job.max_attempts,
+        job.priority,
+        job.scheduled_for,
+        job.cancel_requested_at,
+    )
+    return f'"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"'
+
+
+def check_match(request: ApiRequest, job: Job) -> None:
+    """Refuse a call whose If-Match names another state of the job."""
+    wanted = request.headers.get("if-match")
+    if wanted is None or wanted.strip() == "*" or etag(job) in {each.strip() for each in wanted.split(",")}:
+        return
+    detail = "the job has changed since: read it again, and decide anew"
+    raise Refusal(HTTPStatus.PRECONDITION_FAILED, "stale-etag", detail, headers={"ETag": etag(job)})

@@ -1,0 +1,182 @@
+"""What every route does before its endpoint runs: who asks, may they, and is the body fit to be read."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+
+from taskharbor.api.backend import Caller
+from taskharbor.api.problems import Refusal, refuse_field
+from taskharbor.core.codec import plain_json
+from taskharbor.core.errors import PayloadNotDecodable
+from taskharbor.keys import SCOPES, is_allowed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+
+    from fastapi import Response
+
+    from taskharbor.api.state import Api
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+PUBLIC: Final = "public"
+MAX_KEYS: Final = 10_000
+BATCH_FACTOR: Final = 16
+"""How many times as large as a single job's the body of a batch may be."""
+_TOO_MANY_KEYS: Final = f"over {MAX_KEYS:,} keys"
+_ANYBODY: Final = Caller("anonymous", frozenset(SCOPES))
+
+
+def needs(scope: str, *, body_factor: int = 1) -> Callable[[F], F]:
+    """Say which scope an endpoint needs: a route without that is not built. ``PUBLIC`` needs none."""
+
+    def mark(endpoint: F) -> F:
+        endpoint.needs = scope  # type: ignore[attr-defined]
+        endpoint.body_factor = body_factor  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+class ApiRequest(Request):
+    """A request whose caller is known, and whose body is limited while it streams in."""
+
+    caller: Caller
+    max_body: int
+
+    @property
+    def api(self) -> Api:
+        """What the application stands on."""
+        api: Api = self.app.state.taskharbor
+        return api
+
+    @property
+    def root(self) -> str:
+        """The path under which the application lies."""
+        return str(self.scope.get("root_path", ""))
+
+    def may(self, scope: str) -> bool:
+        """Tell whether the caller's key opens *scope*."""
+        return is_allowed(scope, self.caller.scopes)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Give the body piece by piece, and stop at the first byte too many."""
+        declared = self.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > self.max_body:
+            raise self._too_large()
+        size = 0
+        async for chunk in super().stream():
+            size += len(chunk)
+            if size > self.max_body:
+                raise self._too_large()
+            yield chunk
+
+    async def json(self) -> Any:
+        """Return the body by the strict rules of payloads."""
+        if not hasattr(self, "_strict"):
+            body = await self.body()
+            if body.count(b":") > MAX_KEYS and body.count(b'":') > MAX_KEYS:
+                raise _malformed(_TOO_MANY_KEYS)
+            try:
+                self._strict = plain_json(body)
+            except PayloadNotDecodable as error:
+                raise _malformed(error.why) from None
+        return self._strict
+
+    def _too_large(self) -> Refusal:
+        detail = f"the body is over {self.max_body:,} bytes: store it elsewhere and pass a reference"
+        # What was not read is not wanted: the connection ends with the answer.
+        headers = {"Connection": "close"}
+        return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "payload-too-large", detail, headers=headers)
+
+
+class ApiRoute(APIRoute):
+    """A route that knows which scope it needs."""
+
+    @property
+    def needs(self) -> str:
+        """The scope without which nobody gets in."""
+        needed: str = self.endpoint.needs  # type: ignore[attr-defined]
+        return needed
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        scope, factor = self.needs, self.endpoint.body_factor  # type: ignore[attr-defined]
+        known = frozenset(each.alias for each in self.dependant.query_params)
+        handle = super().get_route_handler()
+
+        async def handler(plain: Request) -> Response:
+            request = ApiRequest(plain.scope, plain.receive)
+            request.max_body = request.api.max_body * factor
+            if scope != PUBLIC:
+                request.caller = await _caller(request)
+                _check_scope(request, scope)
+            if request.scope["query_string"]:
+                _check_names(request, known)
+            return await handle(request)
+
+        return handler
+
+
+async def _caller(request: ApiRequest) -> Caller:
+    if not request.api.needs_keys:
+        _check_origin(request)
+        return _ANYBODY
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    key = await request.api.store.key(text.strip()) if kind.lower() == "bearer" else None
+    if key is None:
+        detail = "send a key that is good: 'Authorization: Bearer thk_...'; 'taskharbor keys create' makes one"
+        raise Refusal(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
+    return Caller(f"key:{key.id} {key.name}", frozenset(key.scopes))
+
+
+def _check_scope(request: ApiRequest, scope: str) -> None:
+    if not request.may(scope):
+        challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
+        headers = {"WWW-Authenticate": challenge}
+        raise Refusal(
+            HTTPStatus.FORBIDDEN, "missing-scope", f"this needs the scope {scope}", headers=headers, scope=scope
+        )
+
+
+def _check_names(request: ApiRequest, known: frozenset[str]) -> None:
+    """Refuse a parameter that nobody knows: a filter that is misspelt would otherwise list everything."""
+    for name in request.query_params:
+        if name not in known:
+            refuse_field(
+                f"query: {name}", f"there is no such parameter; there are {', '.join(sorted(known)) or 'none'}"
+            )
+
+
+def _check_origin(request: ApiRequest) -> None:
+    """Keep the pages of strangers out of an API without keys, which any browser on this machine can reach."""
+    host = request.headers.get("host", "")
+    if request.api.only_local_hosts and not is_local(_parts(f"//{host}").hostname or ""):
+        raise Refusal(HTTPStatus.FORBIDDEN, "foreign-host", "without keys this answers to names of this machine only")
+    origin = request.headers.get("origin")
+    if request.headers.get("sec-fetch-site") == "cross-site" or (origin and _parts(origin).netloc != host):
+        raise Refusal(HTTPStatus.FORBIDDEN, "foreign-origin", "another site's page may not use this")
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # an address that is none
+        return urlsplit("")
+
+
+def is_local(host: str) -> bool:
+    """Tell whether *host* is this machine, by a name or address that nobody else can use."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _malformed(why: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, "malformed", f"the body is not strict JSON: {why}")

@@ -1,0 +1,110 @@
+"""The API as a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from taskharbor.api.app import close_streams, create_app
+from taskharbor.api.routing import is_local
+from taskharbor.core.errors import CannotListen, OpenToStrangers
+from taskharbor.keys import is_good
+from taskharbor.service import KILLED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from fastapi import FastAPI
+
+    from taskharbor.api.backend import Backend
+
+_LOG: Final = logging.getLogger(__name__)
+GRACE: Final = 10  # seconds that requests under way have once a signal came
+QUIET: Final = 75  # seconds after which an idle connection is closed
+BACKLOG: Final = 2_048
+
+
+def serve(harbor: Backend, *, host: str, port: int) -> None:
+    """Answer requests until SIGTERM or SIGINT; those under way may end.
+
+    Where the store has a key that is good, every request needs one. Without any, only this very
+    machine is answered: everybody on it may do everything, for development.
+    """
+    has_keys = has_good_key(harbor)
+    if not has_keys and not all(map(is_local, addresses_of(host))):
+        raise OpenToStrangers(host)
+    app = create_app(harbor, needs_keys=has_keys, only_local_hosts=not has_keys)
+    with closing(listening(host, port)) as sock:
+        place, number, *_ = sock.getsockname()
+        _LOG.info("the API listens on http://%s:%s", f"[{place}]" if ":" in place else place, number)
+        if not has_keys:
+            _LOG.warning("there is no API key: everybody on this machine may do everything")
+        Server(app).run(sockets=[sock])
+    _LOG.info("the API stopped")
+
+
+def has_good_key(harbor: Backend) -> bool:
+    """Tell whether anybody holds a key that opens something."""
+    inspector = harbor.driver.inspector
+    now = inspector.now()
+    return any(is_good(key, now) for key in inspector.keys().values())
+
+
+def addresses_of(host: str) -> set[str]:
+    """Return the addresses that *host* stands for; itself, where nobody knows it."""
+    try:
+        return {str(each[4][0]) for each in socket.getaddrinfo(host or "0.0.0.0", None)}  # noqa: S104  no name means all of them
+    except OSError:
+        return {host}
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on that address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise CannotListen(host, port, str(error)) from error
+
+
+class Server(uvicorn.Server):
+    """Ends streams before it waits for requests to end, and then comes back, so that the store can be closed."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=QUIET,
+                timeout_graceful_shutdown=GRACE,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Hear SIGTERM and SIGINT while inside. Uvicorn's own would raise them once more at the end."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  as uvicorn has it
+        if self.should_exit:
+            os._exit(KILLED + sig)  # whoever sends a second one means it
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        close_streams(self._app)
+        await super().shutdown(sockets)

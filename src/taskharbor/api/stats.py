@@ -1,0 +1,65 @@
+"""Workers, and figures for people: from the store's aggregates, never from a count over history."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from taskharbor.api import examples, shapes
+from taskharbor.api.bodies import QueueName
+from taskharbor.api.describing import described
+from taskharbor.api.replying import reply
+from taskharbor.api.routing import ApiRequest, ApiRoute, needs
+from taskharbor.drivers.base import Inspector
+from taskharbor.views import finished_view, stats_view, worker_view
+from taskharbor.why import is_alive
+
+router: Final = APIRouter(prefix="/v1", tags=["stats"], route_class=ApiRoute)
+
+HOUR: Final = timedelta(hours=1)
+MAX_MINUTES: Final = 1_440
+MAX_ROWS: Final = 10_000
+
+
+@router.get("/workers", summary="List workers", **described({200: (shapes.Workers, {"workers": [examples.WORKER]})}))
+@needs("jobs:read")
+async def workers(request: ApiRequest) -> Response:
+    """List the workers that were heard of lately, by id."""
+    store = request.api.store
+    found, now = await store.read(store.backend.driver.inspector.workers)
+    return reply({"workers": [worker_view(each) | {"is_alive": is_alive(each, now)} for each in found]})
+
+
+@router.get("/stats", summary="Get the figures of now", **described({200: (shapes.Stats, examples.STATS)}))
+@needs("jobs:read")
+async def stats(request: ApiRequest) -> Response:
+    """Return how many jobs there are in each state, who works, and what the last hour brought."""
+    store = request.api.store
+    return reply(await store.call(_stats, store.backend.driver.inspector))
+
+
+@router.get(
+    "/stats/timeseries",
+    summary="Get the figures of the last minutes",
+    **described({200: (shapes.TimeSeries, {"minutes": [examples.MINUTE]})}, 422),
+)
+@needs("jobs:read")
+async def timeseries(
+    request: ApiRequest,
+    minutes: Annotated[int, Query(ge=1, le=MAX_MINUTES)] = 60,
+    queue: Annotated[QueueName | None, Query()] = None,
+) -> Response:
+    """Return how many jobs ended in each minute, by queue and state, oldest first; 10,000 rows at most, the newest."""
+    inspector = request.api.store.backend.driver.inspector
+    found = await request.api.store.call(lambda: inspector.finished(since=inspector.now() - timedelta(minutes=minutes)))
+    wanted = [each for each in found if queue in {None, each.queue}]
+    return reply({"minutes": [finished_view(each) for each in wanted[-MAX_ROWS:]]})
+
+
+def _stats(inspector: Inspector) -> dict[str, Any]:
+    now = inspector.now()
+    alive = sum(is_alive(worker, now) for worker in inspector.workers())
+    return stats_view(inspector.queues(), inspector.finished(since=now - HOUR), workers_alive=alive, now=now)

@@ -1,0 +1,99 @@
+"""Server-sent events: a bounded buffer for each client, beats while nothing happens, and no patience with the slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from fastapi.responses import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
+BUFFER: Final = 100
+"""Events that a client may be behind. One that falls back further is dropped, and connects anew."""
+BEAT: Final = 15.0  # seconds; less than what proxies take for silence
+SLOW: Final = 10.0  # seconds that one event may take to go out
+MEDIA_TYPE: Final = "text/event-stream"
+_END: Final = b""
+_PULSE: Final = b": beat\n\n"
+
+
+def event(name: str, data: Any) -> bytes:
+    r"""Return an event as it goes over the wire.
+
+    >>> event("job", {"id": 7})
+    b'event: job\ndata: {"id":7}\n\n'
+    """
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class Listener:
+    """The buffer of one client."""
+
+    def __init__(self, *, size: int = BUFFER) -> None:
+        self._events: asyncio.Queue[bytes] = asyncio.Queue(size)
+        self.is_over = False
+
+    def offer(self, chunk: bytes) -> None:
+        """Add an event; a client whose buffer is full has lost the thread, and is let go."""
+        try:
+            self._events.put_nowait(chunk)
+        except asyncio.QueueFull:
+            self.is_over = True
+
+    def end(self) -> None:
+        """Let the stream end once everything in it went out."""
+        self.offer(_END)
+
+    async def next(self) -> bytes:
+        """Return what is to be sent next; nothing, when it is over."""
+        if self.is_over:
+            return _END
+        try:
+            async with asyncio.timeout(BEAT):
+                return await self._events.get()
+        except TimeoutError:
+            return _PULSE
+
+
+class EventStream(Response):
+    """Sends what a listener hears until it is over or the client goes, and then calls *closed*."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, listener: Listener, closed: Callable[[], None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._listener = listener
+        self._closed = closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+                await self._send(send)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._closed()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        is_open = True
+        while is_open:
+            chunk = await self._listener.next()
+            is_open = chunk is not _END
+            with anyio.move_on_after(SLOW) as patience:
+                await send({"type": "http.response.body", "body": chunk, "more_body": is_open})
+            if patience.cancelled_caught:
+                return
+
+
+async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

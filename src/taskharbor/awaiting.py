@@ -1,0 +1,238 @@
+"""Waiting until jobs end, for any number of waiters at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import JobNotFound, ResultTimeout, StoreUnavailable
+from taskharbor.runtime import fulfil
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Inspector
+
+    Told = Job | Exception
+
+FIRST: Final = 0.01  # seconds until a job is looked at for the first time; doubled from look to look
+LONGEST: Final = 0.25  # seconds between two looks at a job
+MOST: Final = 500
+"""Jobs that are read in one statement."""
+
+
+class Watcher:
+    """Looks at jobs for those who wait for them, in one thread however many they are.
+
+    A job is looked at soon after somebody began to wait for it, and then less and less
+    often; those whose time is near are looked at together. The thread is there while
+    somebody waits. While the store is out of reach it keeps trying, and each waiter
+    learns of that when its own time is over: no wait is longer than its timeout.
+    """
+
+    def __init__(self, inspector: Inspector) -> None:
+        self._inspector = inspector
+        self._round = _Round(inspector)
+        self._is_closed = False
+
+    def wait(self, job_id: JobId, timeout: timedelta) -> Job:
+        """Return the job once it is in a final state.
+
+        Raises `ResultTimeout` where it is not within *timeout*, `StoreUnavailable` where the
+        store could not tell, and `JobNotFound` where there is no such job (any more).
+        """
+        waiter = _Waiter(job_id)
+        current = self._own_round()
+        current.add(waiter)
+        try:
+            told = waiter.mail.get(timeout=max(0.0, timeout.total_seconds()))
+        except Empty:
+            raise waiter.too_late(timeout) from waiter.trouble
+        finally:
+            current.remove(waiter)
+        return _told(told)
+
+    async def await_final(self, job_id: JobId, timeout: timedelta) -> Job:  # noqa: ASYNC109  as `wait`; its end is told apart
+        """Return the job once it is in a final state, as `wait` does, from a coroutine of any event loop."""
+        job = await self._next(job_id, time.monotonic() + timeout.total_seconds(), seen=None, only_final=True)
+        if isinstance(job, _Waiter):
+            raise job.too_late(timeout) from job.trouble
+        return job
+
+    async def watch(self, job_id: JobId, timeout: timedelta) -> AsyncIterator[Job]:  # noqa: ASYNC109  as above
+        """Yield the job as it is, and whenever its status, attempt or progress changed, until it is final.
+
+        Changes that follow each other closely may be seen as one. It ends when *timeout* has passed, too;
+        errors are those of `wait`.
+        """
+        give_up_at = time.monotonic() + timeout.total_seconds()
+        seen: Job | None = None
+        while seen is None or not seen.status.is_final:
+            job = await self._next(job_id, give_up_at, seen=seen, only_final=False)
+            if isinstance(job, _Waiter):
+                if job.trouble is not None:
+                    raise job.too_late(timeout) from job.trouble
+                return
+            yield job
+            seen = job
+
+    def close(self) -> None:
+        """Look at nothing any more: whoever waits is told so by `StoreUnavailable`, and so is who comes later."""
+        self._is_closed = True
+        if self._round.pid == os.getpid():
+            self._round.end(StoreUnavailable(_CLOSED))
+
+    async def _next(self, job_id: JobId, give_up_at: float, *, seen: Job | None, only_final: bool) -> Job | _Waiter:
+        """Return the job once it is what is waited for, or the waiter whose time is over."""
+        future: Future[Told] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(job_id, future=future, seen=seen, only_final=only_final)
+        current = self._own_round()
+        current.add(waiter)
+        try:
+            await asyncio.wait([future], timeout=max(0.0, give_up_at - time.monotonic()))
+        finally:
+            current.remove(waiter)
+        return _told(future.result()) if future.done() else waiter
+
+    def _own_round(self) -> _Round:
+        if self._is_closed:
+            raise StoreUnavailable(_CLOSED)
+        current = self._round
+        if current.pid != os.getpid():
+            current = self._round = _Round(self._inspector)  # the thread stayed on the other side of the fork
+        return current
+
+
+class _Round:
+    """The waiters of one process, and the thread that looks for them."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.pid: Final = os.getpid()
+        self._inspector = inspector
+        self._changed = threading.Condition()
+        self._waiters: dict[_Waiter, None] = {}
+        self._thread: threading.Thread | None = None
+        self._looks_at = 0.0
+        self._looked_at = 0.0
+
+    def add(self, waiter: _Waiter) -> None:
+        with self._changed:
+            self._waiters[waiter] = None
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="taskharbor-watcher", daemon=True)
+                thread.start()
+                self._thread = thread  # the thread looks for waiters only when it has the lock
+            elif waiter.look_at < self._looks_at:
+                self._changed.notify()
+
+    def remove(self, waiter: _Waiter) -> None:
+        with self._changed:
+            self._waiters.pop(waiter, None)
+
+    def end(self, error: Exception) -> None:
+        with self._changed:
+            self._tell([(waiter, error) for waiter in self._waiters])
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while due := self._due():
+                self._look(due)
+                for waiter in due:
+                    waiter.is_looked_at(time.monotonic())
+        finally:
+            with self._changed:
+                if self._thread is threading.current_thread():
+                    self._thread = None  # whoever comes next starts another
+
+    def _due(self) -> list[_Waiter]:
+        """Wait until jobs are to be looked at, and return who waits for those; nobody, if nobody waits at all."""
+        with self._changed:
+            while self._waiters:
+                self._looks_at = max(min(waiter.look_at for waiter in self._waiters), self._looked_at + FIRST)
+                now = time.monotonic()
+                if self._looks_at <= now:
+                    self._looked_at = now
+                    # Those whose time is near come along, or a thousand waiters would be looked after one by one.
+                    return [waiter for waiter in self._waiters if waiter.look_at - waiter.pause / 2 <= now]
+                self._changed.wait(self._looks_at - now)
+            self._thread = None
+            return []
+
+    def _look(self, waiters: Sequence[_Waiter]) -> None:
+        job_ids = [*dict.fromkeys(waiter.job_id for waiter in waiters)]
+        found: dict[JobId, Job] = {}
+        try:
+            for start in range(0, len(job_ids), MOST):
+                found |= self._inspector.get(job_ids[start : start + MOST])
+        except StoreUnavailable as error:
+            for waiter in waiters:
+                waiter.trouble = error
+        except Exception as error:  # noqa: BLE001  whoever waits is told: looking again would not help
+            self._tell((waiter, error) for waiter in waiters)
+        else:
+            self._tell((waiter, waiter.verdict(found.get(waiter.job_id))) for waiter in waiters)
+
+    def _tell(self, verdicts: Iterable[tuple[_Waiter, Told | None]]) -> None:
+        awaited = []
+        with self._changed:
+            for waiter, told in verdicts:
+                if told is not None and waiter in self._waiters:
+                    del self._waiters[waiter]
+                    if waiter.future is not None:
+                        awaited.append((waiter.future, told))
+                    waiter.mail.put(told)
+        fulfil(awaited)
+
+
+class _Waiter:
+    """Somebody who waits for a job: for its end, or for something else than what was *seen*."""
+
+    def __init__(
+        self, job_id: JobId, *, future: Future[Told] | None = None, seen: Job | None = None, only_final: bool = True
+    ) -> None:
+        self.job_id = job_id
+        self.mail: SimpleQueue[Told] = SimpleQueue()
+        self.future = future
+        self.pause = FIRST
+        self.look_at = time.monotonic() + FIRST
+        self.trouble: StoreUnavailable | None = None
+        self._seen = seen
+        self._only_final = only_final
+
+    def is_looked_at(self, now: float) -> None:
+        self.pause = min(2 * self.pause, LONGEST)
+        self.look_at = now + self.pause
+
+    def verdict(self, job: Job | None) -> Told | None:
+        """Return what to tell, or None: wait on."""
+        self.trouble = None
+        if job is None:
+            return JobNotFound(self.job_id)
+        is_wanted = job.status.is_final or not self._only_final
+        return job if is_wanted and (self._seen is None or _shown(job) != _shown(self._seen)) else None
+
+    def too_late(self, timeout: timedelta) -> ResultTimeout | StoreUnavailable:
+        return ResultTimeout(self.job_id, timeout) if self.trouble is None else StoreUnavailable(self.trouble.why)
+
+
+def _shown(job: Job) -> tuple[object, ...]:
+    """Return what people follow of a job; that its lease was extended is not news."""
+    return job.status, job.life, job.attempt_count, job.progress, job.cancel_requested_at
+
+
+def _told(told: Told) -> Job:
+    if isinstance(told, Exception):
+        raise told
+    return told
+
+
+_CLOSED: Final = "nobody looks at jobs any more: this watcher was closed"

@@ -1,0 +1,118 @@
+"""Giving many dead letters a new life: what is meant, a look at it, a yes, and then all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskharbor.cli.confirming import confirm
+from taskharbor.cli.operating import job_ids_of, me
+from taskharbor.cli.output import say, show
+from taskharbor.cli.pages import all_pages
+from taskharbor.cli.progress import Progress
+from taskharbor.cli.records import record
+from taskharbor.cli.refusals import LeftAlone
+from taskharbor.cli.shown import first_line
+from taskharbor.cli.tables import printable
+from taskharbor.cli.values import NotBoth
+from taskharbor.core.answers import Moved
+from taskharbor.core.errors import JobNotFound
+from taskharbor.core.ids import new_token
+from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
+from taskharbor.core.spreading import spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.answers import JobFilter
+    from taskharbor.core.errors import TaskHarborError
+    from taskharbor.core.ids import JobId
+    from taskharbor.drivers.base import Driver
+
+SAMPLE: Final = 5
+
+
+class NothingNamed(click.UsageError):
+    """Neither ids nor a filter: that would mean every dead letter there is."""
+
+    def __init__(self) -> None:
+        super().__init__("name the jobs, or give --queue, --type or --fingerprint, or --all for every dead letter")
+
+
+def selected(driver: Driver, texts: Sequence[str], wanted: JobFilter, *, everything: bool) -> list[JobId]:
+    """Return the ids that a command is about: those named, or those that are like *wanted* now."""
+    is_filtered = any((wanted.queue, wanted.type, wanted.fingerprint))
+    if texts and (is_filtered or everything):
+        raise NotBoth("ids", "filters")
+    if texts:
+        return job_ids_of(driver, texts)
+    if not is_filtered and not everything:
+        raise NothingNamed
+    with Progress("looking", None) as progress:
+        return [*_found(driver, wanted, progress)][::-1]  # whoever died first comes first
+
+
+class Requeue:
+    """Gives dead letters a new life; with *rate*, so many of them become due in a second."""
+
+    def __init__(self, driver: Driver, *, budget: int | None, why: str, rate: float | None) -> None:
+        self._driver = driver
+        self._budget = budget or DEFAULT_MAX_ATTEMPTS
+        self._why = why
+        self._rate = rate
+        self._by = me()
+
+    def run(self, found: Sequence[JobId], *, yes: bool, dry_run: bool, as_json: bool) -> None:
+        """Show what was found; unless it is a dry run, ask, requeue, and tell what became of it."""
+        self._preview(found)
+        refused: list[TaskHarborError] = []
+        if found and not dry_run:
+            confirm(f"requeue {len(found):,} dead letters", yes=yes or len(found) == 1)
+            refused = self._requeue(found)
+        done = 0 if dry_run else len(found) - len(refused)
+        facts = {"matched": len(found), "requeued": done, "dry_run": dry_run, "refused": list(map(_refusal, refused))}
+        show(facts, as_json=as_json, plain=f"requeued {done} of {len(found)}")
+        if refused:
+            raise LeftAlone(len(refused), len(found))
+
+    def _preview(self, found: Sequence[JobId]) -> None:
+        for job in self._driver.inspector.get(found[:SAMPLE]).values():
+            say(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
+        if len(found) > SAMPLE:
+            say(f"  and {len(found) - SAMPLE:,} more")
+
+    def _requeue(self, found: Sequence[JobId]) -> list[TaskHarborError]:
+        """Requeue all, and return why some could not be."""
+        refused: list[TaskHarborError] = []
+        with Progress("requeued", len(found)) as progress:
+            try:
+                for batch, delay in spread(found, self._rate):
+                    refused += self._requeue_batch(batch, delay)
+                    progress.advance(len(batch))
+            finally:
+                # What was done is written down even where the rest of it could not be.
+                if done := progress.done - len(refused):
+                    record(self._driver, "dead-letters.requeue", f"{done} jobs", why=self._why)
+        return refused
+
+    def _requeue_batch(self, batch: Sequence[JobId], delay: timedelta) -> list[TaskHarborError]:
+        answers = self._driver.requeue(
+            batch, token=new_token(), budget=self._budget, by=self._by, why=self._why, delay=delay
+        )
+        errors = [answer for answer in answers if not isinstance(answer, Moved)]
+        for error in errors:
+            say(str(error))
+        return list(errors)
+
+
+def _refusal(error: TaskHarborError) -> dict[str, str]:
+    code = "job-not-found" if isinstance(error, JobNotFound) else "illegal-transition"
+    return {"code": code, "message": str(error)}
+
+
+def _found(driver: Driver, wanted: JobFilter, progress: Progress) -> Iterator[JobId]:
+    for page in all_pages(driver, wanted):
+        yield from (job.id for job in page.jobs)
+        progress.advance(len(page.jobs))

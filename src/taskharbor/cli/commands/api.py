@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import click
+
+from taskharbor.cli.options import json_option, url_option
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 takes a free one.")
+@url_option
+@json_option
+def api(*, host: str, port: int, url: str, as_json: bool) -> None:
+    """Serve the HTTP API until a signal.
+
+    Once the store has an API key, every request needs one. Without any key the API is for this machine
+    only, and another address is refused. The log goes to stderr.
+    """
+    from contextlib import closing
+    from importlib.util import find_spec
+
+    from taskharbor.cli.logs import log_to_stderr
+    from taskharbor.cli.refusals import NotInstalled
+
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise NotInstalled("FastAPI", "api")
+    from taskharbor.api.serving import serve
+    from taskharbor.harbor import Harbor
+
+    log_to_stderr(as_json=as_json)
+    with closing(Harbor(url)) as harbor:
+        serve(harbor, host=host, port=port)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from taskharbor.cli.confirming import confirm_options
+from taskharbor.cli.filters import dead_filter, dead_options, page_options
+from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.operating import job_id_of, nothing_like_that, opened
+from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.output import say
+from taskharbor.cli.values import duration
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from taskharbor.cli.filters import Asked
+    from taskharbor.cli.tables import Cell
+
+
+@click.group(cls=LazyGroup)
+def dead() -> None:
+    """Look at dead letters, give them a new life, or remove them."""
+
+
+@dead.command(name="list")
+@dead_options
+@page_options
+@url_option
+@json_option
+def list_(*, url: str, limit: int, after: str | None, as_json: bool, **asked: Asked) -> None:
+    """List dead letters, newest job first.
+
+    With --json: {"jobs": [...], "next": ID or null}
+    """
+    from taskharbor.cli.pages import full_page
+    from taskharbor.cli.shown import show_page
+
+    with opened(url) as driver:
+        below = None if after is None else job_id_of(driver, after)
+        page = full_page(driver, dead_filter(**asked), limit=limit, after=below)
+        show_page(driver, page, as_json=as_json, what="dead letter", queue=asked["queue"])
+
+
+@dead.command()
+@click.option("-q", "--queue", help="Only of this queue.")
+@click.option("-n", "--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many to show.")
+@url_option
+@json_option
+def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
+    """Show what dead letters died of, the most frequent first.
+
+    The fingerprint stands for the kind and place of an error; other commands take it as a filter.
+    """
+    from taskharbor.cli.output import show
+    from taskharbor.cli.shown import first_line
+    from taskharbor.cli.tables import print_table
+    from taskharbor.views import group_view
+
+    with opened(url) as driver:
+        found = driver.inspector.dead_groups(limit=limit, queue=queue)
+        if as_json:
+            show({"groups": list(map(group_view, found))}, as_json=True, plain="")
+            return
+        rows: list[list[Cell]] = [
+            [each.count, each.fingerprint, each.queue, each.type, each.first_at, each.last_at, first_line(each.error)]
+            for each in found
+        ]
+        titles = ("count", "fingerprint", "queue", "type", "first", "last", "error")
+        print_table(titles, rows, now=driver.inspector.now(), empty="there are no dead letters")
+
+
+@dead.command()
+@click.argument("job_ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "everything", is_flag=True, help="Every dead letter that the filters leave.")
+@dead_options
+@click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: 20]")
+@click.option("--why", "reason", default="", help="Goes into the jobs' history.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Let so many become due in a second."
+)
+@confirm_options
+@url_option
+@json_option
+def requeue(
+    *,
+    url: str,
+    job_ids: tuple[str, ...],
+    everything: bool,
+    budget: int | None,
+    reason: str,
+    rate: float | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **asked: Asked,
+) -> None:
+    """Give dead letters a new life: those named, or all that the filters leave.
+
+    What died after the preview is left alone. Several, or a filter: it shows what it found, and
+    asks. With --json: {"matched": N, "requeued": N, "dry_run": BOOL, "refused": [...]}
+    """
+    from taskharbor.cli.bulk import Requeue, selected
+
+    with opened(url) as driver:
+        found = selected(driver, job_ids, dead_filter(**asked), everything=everything)
+        if not found:
+            say(nothing_like_that(driver, "dead letter", asked["queue"]))
+        Requeue(driver, budget=budget, why=reason, rate=rate).run(found, yes=yes, dry_run=dry_run, as_json=as_json)
+
+
+@dead.command()
+@click.option("--older-than", type=duration, required=True, metavar="TIME", help="Only those that died before that.")
+@confirm_options
+@url_option
+@json_option
+def purge(*, url: str, older_than: timedelta, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove dead letters for good, with their history.
+
+    One whose event is still to be published stays; a store may keep some for up to a day longer.
+    With --json: {"found": N, "removed": N, "dry_run": BOOL}
+    """
+    from taskharbor.cli.removing import purge_dead
+
+    with opened(url) as driver:
+        purge_dead(driver, older_than, yes=yes, dry_run=dry_run, as_json=as_json)

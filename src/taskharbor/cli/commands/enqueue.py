@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.values import NotBoth, Unreadable, duration, moment, tag
+from taskharbor.cli.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from taskharbor.core.request import JobRequest
+
+
+@click.command()
+@click.argument("type")
+@click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--payload", metavar="JSON|@FILE|-", help="The payload as JSON: as it is, from a file, or from stdin.")
+@click.option("-q", "--queue", default="default", show_default=True, help="Where to put it.")
+@click.option("--delay", type=duration, metavar="TIME", help="How long it shall wait.")
+@click.option("--at", "scheduled_for", type=moment, metavar="TIME", help="When it may start.")
+@click.option("--max-attempts", type=int, help="How often it may be tried.  [default: 20]")
+@click.option("--priority", type=int, default=0, show_default=True, help="Lower runs first.")
+@click.option("--timeout", type=duration, metavar="TIME", help="How long one attempt may take.")
+@click.option("--idempotency-key", metavar="KEY", help="A second job under the same key is not made.")
+@click.option("--tag", "tags", type=tag, multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
+@click.option("--wait", is_flag=True, help="Return when the job has ended; exit with 8 if it failed.")
+@click.option(
+    "--wait-for",
+    type=duration,
+    metavar="TIME",
+    default=PATIENCE,
+    show_default=True,
+    help="With --wait: exit with 7 after so long.",
+)
+@url_option
+@json_option
+def enqueue(*, url: str, wait: bool, wait_for: timedelta, as_json: bool, **asked: Any) -> None:
+    """Store a job, and print its id.
+
+    The payload is an object made from the pairs KEY=VALUE, each value JSON if it can be read as
+    JSON and else text; or what --payload says. With --json the job is printed as the API shows it.
+
+    \b
+    taskharbor enqueue email.send to=ada@example.org copies=2 --delay 5m
+    taskharbor enqueue report.render --payload @report.json --wait
+    """  # noqa: D301  click wants the character itself
+    from taskharbor.cli.operating import get_job, opened
+    from taskharbor.cli.output import say
+    from taskharbor.cli.records import record
+    from taskharbor.cli.shown import show_job
+    from taskharbor.cli.waiting import require_success, until_final
+    from taskharbor.client import Client
+
+    request = _request(**asked)
+    with opened(url) as driver:
+        enqueued = Client(driver).enqueue(request)
+        record(driver, "jobs.enqueue", str(enqueued.id), type=request.type, queue=request.queue)
+        if enqueued.existed:
+            say(f"the idempotency key belongs to job {enqueued.id}, which is the same: nothing new was stored")
+        job = until_final(driver, enqueued.id, timeout=wait_for) if wait else get_job(driver, enqueued.id)
+        show_job(driver, job, as_json=as_json, plain=str(job.id))
+    if wait:
+        require_success(job)
+
+
+def _request(
+    *, pairs: tuple[str, ...], payload: str | None, tags: tuple[tuple[str, str], ...], **asked: Any
+) -> JobRequest:
+    from taskharbor.core.request import JobRequest
+
+    if pairs and payload is not None:
+        raise NotBoth("KEY=VALUE", "--payload")
+    value = _parsed(_text(payload), payload) if payload is not None else _object(pairs)
+    return JobRequest(payload=value, metadata=dict(tags), **asked)
+
+
+def _text(payload: str) -> str:
+    """Return the JSON that *payload* is, or points at."""
+    if payload != "-" and not payload.startswith("@"):
+        return payload
+    try:
+        if payload == "-":
+            return sys.stdin.read()
+        with click.open_file(payload[1:], encoding="utf-8") as file:
+            text: str = file.read()
+            return text
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unreadable(payload, f"cannot be read: {error}") from error
+
+
+def _parsed(text: str, given: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except ValueError as error:
+        where = given if given.startswith("@") or given == "-" else text
+        raise Unreadable(where, f"this is no JSON: {error}; the shell wants it in single quotes") from error
+
+
+def _object(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Return the object that the pairs make; without any, an empty one: a call without arguments."""
+    made: dict[str, Any] = {}
+    for pair in pairs:
+        key, value = tag(pair)
+        if key in made:
+            raise Unreadable(pair, f"{key} is given twice")
+        made[key] = _value(value)
+    return made
+
+
+def _value(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return text
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and Infinity, which no JSON has."""
+    raise ValueError(constant)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from taskharbor.cli.filters import filter_options, job_filter, page_options
+from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.operating import get_job, job_id_of, job_ids_of, opened
+from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.values import NotBoth, duration, moment
+from taskharbor.cli.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from taskharbor.cli.filters import Asked
+
+
+@click.group(cls=LazyGroup)
+def jobs() -> None:
+    """Look at jobs, and move them.
+
+    With --json a job is printed as the API shows it, a list as {"jobs": [...], "next": ID or null}.
+    """
+
+
+@jobs.command(name="list")
+@filter_options
+@click.option("--key", help="Only those under this idempotency key; without other filters.")
+@page_options
+@url_option
+@json_option
+def list_(*, url: str, key: str | None, limit: int, after: str | None, as_json: bool, **asked: Asked) -> None:
+    """List jobs, newest first.
+
+    Where more are left, the last line on stderr says how to see them.
+    """
+    from taskharbor.cli.pages import full_page, page_under
+    from taskharbor.cli.shown import show_page
+
+    if key is not None and (after is not None or any(asked.values())):
+        raise NotBoth("--key", "other filters")
+    with opened(url) as driver:
+        if key is not None:
+            page = page_under(driver, key)
+        else:
+            below = None if after is None else job_id_of(driver, after)
+            page = full_page(driver, job_filter(**asked), limit=limit, after=below)
+        show_page(driver, page, as_json=as_json, what="job", queue=asked["queue"])
+
+
+@jobs.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--payload", "with_payload", is_flag=True, help="Show what it was given, and what it returned.")
+@url_option
+@json_option
+def show(*, url: str, job_id: str, with_payload: bool, as_json: bool) -> None:
+    """Show all that is known of a job, and every attempt that did not simply succeed."""
+    from taskharbor.cli.shown import show_whole
+
+    with opened(url) as driver:
+        job = get_job(driver, job_id_of(driver, job_id))
+        show_whole(driver, job, with_payload=with_payload, as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job_id", metavar="ID")
+@click.option(
+    "--timeout", type=duration, metavar="TIME", default=PATIENCE, show_default=True, help="Exit with 7 after so long."
+)
+@url_option
+@json_option
+def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
+    """Return when a job has ended; exit with 8 if it did not succeed."""
+    from taskharbor.cli.shown import show_job
+    from taskharbor.cli.waiting import require_success, until_final
+
+    with opened(url) as driver:
+        job = until_final(driver, job_id_of(driver, job_id), timeout=timeout)
+        show_job(driver, job, as_json=as_json, plain=job.status)
+    require_success(job)
+
+
+@jobs.command()
+@click.argument("job_ids", nargs=-1, required=True, metavar="ID...")
+@url_option
+@json_option
+def cancel(*, url: str, job_ids: tuple[str, ...], as_json: bool) -> None:
+    """Call jobs off: those that wait at once; those that run are asked to stop.
+
+    Prints each id with the status it is in then. Says why any was left alone, and then exits with
+    5; with 4 if it was the only one, and is not there.
+    """
+    from taskharbor.cli.moving import moved_one_by_one
+    from taskharbor.cli.records import record
+
+    with opened(url) as driver:
+        ids = job_ids_of(driver, job_ids)
+        answers = driver.cancel(ids)
+        moved_one_by_one(driver, answers, as_json=as_json, note=lambda job_id: record(driver, "jobs.cancel", job_id))
+
+
+@jobs.command()
+@click.argument("job_ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: 20]")
+@click.option("--delay", type=duration, metavar="TIME", help="How long they shall wait.")
+@click.option("--at", "scheduled_for", type=moment, metavar="TIME", help="When they may start.")
+@click.option("--why", "reason", default="", help="Goes into the jobs' history.")
+@url_option
+@json_option
+def requeue(
+    *,
+    url: str,
+    job_ids: tuple[str, ...],
+    budget: int | None,
+    delay: timedelta | None,
+    scheduled_for: datetime | None,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Give dead and canceled jobs a new life.
+
+    Prints each id with the status it is in then. Says why any was left alone, and then exits with
+    5; with 4 if it was the only one, and is not there. 'taskharbor dead requeue' does it for many.
+    """
+    from taskharbor.cli.moving import moved_one_by_one
+    from taskharbor.cli.operating import me
+    from taskharbor.cli.records import record
+    from taskharbor.core.ids import new_token
+    from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
+
+    if delay is not None and scheduled_for is not None:
+        raise NotBoth("--delay", "--at")
+    with opened(url) as driver:
+        answers = driver.requeue(
+            job_ids_of(driver, job_ids),
+            token=new_token(),
+            budget=budget or DEFAULT_MAX_ATTEMPTS,
+            by=me(),
+            why=reason,
+            delay=delay,
+            scheduled_for=scheduled_for,
+        )
+        moved_one_by_one(
+            driver, answers, as_json=as_json, note=lambda job_id: record(driver, "jobs.requeue", job_id, why=reason)
+        )
+
+
+@jobs.command()
+@click.argument("job_id", metavar="ID")
+@url_option
+@json_option
+def why(*, url: str, job_id: str, as_json: bool) -> None:
+    """Say what a job waits for.
+
+    With --json: {"job_id", "status", "cause", "text", "until", "worker", "ahead"}
+    """
+    from taskharbor.cli.output import show as show_data
+    from taskharbor.cli.tables import printable
+    from taskharbor.why import why as ask
+
+    with opened(url) as driver:
+        answer = ask(driver.inspector, job_id_of(driver, job_id))
+        show_data(answer.view(), as_json=as_json, plain=f"{answer.status}: {printable(answer.text)}")

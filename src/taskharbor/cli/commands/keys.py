@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.operating import opened, require_name
+from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.output import say, show
+from taskharbor.cli.values import duration
+from taskharbor.keys import SCOPES
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+TITLES: Final = ("id", "name", "scopes", "created", "expires", "revoked")
+
+
+@click.group(cls=LazyGroup)
+def keys() -> None:
+    """Give, list and revoke keys for the HTTP API."""
+
+
+@keys.command()
+@click.argument("name")
+@click.option(
+    "-s",
+    "--scope",
+    "scopes",
+    type=click.Choice(SCOPES),
+    multiple=True,
+    required=True,
+    help="What the key opens; may be repeated.",
+)
+@click.option("--expires-in", type=duration, metavar="TIME", help="When it ends by itself.  [default: never]")
+@url_option
+@json_option
+def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelta | None, as_json: bool) -> None:
+    """Make a key, and print it. It is shown this once and stored nowhere.
+
+    With --json: {"key": TEXT, "id", "name", "scopes", "created_at", "expires_at", "revoked_at"}
+    """
+    from taskharbor.cli.records import record
+    from taskharbor.keys import issue
+    from taskharbor.views import key_view
+
+    with opened(url) as driver:
+        now = driver.inspector.now()
+        issued = issue(name, scopes, now=now, expires_at=None if expires_in is None else now + expires_in)
+        driver.control.put_keys([issued.key])
+        record(driver, "keys.create", issued.key.id, name=name, scopes=" ".join(issued.key.scopes))
+    show({"key": issued.text} | key_view(issued.key), as_json=as_json, plain=issued.text)
+    say(f"keep it now: key {issued.key.id} cannot be shown again")
+
+
+@keys.command(name="list")
+@url_option
+@json_option
+def list_(*, url: str, as_json: bool) -> None:
+    """List keys, with those that open nothing any more. None is shown itself.
+
+    With --json: {"keys": [...]}
+    """
+    from taskharbor.cli.tables import print_table
+    from taskharbor.views import key_view
+
+    with opened(url) as driver:
+        found = driver.inspector.keys().values()
+        if as_json:
+            show({"keys": list(map(key_view, found))}, as_json=True, plain="")
+            return
+        rows = [
+            [key.id, key.name, " ".join(key.scopes), key.created_at, key.expires_at, key.revoked_at] for key in found
+        ]
+        print_table(TITLES, rows, now=driver.inspector.now(), empty="there are no keys")
+
+
+@keys.command()
+@click.argument("key_id", metavar="ID")
+@url_option
+@json_option
+def revoke(*, url: str, key_id: str, as_json: bool) -> None:
+    """Let a key open nothing any more, from a few seconds on. There is no way back."""
+    from taskharbor.cli.records import record
+    from taskharbor.views import key_view
+
+    with opened(url) as driver:
+        require_name("key", key_id, driver.inspector.keys())
+        [is_new] = driver.control.revoke_keys([key_id])
+        if is_new:
+            record(driver, "keys.revoke", key_id)
+        else:
+            say(f"key {key_id} was revoked before")
+        show(key_view(driver.inspector.keys([key_id])[key_id]), as_json=as_json, plain=key_id)

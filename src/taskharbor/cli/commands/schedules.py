@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.operating import opened, require_schedules
+from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.output import say, show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.drivers.base import Driver
+
+TITLES: Final = ("name", "cron", "timezone", "type", "queue", "next", "fired", "paused")
+MOST: Final = 1_000
+
+
+@click.group(cls=LazyGroup)
+def schedules() -> None:
+    """Look at schedules, run, pause and resume them.
+
+    They are made where tasks are, in Python, and kept in the store.
+    """
+
+
+@schedules.command(name="list")
+@url_option
+@json_option
+def list_(*, url: str, as_json: bool) -> None:
+    """List schedules, with when each fires next.
+
+    With --json: {"schedules": [...]}, each as the API shows it.
+    """
+    from taskharbor.cli.tables import print_table
+    from taskharbor.views import schedule_view
+
+    with opened(url) as driver:
+        found = list(driver.inspector.schedules().values())
+        if as_json:
+            show({"schedules": list(map(schedule_view, found))}, as_json=True, plain="")
+            return
+        rows = [
+            [each.name, each.cron, each.timezone, each.type, each.queue, each.next_at, each.fired_at, each.paused_at]
+            for each in found
+        ]
+        print_table(TITLES, rows, now=driver.inspector.now(), empty="there are no schedules")
+
+
+@schedules.command(name="next")
+@click.argument("name")
+@click.option("-n", "--count", type=click.IntRange(1, MOST), default=5, show_default=True, help="How many to show.")
+@url_option
+@json_option
+def next_(*, url: str, name: str, count: int, as_json: bool) -> None:
+    """Show when a schedule fires next, in UTC and by its own clocks.
+
+    With --json: {"name", "cron", "timezone", "fires": [...]}
+    """
+    from zoneinfo import ZoneInfo
+
+    from taskharbor.schedules import next_fires
+    from taskharbor.views import moment
+
+    with opened(url) as driver:
+        [schedule] = require_schedules(driver, [name])
+        fires = next_fires(schedule.cron, schedule.timezone, after=driver.inspector.now(), count=count)
+    facts = {"name": name, "cron": schedule.cron, "timezone": schedule.timezone, "fires": list(map(moment, fires))}
+    zone = ZoneInfo(schedule.timezone)
+    lines = [f"{moment(fire)}\t{fire.astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for fire in fires]
+    show(facts, as_json=as_json, plain="\n".join(lines))
+    if schedule.paused_at is not None:
+        say(f"schedule {name} is paused: it fires when it is resumed")
+
+
+@schedules.command()
+@click.argument("name")
+@url_option
+@json_option
+def run(*, url: str, name: str, as_json: bool) -> None:
+    """Make a job of a schedule now, and print its id. Its next time stays.
+
+    With --json the job is printed as the API shows it.
+    """
+    from taskharbor.cli.operating import get_job
+    from taskharbor.cli.records import record
+    from taskharbor.cli.shown import show_job
+    from taskharbor.schedules import Scheduler
+
+    with opened(url) as driver:
+        made = Scheduler(driver).run_now(name)
+        record(driver, "schedules.run", name, job=str(made.id))
+        show_job(driver, get_job(driver, made.id), as_json=as_json, plain=str(made.id))
+
+
+@schedules.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@url_option
+@json_option
+def pause(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
+    """Let schedules rest: none of their times makes a job until they are resumed."""
+    with opened(url) as driver:
+        unique = list(dict.fromkeys(names))
+        require_schedules(driver, unique)
+        _tell(driver, "pause", unique, driver.control.pause_schedules(unique), as_json=as_json)
+
+
+@schedules.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@url_option
+@json_option
+def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
+    """Let schedules fire again."""
+    with opened(url) as driver:
+        unique = list(dict.fromkeys(names))
+        require_schedules(driver, unique)
+        _tell(driver, "resume", unique, driver.control.resume_schedules(unique), as_json=as_json)
+
+
+def _tell(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
+    from taskharbor.cli.records import record
+    from taskharbor.views import schedule_view
+
+    for name, is_new in zip(names, changed, strict=True):
+        if is_new:
+            record(driver, f"schedules.{verb}", name)
+        else:
+            say(f"schedule {name} was {verb}d before")
+    found = driver.inspector.schedules()
+    views = [schedule_view(found[name]) for name in names if name in found]
+    show({"schedules": views}, as_json=as_json, plain="\n".join(names))

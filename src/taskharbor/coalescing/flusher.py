@@ -1,0 +1,121 @@
+"""Jobs of many coroutines, stored from threads that are not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from taskharbor.coalescing.batch import outcomes, take
+from taskharbor.coalescing.crew import Crew
+from taskharbor.runtime import fulfil, fulfil_here
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future
+    from collections.abc import Callable, Sequence
+
+    from taskharbor.coalescing.batch import Answer, Store
+    from taskharbor.core.model import NewJob
+
+    Answers = Sequence[Answer] | Exception
+
+T = TypeVar("T")
+
+ALONE: Final = 4
+"""Threads for what is not stored together with others."""
+
+
+class Flusher:
+    """Stores what coroutines hand over, of any number of event loops.
+
+    One thread stores single jobs: while it is at it more of them gather, and go out together
+    in the next statement. What coroutines of one loop hand over in one turn of that loop is
+    handed over at once, and what is stored at once is told to each loop at once.
+
+    Several jobs of one call, and jobs with an idempotency key, are stored by a few threads
+    more, each call in a statement of its own: a key may be held by a transaction that is
+    still open, and whoever waits for that should be nobody but who asked for the key.
+
+    Why every wait ends: both kinds of threads are in the driver, which waits for nothing
+    without a deadline, and tell of every job whatever comes out of it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.pid: Final = os.getpid()
+        """Whose it is: its threads stay on this side of a fork."""
+        self._store = store
+        self._gathered: dict[AbstractEventLoop, list[_Awaited]] = {}
+        self._handed: deque[_Awaited] = deque()
+        self._together = Crew("taskharbor-flusher", most=1)
+        self._alone = Crew("taskharbor-inserter", most=ALONE)
+
+    def hand_over(self, jobs: list[NewJob]) -> Future[Answers]:
+        """Return what will hold the answers, or the error instead of them; a coroutine's own loop must be running.
+
+        Where the future is cancelled before its turn, nothing is stored.
+        """
+        loop = asyncio.get_running_loop()
+        future: Future[Answers] = loop.create_future()
+        if len(jobs) == 1 and jobs[0].idempotency_key is None:
+            self._gather(loop, _Awaited(jobs[0], future))
+        else:
+            self._alone.run(partial(self._store_alone, jobs, future))
+        return future
+
+    def close(self) -> None:
+        """Store what was handed over, and end the threads."""
+        self._together.close()
+        self._alone.close()
+
+    def _gather(self, loop: AbstractEventLoop, awaited: _Awaited) -> None:
+        gathered = self._gathered.get(loop)
+        if gathered is None:
+            self._gathered[loop] = [awaited]
+            loop.call_soon(self._hand_gathered, loop)
+        else:
+            gathered.append(awaited)
+
+    def _hand_gathered(self, loop: AbstractEventLoop) -> None:
+        gathered = self._gathered.pop(loop)
+        self._handed.extend(gathered)
+        try:
+            self._together.run(self._flush)
+        except RuntimeError as error:  # no thread can be started; nobody may wait for one
+            fulfil_here([(each.future, error) for each in gathered])
+
+    def _flush(self) -> None:
+        while self._handed:
+            batch: list[_Awaited] = []
+            take(self._handed, batch)
+            batch = [each for each in batch if not each.future.done()]
+            if batch:
+                answers = _kept(partial(outcomes, self._store, [each.job for each in batch]))
+                each_own = len(batch) * [answers] if isinstance(answers, Exception) else map(_single, answers)
+                fulfil(zip((each.future for each in batch), each_own, strict=True))
+
+    def _store_alone(self, jobs: list[NewJob], future: Future[Answers]) -> None:
+        if not future.done():
+            fulfil([(future, _kept(partial(self._store, jobs)))])
+
+
+class _Awaited:
+    __slots__ = ("future", "job")
+
+    def __init__(self, job: NewJob, future: Future[Answers]) -> None:
+        self.job, self.future = job, future
+
+
+def _single(answer: Answer | Exception) -> Answers:
+    return answer if isinstance(answer, Exception) else [answer]
+
+
+def _kept(work: Callable[[], T]) -> T | Exception:
+    """Return what *work* returns or raises: whatever it is, somebody waits for it."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001  as above
+        return error
+    except BaseException as error:  # noqa: BLE001  as above; it was to end a thread that is not theirs
+        return RuntimeError(f"the store stopped with {error!r}")

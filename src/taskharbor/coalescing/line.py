@@ -1,0 +1,186 @@
+"""Single jobs of many threads, in one statement."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.coalescing.batch import outcomes, take
+from taskharbor.core.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from taskharbor.coalescing.batch import Answer, Store
+    from taskharbor.core.model import NewJob
+
+AT_ONCE: Final = 1
+"""Batches under way."""
+LINGER: Final = 0.001  # seconds that a leader waits for more, if half the time of the last insert is not less
+PATIENCE: Final = 1.0  # seconds; a batch that is under way for longer holds up nobody but those in it
+GIVE_UP: Final = 120.0  # seconds
+
+
+class Line:
+    """Where threads wait for their jobs to be stored.
+
+    Who comes while nothing is under way leads: it inserts at once, in its own thread, so
+    that a lone caller pays next to nothing. Who comes meanwhile waits, and when the insert
+    is over one of those leads, and inserts the jobs of all of them. There is no thread but
+    the callers' own, and each returns only when its own job is committed.
+
+    Why every wait ends: a leader is in the driver, which waits for nothing without a
+    deadline, and however it comes out of it, by Ctrl-C too, it answers its batch or gives it
+    back, and appoints the next leader. But a signal handler that enqueues may stand on top of
+    the very leader it waits for, and Ctrl-C may strike while the last one is being dealt with.
+    So a batch that has been under way for longer than `PATIENCE` counts no more: those behind
+    it look up, and one of them leads. Who is in such a batch itself, and hears nothing for
+    `GIVE_UP`, is told that nobody knows.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.pid: Final = os.getpid()
+        """Whose it is: on the other side of a fork nobody would ever lead it on."""
+        self._store = store
+        self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
+        self._waiting: deque[_Ticket] = deque()
+        self._under_way: list[_Batch] = []
+        self._gathering: _Batch | None = None
+        self._expected = 0  # besides the leader
+        self._pause = 0.0
+
+    def insert(self, job: NewJob) -> Answer:
+        """Store *job*, maybe together with others, and return when it is committed."""
+        ticket = _Ticket(job)
+        try:
+            answer = self._answer(ticket)
+        except BaseException:
+            self._withdraw(ticket)
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _answer(self, ticket: _Ticket) -> Answer | Exception:
+        batch = self._enter(ticket)
+        give_up_at = time.monotonic() + GIVE_UP
+        while True:
+            if batch is not None:
+                self._send(batch)
+            try:
+                mail = ticket.mail.get(timeout=PATIENCE)
+            except Empty:
+                if time.monotonic() > give_up_at:
+                    raise StoreUnavailable(_SILENCE) from None
+                batch = self._lead(ticket)
+            else:
+                if not isinstance(mail, _Batch):
+                    return mail
+                self._linger(mail)
+                batch = mail
+
+    def _enter(self, ticket: _Ticket) -> _Batch | None:
+        """Return a batch to lead, or None: wait for mail."""
+        with self._lock:
+            if self._has_room():
+                return self._begin(ticket)
+            self._waiting.append(ticket)
+            if self._gathering is not None and len(self._waiting) >= self._expected:
+                self._gathering.enough.put(None)
+            return None
+
+    def _lead(self, ticket: _Ticket) -> _Batch | None:
+        """Return a batch to lead, if whoever was to take this one along does not come back."""
+        with self._lock:
+            if ticket not in self._waiting or not self._has_room():
+                return None
+            self._waiting.remove(ticket)
+            return self._begin(ticket)
+
+    def _send(self, batch: _Batch) -> None:
+        if self._waiting:
+            with self._lock:
+                take(self._waiting, batch.tickets)
+        jobs = [each.job for each in batch.tickets]
+        is_repeat = any(each.is_repeat for each in batch.tickets)
+        start = time.monotonic()
+        for ticket, answer in zip(batch.tickets, outcomes(self._store, jobs, repeat=is_repeat), strict=True):
+            ticket.mail.put(answer)
+            ticket.is_over = True
+        self._expected = len(jobs) - 1
+        self._pause = min(LINGER, (time.monotonic() - start) / 2)
+        self._leave(batch)
+
+    def _linger(self, batch: _Batch) -> None:
+        """Wait a moment for as many as were answered just now: many of them have the next job at hand.
+
+        Otherwise they would fall into two halves that take turns, and each commit would carry
+        only one of them. Who waits in vain has a smaller batch, and the next one waits for fewer.
+        """
+        with self._lock:
+            if len(self._waiting) >= self._expected:
+                return
+            self._gathering = batch
+        with suppress(Empty):
+            batch.enough.get(timeout=self._pause)
+        self._gathering = None
+
+    def _withdraw(self, ticket: _Ticket) -> None:
+        """Go without an answer; if that leaves a batch without its leader, the others of it wait again."""
+        with self._lock:
+            ticket.is_over = True
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+            for batch in [each for each in self._under_way if each.tickets[0] is ticket]:
+                others = [each for each in batch.tickets if not each.is_over]
+                for other in others:
+                    other.is_repeat = True  # its job may be stored already
+                self._waiting.extendleft(reversed(others))
+                self._leave(batch)
+
+    def _leave(self, batch: _Batch) -> None:
+        """End a batch, and appoint who leads the next."""
+        with self._lock:
+            if batch in self._under_way:
+                self._under_way.remove(batch)
+            if self._waiting and self._has_room():
+                leader = self._waiting.popleft()
+                leader.mail.put(self._begin(leader))
+
+    def _begin(self, leader: _Ticket) -> _Batch:
+        """Make a batch; it is filled when its leader comes to it, with whoever waits then."""
+        batch = _Batch(leader)
+        self._under_way.append(batch)
+        return batch
+
+    def _has_room(self) -> bool:
+        if len(self._under_way) < AT_ONCE:
+            return True
+        began_lately = time.monotonic() - PATIENCE
+        return sum(each.began > began_lately for each in self._under_way) < AT_ONCE
+
+
+class _Batch:
+    __slots__ = ("began", "enough", "tickets")
+
+    def __init__(self, leader: _Ticket) -> None:
+        self.began = time.monotonic()
+        self.tickets = [leader]
+        self.enough: SimpleQueue[None] = SimpleQueue()  # tells a leader that lingers to go on
+
+
+class _Ticket:
+    """A caller: what it wants stored, and where it hears of that, or that it is to lead."""
+
+    __slots__ = ("is_over", "is_repeat", "job", "mail")
+
+    def __init__(self, job: NewJob) -> None:
+        self.job = job
+        self.mail: SimpleQueue[Answer | Exception | _Batch] = SimpleQueue()
+        self.is_over = self.is_repeat = False
+
+
+_SILENCE: Final = f"another thread sent this job together with its own {GIVE_UP:g} s ago, and was not heard of since"

@@ -1,0 +1,100 @@
+"""What a schedule does when one of its fire times has come, or many have passed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from taskharbor.core.model import Job
+
+    Times = Callable[[datetime], Iterable[datetime]]
+    """Gives the fire times later than a moment, in order."""
+
+Missed = Literal["skip", "once", "all"]
+Overlap = Literal["allow", "skip", "queue", "cancel"]
+
+GRACE: Final = timedelta(minutes=1)
+"""A fire time is late from so long after it on. It is what a restart takes; and no cron fires more often."""
+MOST: Final = 1_000
+"""The most jobs that are made for fire times that were missed: the newest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Make a job for each of *fires*, after canceling the previous one if *cancels*; then rest until *next_at*."""
+
+    fires: tuple[datetime, ...]
+    next_at: datetime | None
+    cancels: bool = False
+
+
+def next_step(
+    times: Times,
+    *,
+    fire: datetime,
+    now: datetime,
+    previous: Job | None,
+    missed: Missed,
+    overlap: Overlap,
+    window: timedelta,
+) -> Step | None:
+    """Say what a schedule does *now* that its time *fire* has come; None where it waits for its *previous* job."""
+    is_busy = previous is not None and not previous.status.is_final
+    if is_busy and overlap == "queue":
+        return None
+    rest = next(iter(times(now)), None)
+    if is_busy and overlap == "skip":
+        return Step(fires=(), next_at=rest)
+    if overlap in {"skip", "cancel"} and missed == "all":
+        missed = "once"  # all but one of them would be skipped, or canceled, by the next
+    since = {"skip": now - GRACE + timedelta.resolution, "once": fire, "all": now - window}[missed]
+    most = 1 if missed == "once" else MOST
+    wanted = _newest(times, fire=fire, since=max(since, fire), until=now, most=most)
+    if overlap != "queue":
+        return Step(fires=tuple(wanted), next_at=rest, cancels=is_busy and overlap == "cancel")
+    if fire not in wanted[:1] and missed != "once" and _has_waited(fire, now, previous):
+        wanted = [fire, *wanted]
+    # One at a time: the others come back when this one has ended.
+    return Step(fires=tuple(wanted[:1]), next_at=wanted[1] if wanted[1:] else rest)
+
+
+def jittered(name: str, fire: datetime, jitter: timedelta) -> datetime:
+    """Return *fire* plus a part of *jitter* that is the same in every process.
+
+    >>> jittered("nightly", datetime(2030, 1, 1, 2, tzinfo=UTC), timedelta(minutes=10)).isoformat()
+    '2030-01-01T02:06:45.715000+00:00'
+    """
+    chance = hashlib.sha256(f"{name} {fire.astimezone(UTC).isoformat()}".encode()).digest()[:8]
+    millisecond = timedelta(milliseconds=1)
+    return fire + jitter // millisecond * int.from_bytes(chance) // (1 << 64) * millisecond
+
+
+def _newest(times: Times, *, fire: datetime, since: datetime, until: datetime, most: int) -> list[datetime]:
+    """Return the last *most* fire times from *since* to *until*, in order.
+
+    *fire* counts as one whatever *times* says: the rules of its zone may have changed since it was set. The end
+    is looked at first, and then twice as much each time: of a year of minutes only the last few are wanted.
+    """
+    span = most * timedelta(minutes=1)
+    while True:
+        start = max(since, until - span)
+        found = list(takewhile(lambda time: time <= until, _from(times, fire, start)))
+        if len(found) >= most or start == since:
+            return found[-most:]
+        span *= 2
+
+
+def _from(times: Times, fire: datetime, start: datetime) -> Iterable[datetime]:
+    return times(start - timedelta.resolution) if start > fire else chain([fire], times(fire))
+
+
+def _has_waited(fire: datetime, now: datetime, previous: Job | None) -> bool:
+    """Tell whether *fire* was held up by the *previous* job, and not by nobody being there since that ended."""
+    ended = None if previous is None else previous.completed_at
+    return ended is not None and fire < ended and now - ended < GRACE

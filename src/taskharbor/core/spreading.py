@@ -1,0 +1,24 @@
+"""Many jobs, coming due a few at a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
+
+BATCH: Final = 500
+
+
+def spread(items: Sequence[T], rate: float | None) -> Iterator[tuple[Sequence[T], timedelta]]:
+    """Give *items* in batches, each with how long it shall wait so that *rate* of them become due in a second.
+
+    >>> [(len(batch), delay.seconds) for batch, delay in spread(range(25), 10)]
+    [(10, 0), (10, 1), (5, 2)]
+    """
+    size = BATCH if rate is None else max(1, min(BATCH, int(rate)))
+    for place in range(0, len(items), size):
+        yield items[place : place + size], timedelta(seconds=0 if rate is None else place / rate)

@@ -1,0 +1,114 @@
+"""What the errors of boto3 and of SQS mean to our callers: one line, with the cause and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from taskharbor.delivery.sqs.codes import MISSING, THROTTLED, word
+from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CAUGHT: Final = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
+
+_NO_QUEUE: Final = (
+    "there is no queue {queue} at {place}",
+    "make it with 'taskharbor sqs setup', or correct the region or the prefix",
+)
+_DENIED: Final = (
+    "{action} on {queue} is denied ({said})",
+    "allow {action} to this role or user; 'taskharbor sqs policy' prints all that is needed",
+)
+_EXPIRED: Final = ("the session token for AWS has expired", "log in again, or let it be renewed")
+_CLOCK: Final = ("the clock of this machine is wrong ({said})", "set it")
+_REGION: Final = ("the region does not fit {place} ({said})", "correct the region (AWS_REGION, or region=)")
+_BAD_KEY: Final = ("AWS does not accept these credentials ({said})", "correct the key, its secret and the region")
+_NO_SQS: Final = ("{place} does not answer as SQS does", "see that the endpoint URL is the one of SQS")
+_OTHER: Final = ("{operation} on {queue}: {said} ({code})", "see what it names, and correct it")
+
+_REFUSALS: Final = {
+    **dict.fromkeys(MISSING, _NO_QUEUE),
+    **dict.fromkeys(["AccessDenied", "AccessDeniedException", "KmsAccessDenied", "NotAuthorized"], _DENIED),
+    **dict.fromkeys(["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"], _EXPIRED),
+    **dict.fromkeys(["RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"], _CLOCK),
+    "AuthFailure": _BAD_KEY,
+    "IncompleteSignature": _BAD_KEY,
+    "InvalidAccessKeyId": _BAD_KEY,
+    "InvalidClientTokenId": _BAD_KEY,
+    "InvalidSignatureException": _BAD_KEY,
+    "MissingAuthenticationToken": _BAD_KEY,
+    "MissingAuthenticationTokenException": _BAD_KEY,
+    "SignatureDoesNotMatch": _BAD_KEY,
+    "UnrecognizedClientException": _BAD_KEY,
+}
+# Some codes stand for several things, which only the words tell apart.
+_WORDS: Final = {"Signature expired": _CLOCK, "scoped to a valid region": _REGION}
+
+_NO_KEYS: Final = (
+    "no credentials for AWS were found ({said})",
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give this machine a role",
+)
+_KEYS_NOT_HAD: Final = ("credentials for AWS could not be had ({said})", "log in again")
+_NO_REGION: Final = ("no AWS region was given", "set AWS_REGION, or pass region=")
+_BAD_CONFIG: Final = ("{said}", "correct the configuration of AWS that it names")
+_LOCAL: Final[Mapping[type[Exception], tuple[str, str]]] = {
+    ResponseParserError: _NO_SQS,
+    boto.NoCredentialsError: _NO_KEYS,
+    boto.PartialCredentialsError: _NO_KEYS,
+    boto.UnknownCredentialError: _NO_KEYS,
+    boto.CredentialRetrievalError: _KEYS_NOT_HAD,
+    boto.TokenRetrievalError: _KEYS_NOT_HAD,
+    boto.SSOError: _KEYS_NOT_HAD,
+    boto.LoginError: _KEYS_NOT_HAD,
+    boto.NoRegionError: _NO_REGION,
+    Exception: _BAD_CONFIG,
+}
+
+_NOT_SENT: Final = (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)
+_AWAY: Final = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doing:
+    """What was being done when it failed: for the words."""
+
+    operation: str
+    queue: str
+    place: str
+    region_exists: bool = True
+
+    def refusal(self, words: tuple[str, str], *, said: str, code: str = "") -> TransportRefused:
+        facts = {"operation": self.operation, "queue": self.queue, "place": self.place, "said": said or code}
+        action = f"sqs:{self.operation.removesuffix('Batch')}"
+        what, way_out = (part.format(**facts, action=action, code=code) for part in words)
+        return TransportRefused(what, way_out, code=code)
+
+
+def explained(error: Exception, doing: Doing) -> TransportUnavailable | TransportRefused:
+    """Tell whether trying again may help, and if not, what would."""
+    if isinstance(error, boto.ClientError):
+        return _answered(error.response, doing)
+    said = " ".join(str(error).split())
+    if isinstance(error, boto.EndpointConnectionError) and not doing.region_exists:
+        return doing.refusal(_REGION, said=said)
+    if isinstance(error, _AWAY):
+        return TransportUnavailable(f"{doing.place}: {said}", is_unknown=not isinstance(error, _NOT_SENT))
+    return doing.refusal(next(_LOCAL[kind] for kind in type(error).__mro__ if kind in _LOCAL), said=said)
+
+
+def _answered(response: Mapping[str, Mapping[str, object]], doing: Doing) -> TransportUnavailable | TransportRefused:
+    code = word(str(response.get("Error", {}).get("Code", "")))
+    said = " ".join(str(response.get("Error", {}).get("Message", "")).split())
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if code in THROTTLED:
+        return TransportUnavailable(f"{doing.place} asks us to slow down ({code})", code=code, is_unknown=False)
+    if isinstance(status, int) and status >= 500:  # noqa: PLR2004  as HTTP has it
+        return TransportUnavailable(f"{doing.place} fails by itself ({code or status})", code=code)
+    by_words = next((words for part, words in _WORDS.items() if part in said), None)
+    by_code = _REFUSALS.get(code, _OTHER if code and not code.isdigit() else _NO_SQS)
+    return doing.refusal(by_words or by_code, said=said, code=code)

@@ -1,0 +1,106 @@
+"""Queues as they shall be: made where they are missing, mended where they differ."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.delivery.sqs.codes import EXISTS, MISSING
+from taskharbor.delivery.transport import QueueShape, TransportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+LONGEST_RETENTION: Final = timedelta(days=14)
+MAX_RECEIVES: Final = 100
+"""A message may be left many times for good reasons; after so many nobody can do anything with it."""
+
+_LONGEST_POLL: Final = "20"
+
+
+@dataclass(frozen=True, slots=True)
+class Shaper:
+    """Makes and mends queues. *call* reaches SQS, *name* tells what a queue of ours is called there."""
+
+    call: Callable[..., Mapping[str, Any]]
+    name: Callable[[str], str]
+
+    def ensure(self, shapes: Sequence[QueueShape]) -> dict[str, str]:
+        """Bring every queue into its shape, and return their URLs."""
+        return {shape.name: self._ensure_one(shape) for shape in _in_order(shapes)}
+
+    def _ensure_one(self, shape: QueueShape) -> str:
+        wanted = self._wanted(shape)
+        try:
+            url = self._url(shape.name)
+        except TransportRefused as error:
+            if error.code not in MISSING:
+                raise
+            try:
+                return self._created(shape.name, wanted)
+            except TransportRefused as raced:
+                if raced.code not in EXISTS:  # else somebody was faster, and made it differently
+                    raise
+            url = self._url(shape.name)
+        self._mend(shape.name, url, wanted)
+        return url
+
+    def _wanted(self, shape: QueueShape) -> dict[str, str]:
+        return {
+            "VisibilityTimeout": _seconds(shape.visibility),
+            "MessageRetentionPeriod": _seconds(shape.retention),
+            "ReceiveMessageWaitTimeSeconds": _LONGEST_POLL,
+            "SqsManagedSseEnabled": "true",
+            "RedrivePolicy": self._redrive(shape),
+        }
+
+    def _redrive(self, shape: QueueShape) -> str:
+        if shape.dead_letters is None:
+            return ""
+        url = self._url(shape.dead_letters)
+        arn = self._attributes(shape.dead_letters, url, "QueueArn")["QueueArn"]
+        return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": shape.max_receives or MAX_RECEIVES})
+
+    def _created(self, queue: str, wanted: Mapping[str, str]) -> str:
+        name = self.name(queue)
+        given = {attribute: value for attribute, value in wanted.items() if value}
+        return str(self.call("CreateQueue", name, QueueName=name, Attributes=given)["QueueUrl"])
+
+    def _mend(self, queue: str, url: str, wanted: Mapping[str, str]) -> None:
+        found = self._attributes(queue, url, "All")
+        differing = {name: value for name, value in wanted.items() if not _is_same(name, found.get(name, ""), value)}
+        if found.get("KmsMasterKeyId"):
+            differing.pop("SqsManagedSseEnabled", None)  # encrypted already, with a key of the user's own
+        if differing:
+            self.call("SetQueueAttributes", self.name(queue), QueueUrl=url, Attributes=differing)
+
+    def _url(self, queue: str) -> str:
+        name = self.name(queue)
+        return str(self.call("GetQueueUrl", name, QueueName=name)["QueueUrl"])
+
+    def _attributes(self, queue: str, url: str, *names: str) -> Mapping[str, str]:
+        answer = self.call("GetQueueAttributes", self.name(queue), QueueUrl=url, AttributeNames=names)
+        found: Mapping[str, str] = answer.get("Attributes", {})
+        return found
+
+
+def _in_order(shapes: Iterable[QueueShape]) -> Iterator[QueueShape]:
+    """Yield queues for dead letters first, also those which nobody described: the others refer to them."""
+    given = {shape.name: shape for shape in shapes}
+    for shape in given.values():
+        if shape.dead_letters is not None and shape.dead_letters not in given:
+            yield QueueShape(name=shape.dead_letters, visibility=shape.visibility, retention=LONGEST_RETENTION)
+    yield from sorted(given.values(), key=lambda shape: shape.dead_letters is not None)
+
+
+def _is_same(attribute: str, found: str, wanted: str) -> bool:
+    if attribute != "RedrivePolicy" or not (found and wanted):
+        return found.lower() == wanted.lower()
+    one, other = json.loads(found), json.loads(wanted)
+    return {name: str(value) for name, value in one.items()} == {name: str(value) for name, value in other.items()}
+
+
+def _seconds(duration: timedelta) -> str:
+    return str(-(-duration // timedelta(seconds=1)))

@@ -1,0 +1,224 @@
+"""The DueTaskEnqueuer: rings for jobs that are due."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.answers import Sent, Unsent
+from taskharbor.core.errors import Problem, StoreUnavailable, UsageError
+from taskharbor.core.messages import Message, body, resend_interval
+from taskharbor.core.request import QUEUE_PATTERN
+from taskharbor.delivery.transport import Outgoing, TransportRefused, TransportUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.answers import Dispatch
+    from taskharbor.delivery.transport import Transport
+    from taskharbor.drivers.base import Driver, Listener
+    from taskharbor.runtime import Loop, Runtime
+
+_LOG: Final = logging.getLogger(__name__)
+PERIOD: Final = timedelta(seconds=1)
+LOCK: Final = timedelta(seconds=15)
+FIRST: Final = timedelta(seconds=60)
+CAP: Final = timedelta(minutes=10)
+UNCLAIMED: Final = 10_000
+BATCH: Final = 1_000
+SENDERS: Final = 4
+TENS: Final = 10
+"""Messages in one call: as many as SQS takes. What became of a call that failed is unknown for no more than these."""
+AT_ONCE: Final = timedelta(0)
+SOONEST: Final = timedelta(milliseconds=1)
+FIRST_REST: Final = 1.0
+LONGEST_REST: Final = 30.0
+"""Seconds for which a queue that could not be sent to is left alone: at first, and at most."""
+JOIN: Final = timedelta(seconds=20)
+
+
+class DueTaskEnqueuer:
+    """Sends the ids of due jobs of *queues*, and sends them again while nobody claims them.
+
+    Any number may run at once: the store gives each job to one of them at a time. *lock* is how
+    long that lasts; whoever is killed in the middle leaves its jobs to the others then. A job that
+    nobody claims is sent again after *first*, then ever more seldom, at most every *cap*.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        driver: Driver,
+        transport: Transport,
+        *,
+        queues: Sequence[str],
+        period: timedelta = PERIOD,
+        lock: timedelta = LOCK,
+        first: timedelta = FIRST,
+        cap: timedelta = CAP,
+        unclaimed: int = UNCLAIMED,
+        batch: int = BATCH,
+        senders: int = SENDERS,
+    ) -> None:
+        _check(queues)
+        self._runtime = runtime
+        self._driver = driver
+        self._transport = transport
+        self._period = period
+        self._lock = lock
+        self._first, self._cap = first, cap
+        self._unclaimed = unclaimed
+        self._batch = batch
+        self._senders = senders if runtime.may_block else 1
+        self._lines = [Line(queue) for queue in queues]
+        self._unrecorded: list[Sent | Unsent] = []
+        self._is_stopped = False
+        self._loops: dict[str, Loop] = {}
+        self._listener: Listener | None = None
+
+    def start(self) -> None:
+        """Begin to work, in threads of its own."""
+        self._loops["enqueuer"] = self._runtime.serve("enqueuer", lambda: None if self._is_stopped else self.tick())
+        if self._runtime.may_block:
+            self._listener = self._driver.listen([line.queue for line in self._lines])
+            self._loops["listener"] = self._runtime.serve("listener", self._listen)
+
+    def stop(self) -> None:
+        """End after what is under way, and return when that is done."""
+        self._is_stopped = True
+        if self._listener is not None:
+            self._listener.wake()
+        for loop in self._loops.values():
+            loop.wake()
+        for loop in self._loops.values():
+            loop.join(JOIN)
+        if self._listener is not None:
+            self._listener.close()
+
+    def tick(self) -> timedelta:
+        """Send for every queue once, a batch of each, and say when to come back."""
+        try:
+            self._record([])
+            self._lines.append(self._lines.pop(0))  # each is first in turn
+            return min([self._serve(line) for line in self._lines])
+        except StoreUnavailable as error:
+            _LOG.warning("cannot look for due jobs: %s", error)
+            return self._period
+
+    def _serve(self, line: Line) -> timedelta:
+        rest = line.rests_until - self._runtime.monotonic()
+        if rest > 0:
+            return min(self._period, max(SOONEST, timedelta(seconds=rest)))
+        # A queue that failed is tried with a single call.
+        limit, began = TENS if line.rest else self._batch, self._runtime.monotonic()
+        due = self._driver.dispatch(line.queue, limit=limit, lock=self._lock, unclaimed=self._unclaimed)
+        if not due:
+            return self._period
+        chunks = deque(due[n : n + TENS] for n in range(0, len(due), TENS))
+        sending = Sending(chunks, ends_by=began + self._lock.total_seconds() / 2)
+        self._send_all(line, sending)
+        self._note(line, sending)
+        self._record(sending.results)
+        return AT_ONCE if len(due) == limit and sending.error is None else self._period
+
+    def _send_all(self, line: Line, sending: Sending) -> None:
+        """Send all, over several connections where there is much; after a failure the rest is left unsent."""
+        others = min(self._senders, len(sending.chunks)) - 1
+        loops = [self._runtime.serve(f"sender {number}", lambda: self._send(line, sending)) for number in range(others)]
+        self._send(line, sending)
+        for loop in loops:
+            loop.join(self._lock)
+        sending.results += [Unsent(each) for chunk in sending.chunks for each in chunk]
+
+    def _send(self, line: Line, sending: Sending) -> None:
+        while sending.may_go_on(self._runtime.monotonic()) and (chunk := sending.next_chunk()):
+            try:
+                sending.results += self._sent(line.queue, chunk)
+            except TransportUnavailable as error:
+                # Sent or not, nobody knows: the end of the lock heals that, by a duplicate at worst.
+                sending.error = error
+            except TransportRefused as error:
+                sending.error = error
+                sending.results += [Unsent(each) for each in chunk]
+
+    def _sent(self, queue: str, chunk: Sequence[Dispatch]) -> list[Sent | Unsent]:
+        messages = [Outgoing(body(Message(each.job_id, each.seq))) for each in chunk]
+        answers = self._transport.send(queue, messages)
+        results: list[Sent | Unsent] = []
+        for each, failed in zip(chunk, answers, strict=True):
+            if failed is None:
+                again_in = resend_interval(each.resends, first=self._first, cap=self._cap)
+                results.append(Sent(each, again_in))
+            else:
+                results.append(Unsent(each))
+        return results
+
+    def _note(self, line: Line, sending: Sending) -> None:
+        """Leave a queue alone for a while that could not be sent to, and take it up again when it can."""
+        unsent = sum(1 for each in sending.results if isinstance(each, Unsent))
+        if sending.error is None and not unsent:
+            if line.rest:
+                _LOG.warning("messages of queue %s can be sent again", line.queue)
+            line.rest = line.rests_until = 0.0
+            return
+        if not line.rest:
+            why = sending.error or f"{unsent} of {len(sending.results)} were refused"
+            _LOG.warning("cannot send messages of queue %s, and will try again: %s", line.queue, why)
+        line.rest = min(2 * line.rest or FIRST_REST, LONGEST_REST)
+        line.rests_until = self._runtime.monotonic() + line.rest
+
+    def _record(self, results: Sequence[Sent | Unsent]) -> None:
+        """Tell the store what was sent; what it did not hear is said again, before anything else is sent."""
+        self._unrecorded += results
+        if self._unrecorded:
+            self._driver.dispatched(self._unrecorded)
+            self._unrecorded = []
+
+    def _listen(self) -> timedelta | None:
+        if self._is_stopped or self._listener is None:
+            return None
+        if self._listener.wait(self._period):
+            self._loops["enqueuer"].wake()
+        return AT_ONCE
+
+
+@dataclass(slots=True)
+class Line:
+    """A queue that is served. ``rest`` is how long it was left alone last, in seconds: 0 while all goes well."""
+
+    queue: str
+    rest: float = 0.0
+    rests_until: float = 0.0
+
+
+@dataclass(slots=True)
+class Sending:
+    """What is to be sent to one queue, by several threads, and what became of it.
+
+    ``ends_by``: whatever is not under way by then is left to the next tick, or the lock would run out.
+    """
+
+    chunks: deque[list[Dispatch]]
+    ends_by: float
+    results: list[Sent | Unsent] = field(default_factory=list)
+    error: Exception | None = None
+
+    def may_go_on(self, now: float) -> bool:
+        return self.error is None and now < self.ends_by
+
+    def next_chunk(self) -> list[Dispatch]:
+        try:
+            return self.chunks.popleft()
+        except IndexError:  # another thread took the last one
+            return []
+
+
+def _check(queues: Sequence[str]) -> None:
+    if not queues:
+        raise UsageError(Problem(field="queues", value="none", rule="name at least one"))
+    for name in queues:
+        if QUEUE_PATTERN.fullmatch(name) is None:
+            raise UsageError(Problem(field="queue", value=repr(name), rule=f"must match {QUEUE_PATTERN.pattern}"))

@@ -1,0 +1,167 @@
+"""Makes the jobs of schedules: in every process, and each of them once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.client import Client, Enqueued
+from taskharbor.core.codec import JsonCodec
+from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, UsageError
+from taskharbor.core.firing import jittered, next_step
+from taskharbor.core.ids import new_job_id
+from taskharbor.core.model import NewJob, Schedule, payload_context, schedule_context
+from taskharbor.core.retry import RetryPolicy
+from taskharbor.schedules.spec import spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
+
+    from taskharbor.core.codec import Codec
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.schedules.spec import ScheduleSpec
+
+_LOG: Final = logging.getLogger(__name__)
+_JSON: Final = JsonCodec()
+_POLICY: Final = RetryPolicy()
+_PASSED_OVER: Final = "the schedule %s made no job for %s (missed=%s, overlap=%s)"
+BATCH: Final = 100
+MINUTE: Final = timedelta(minutes=1)
+LOOK: Final = timedelta(seconds=1)
+"""How long a schedule waits at most that was put or resumed after its time, or that waits for a job to end."""
+
+
+class Scheduler:
+    """Fires schedules, whoever put them. Any number of schedulers may run on one store.
+
+    There is no leader and no lock: moving a schedule on to its next time and storing the jobs of this one is one
+    commit, which succeeds once for each fire time. A scheduler that dies between two calls has done all or nothing.
+
+    *codec* reads and writes payloads, as the client's does; where it cannot read one, the schedule is left to a
+    process that can. *policy* says how often a job is tried whose schedule does not.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        codec: Codec = _JSON,
+        policy: RetryPolicy = _POLICY,
+        ids: Callable[[], JobId] = new_job_id,
+    ) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._policy = policy
+        self._ids = ids
+        self._told: dict[str, datetime] = {}
+
+    def put(self, specs: Iterable[ScheduleSpec]) -> None:
+        """Store schedules by name. One that is there with the same cron and timezone goes on as it would have."""
+        wanted = list(specs)
+        if twice := [name for name, count in Counter(spec.name for spec in wanted).items() if count > 1]:
+            raise InvalidRequest([Problem(field="name", value=repr(twice[0]), rule="two schedules cannot share it")])
+        now = self._driver.inspector.now()
+        self._driver.control.put_schedules([self._stored(spec, now) for spec in wanted])
+
+    def run_now(self, name: str, *, idempotency_key: str | None = None) -> Enqueued:
+        """Make a job of a schedule at once, paused or not; its next fire time, and what overlaps, are as before."""
+        schedules = self._driver.inspector.schedules()
+        if name not in schedules:
+            raise ScheduleNotFound(name, next(iter(get_close_matches(name, schedules, n=1)), None))
+        spec = spec_of(schedules[name], self._payload(schedules[name]))
+        client = Client(self._driver, codec=self._codec, policy=self._policy, ids=self._ids)
+        return client.enqueue(spec.request(idempotency_key=idempotency_key, metadata={"schedule": name}))
+
+    def tick(self) -> timedelta:
+        """Fire what is due, each schedule at most once, and say when to come back.
+
+        Fire times are whole minutes, so that whoever comes back at the next one is in time.
+        """
+        now = self._driver.inspector.now()
+        seen: set[str] = set()
+        while due := self._due(seen):
+            for schedule, fire in due:
+                seen.add(schedule.name)
+                self._try(schedule, fire, max(now, fire))  # it was found due after now was read
+        return min(LOOK, MINUTE - timedelta(seconds=now.second, microseconds=now.microsecond))
+
+    def _due(self, seen: set[str]) -> list[tuple[Schedule, datetime]]:
+        # What waits, or cannot be fired here, stays due: it must not fill the batch for ever.
+        due = self._driver.upkeep.schedules_due(limit=BATCH + len(seen))
+        return [(each, each.next_at) for each in due if each.next_at is not None and each.name not in seen]
+
+    def _try(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
+        try:
+            self._fire(schedule, fire, now)
+        except UsageError as error:
+            # A process with other keys, or a newer release, may know what to do with it. This one says so once.
+            if self._told.get(schedule.name) != fire:
+                _LOG.error("cannot fire the schedule %s here: %s", schedule.name, error)
+            self._told[schedule.name] = fire
+
+    def _fire(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
+        spec = spec_of(schedule)
+        step = next_step(
+            spec.times().after,
+            fire=fire,
+            now=now,
+            previous=None if spec.overlap == "allow" else self._previous(schedule),
+            missed=spec.missed,
+            overlap=spec.overlap,
+            window=spec.window,
+        )
+        if step is None:
+            return
+        jobs = self._jobs(schedule, spec, step.fires, now) if step.fires else []
+        if step.cancels and schedule.last_job_id is not None:
+            self._driver.cancel([schedule.last_job_id])
+        is_ours = self._driver.upkeep.schedule_fired(schedule.name, fired=fire, next_at=step.next_at, jobs=jobs)
+        if is_ours and fire not in step.fires:
+            _LOG.warning(_PASSED_OVER, spec.name, fire, spec.missed, spec.overlap)
+
+    def _previous(self, schedule: Schedule) -> Job | None:
+        last = schedule.last_job_id
+        return None if last is None else self._driver.inspector.get([last]).get(last)
+
+    def _jobs(self, schedule: Schedule, spec: ScheduleSpec, fires: Sequence[datetime], now: datetime) -> list[NewJob]:
+        payload = self._payload(schedule)
+        return [self._job(spec, fire, payload, now) for fire in fires]
+
+    def _job(self, spec: ScheduleSpec, fire: datetime, payload: object, now: datetime) -> NewJob:
+        job_id = self._ids()
+        return NewJob(
+            id=job_id,
+            type=spec.type,
+            queue=spec.queue,
+            payload=self._codec.encode(payload, context=payload_context(job_id, spec.type)),
+            created_at=now,
+            max_attempts=spec.max_attempts or self._policy.max_attempts,
+            scheduled_for=jittered(spec.name, fire, spec.jitter),
+            timeout=spec.timeout,
+            priority=spec.priority,
+            metadata={"schedule": spec.name, "fire_time": fire.isoformat()},
+        )
+
+    def _stored(self, spec: ScheduleSpec, now: datetime) -> Schedule:
+        tried = replace(spec, max_attempts=spec.max_attempts or self._policy.max_attempts)
+        return Schedule(
+            name=spec.name,
+            cron=" ".join(spec.cron.split()),
+            timezone=spec.timezone,
+            type=spec.type,
+            queue=spec.queue,
+            payload=self._codec.encode(spec.payload, context=schedule_context(spec.name, spec.type)),
+            options=tried.options(),
+            next_at=next(spec.times().after(now), None),
+        )
+
+    def _payload(self, schedule: Schedule) -> Any:
+        """Open the payload, which is bound to its schedule; each job gets it anew, bound to the job."""
+        return self._codec.decode(schedule.payload, context=schedule_context(schedule.name, schedule.type))

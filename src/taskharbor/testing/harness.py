@@ -1,0 +1,232 @@
+"""For the tests of people who use a harbor: their tasks on a store in memory, under a clock of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
+
+from taskharbor.core.answers import JobFilter, Settled, Settlement
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import payload_context
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.store import Store
+from taskharbor.testing.bench import Bench
+from taskharbor.testing.clock import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterator
+    from contextvars import Context
+
+    from taskharbor.core.model import Claim, Job
+    from taskharbor.harbor import Harbor
+    from taskharbor.tasks import Task
+
+P = ParamSpec("P")
+Step = Literal["claim", "run", "settle"]
+LEASE: Final = timedelta(seconds=30)
+MANY: Final = 10_000
+"""Attempts in one drain, after which something must be wrong."""
+
+
+@contextmanager
+def harness(harbor: Harbor) -> Iterator[Harness]:
+    """Swap a store in memory and a manual clock in for all that belongs to *harbor*."""
+    clock = ManualClock()
+    driver = _TestStore(clock=clock)
+    store = Store(driver, harbor.client_of(driver, clock=clock), joins=False)
+    with harbor.swapped(store):
+        harbor.scheduler().put(harbor.schedules.values())
+        try:
+            yield Harness(harbor, driver, clock)
+        finally:
+            store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One attempt: its job, the state that it left the job in, and what went wrong."""
+
+    job: Job
+    status: Status
+    error: str | None
+
+
+class DrainedForTooLong(AssertionError):
+    """A drain found more and more to do."""
+
+    def __str__(self) -> str:
+        return f"after {MANY:,} attempts there were still jobs due: does a task enqueue itself?"
+
+
+class EventLoopRuns(AssertionError):
+    """A plain drain met something async inside of an event loop."""
+
+    def __str__(self) -> str:
+        return "an event loop is running here, so that nothing async can be run to its end: await adrain() instead"
+
+
+class Harness:
+    """A harbor under test. Nothing happens by itself: jobs run in `drain`, and time passes in `advance`."""
+
+    def __init__(self, harbor: Harbor, driver: MemoryDriver, clock: ManualClock) -> None:
+        self.harbor = harbor
+        self.driver = driver
+        self.clock = clock
+        self._crashes_after: Step | None = None
+
+    def enqueued(self, task: Task[..., Any, Any] | None = None) -> list[Job]:
+        """Return the jobs of *task*, or all, oldest first, whatever became of them."""
+        jobs = self.driver.inspector.find(JobFilter(), limit=MANY).jobs
+        return [job for job in reversed(jobs) if task is None or job.type in task.types]
+
+    def assert_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Return the job for this very call of *task*; an AssertionError shows what was enqueued instead."""
+        found = self._jobs_for(task, args, kwargs)
+        assert found, f"no such call of {task.type} was enqueued; {self._all_calls()}"  # noqa: S101  it is an assertion
+        return found[-1]
+
+    def refute_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Raise an AssertionError if this call of *task* was enqueued."""
+        found = self._jobs_for(task, args, kwargs)
+        assert not found, f"this call of {task.type} was enqueued, as job {found[-1].id}"  # noqa: S101  as above
+
+    def advance(self, by: timedelta | None = None, **span: float) -> None:
+        """Let time pass: ``advance(hours=1)``, or by a timedelta."""
+        self.clock.advance(timedelta(**span) if by is None else by)
+
+    @contextmanager
+    def crash_after(self, step: Step) -> Iterator[None]:
+        """Let the worker die in drains inside: after it has claimed a job, run its handler, or settled it.
+
+        The job comes back when its lease is over: `advance` by half a minute, and drain again.
+        """
+        self._crashes_after = step
+        try:
+            yield
+        finally:
+            self._crashes_after = None
+
+    def drain(self) -> list[Ran]:
+        """Run what is due, in this thread, until nothing is, and return what ran. Errors of handlers are recorded."""
+        ran: list[Ran] = []
+        with closing(_Loop()) as loop, self._state(loop) as state:
+            bench = Bench(self.harbor, state)
+            for claim in self._claims():
+                if (work := bench.start(claim)) is not None:
+                    loop.run(work, bench.context)
+                if not self._settled(bench, claim, ran):
+                    break
+        return ran
+
+    async def adrain(self) -> list[Ran]:
+        """Do the same inside of an event loop: async tasks run on it, plain ones in a thread."""
+        ran: list[Ran] = []
+        async with self._astate() as state:
+            bench = Bench(self.harbor, state)
+            for claim in self._claims():
+                if (work := await asyncio.to_thread(bench.start, claim)) is not None:
+                    await asyncio.get_running_loop().create_task(work, context=bench.context)
+                if not self._settled(bench, claim, ran):
+                    break
+        return ran
+
+    def _claims(self) -> Iterator[Claim]:
+        """Give what is due, a job at a time, until nothing is or the worker dies."""
+        scheduler = self.harbor.scheduler()
+        for _ in range(MANY):
+            scheduler.tick()
+            self.driver.upkeep.expire(limit=MANY)
+            claim = self._claim()
+            if claim is None or self._crashes_after == "claim":
+                return
+            yield claim
+        raise DrainedForTooLong
+
+    def _claim(self) -> Claim | None:
+        for queue in self.driver.inspector.queues():
+            asked: dict[str, Any] = {
+                "token": new_token(),
+                "worker": "harness",
+                "lease": LEASE,
+                "patience": timedelta(0),
+            }
+            for claim in self.driver.reserve(queue.name, limit=1, **asked):
+                return claim
+        return None
+
+    def _settled(self, bench: Bench, claim: Claim, ran: list[Ran]) -> bool:
+        """Record what became of an attempt; False where the worker died."""
+        if self._crashes_after == "run":
+            return False
+        outcome = bench.outcome
+        [answer] = self.driver.settle([Settlement(claim.lease, outcome)]) if outcome is not None else [None]
+        if isinstance(answer, Settled):
+            failure = None if outcome is None or outcome.recorded is None else str(outcome.recorded)
+            ran.append(Ran(claim.job, answer.status, failure))
+        elif bench.is_completed:
+            ran.append(Ran(claim.job, Status.SUCCEEDED, None))
+        return self._crashes_after != "settle"
+
+    @contextmanager
+    def _state(self, loop: _Loop) -> Iterator[Any]:
+        made: Any = self.harbor.made_ready()
+        if inspect.isasyncgen(made):
+            yield loop.run(made.__anext__())
+            loop.run(made.aclose())
+        else:
+            yield next(made)
+            next(made, None)
+
+    @asynccontextmanager
+    async def _astate(self) -> AsyncIterator[Any]:
+        made: Any = self.harbor.made_ready()
+        if inspect.isasyncgen(made):
+            yield await anext(made)
+            await anext(made, None)
+        else:
+            yield next(made)
+            next(made, None)
+
+    def _jobs_for(self, task: Task[..., Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Job]:
+        codec = self.harbor.codec
+        wanted = codec.digest(task.arguments.pack(args, kwargs))
+        return [job for job in self.enqueued(task) if codec.digest(_data(self.harbor, job)) == wanted]
+
+    def _all_calls(self) -> str:
+        calls = [f"{job.type}({_data(self.harbor, job)!r})" for job in self.enqueued()]
+        return f"there are: {', '.join(calls)}" if calls else "nothing was"
+
+
+class _TestStore(MemoryDriver):
+    """Memory that takes a user's transaction for its own: what happens in it happens at once."""
+
+    def joined(self, _connection: object, *, notify: bool = True) -> _TestStore:  # noqa: ARG002  it rings at once
+        return self
+
+
+def _data(harbor: Harbor, job: Job) -> Any:
+    return harbor.codec.decode(job.payload, context=payload_context(job.id, job.type))
+
+
+class _Loop:
+    """An event loop of this thread, made when something async is to be run, and kept for what follows."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def run(self, work: Coroutine[Any, Any, Any], context: Context | None = None) -> Any:
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001  the public one raises, and hides this error's cause
+            work.close()
+            raise EventLoopRuns
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(work, context=context)
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()

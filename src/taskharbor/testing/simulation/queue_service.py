@@ -1,0 +1,139 @@
+"""A queue service in memory that does all that a real one may do: lose, double, delay, reorder, forget receipts."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.delivery.transport import Delivery, Depth, TransportUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import timedelta
+
+    from taskharbor.delivery.transport import Failed, Outgoing, QueueShape
+
+TENS: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How often a message is lost, or doubled, on its way in or out; and how late it may come, in seconds."""
+
+    loss: float = 0.0
+    double: float = 0.0
+    delay: float = 0.0
+
+
+@dataclass(slots=True)
+class Copy:
+    """A message in a queue. Its receipt is that of its last delivery."""
+
+    message_id: str
+    body: str
+    attributes: Mapping[str, str]
+    visible_at: float
+    receipt: str = ""
+    receives: int = 0
+
+
+@dataclass(slots=True)
+class QueueService:
+    """Keeps the promises of `taskharbor.delivery.transport.Transport`, and not one more.
+
+    *clock* gives seconds, *chance* decides what goes wrong. While a verb is in ``broken``, it raises.
+    """
+
+    clock: Callable[[], float]
+    chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable is what it must be
+    habits: Habits = field(default_factory=Habits)
+    broken: set[str] = field(default_factory=set)
+    queues: dict[str, list[Copy]] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    _count: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def ensure(self, shapes: Sequence[QueueShape]) -> None:
+        for shape in shapes:
+            self.queues.setdefault(shape.name, [])
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Failed | None]:
+        with self._changed:
+            self._begin("send", len(messages))
+            for message in messages:
+                self._arrive(queue, message)
+            self._changed.notify_all()
+        return [None] * len(messages)
+
+    def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[Delivery]:
+        ends_at = self.clock() + wait.total_seconds()
+        with self._changed:
+            self._begin("receive", 1)
+            while not (ready := self._ready(queue)) and (left := ends_at - self.clock()) > 0:
+                hidden = [copy.visible_at - self.clock() for copy in self.queues.get(queue, ())]
+                self._changed.wait(min([left, *hidden]))
+            self.chance.shuffle(ready)
+            return [self._deliver(copy, visibility) for copy in self._doubled(ready)[: min(most, TENS)]]
+
+    def delete(self, queue: str, receipts: Sequence[str]) -> list[Failed | None]:
+        with self._changed:
+            self._begin("delete", len(receipts))
+            kept = [copy for copy in self.queues.get(queue, ()) if copy.receipt not in receipts]
+            self.queues[queue] = kept
+        return [None] * len(receipts)
+
+    def hide(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[Failed | None]:
+        with self._changed:
+            self._begin("hide", len(changes))
+            hidden_for = dict(changes)
+            for copy in self.queues.get(queue, ()):
+                if copy.receipt in hidden_for:
+                    copy.visible_at = self.clock() + hidden_for[copy.receipt].total_seconds()
+            self._changed.notify_all()
+        return [None] * len(changes)
+
+    def depth(self, queue: str) -> Depth:
+        with self._changed:
+            copies, ready = self.queues.get(queue, []), len(self._ready(queue))
+            in_flight = sum(1 for copy in copies if copy.receives and copy.visible_at > self.clock())
+            return Depth(ready=ready, in_flight=in_flight, delayed=len(copies) - ready - in_flight)
+
+    def close(self) -> None:
+        """Do nothing: what is in memory goes with the process."""
+
+    def _begin(self, verb: str, items: int) -> None:
+        self.calls[verb] = self.calls.get(verb, 0) + max(1, -(-items // TENS))
+        if verb in self.broken:
+            raise TransportUnavailable(f"{verb} is broken")
+
+    def _arrive(self, queue: str, message: Outgoing) -> None:
+        if self.chance.random() < self.habits.loss:
+            return
+        self._count += 1
+        for _ in range(2 if self.chance.random() < self.habits.double else 1):
+            visible_at = self.clock() + self.chance.uniform(0, self.habits.delay)
+            copy = Copy(f"m{self._count}", message.body, dict(message.attributes), visible_at)
+            self.queues.setdefault(queue, []).append(copy)
+
+    def _ready(self, queue: str) -> list[Copy]:
+        now = self.clock()
+        return [copy for copy in self.queues.get(queue, ()) if copy.visible_at <= now]
+
+    def _doubled(self, ready: list[Copy]) -> list[Copy]:
+        """Let some come twice in one batch."""
+        return [each for copy in ready for each in [copy] * (1 + (self.chance.random() < self.habits.double))]
+
+    def _deliver(self, copy: Copy, visibility: timedelta) -> Delivery:
+        self._count += 1
+        copy.receipt = f"r{self._count}"
+        copy.receives += 1
+        copy.visible_at = self.clock() + visibility.total_seconds()
+        return Delivery(
+            body=copy.body,
+            receipt=copy.receipt,
+            message_id=copy.message_id,
+            receives=copy.receives,
+            attributes=copy.attributes,
+        )

@@ -1,0 +1,306 @@
+"""What the store keeps, in the shapes that the HTTP API and ``--json`` show: plain dicts, ready for JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections import Counter
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.states import FINAL, Event, Status, next_statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from taskharbor.core.answers import DeadGroup, Finished, QueueView
+    from taskharbor.core.failure import Failure
+    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, Schedule, WorkerRecord
+
+View = dict[str, Any]
+
+
+def job_view(
+    job: Job, *, now: datetime, failure: Failure | None = None, with_payload: bool = False, root: str = ""
+) -> View:
+    """Return a job as people see it at the store's *now*.
+
+    *failure* is what `last_failure` found among its attempts; without it the error's parts are read from
+    the job's own line. Payload and result are secrets of their owner, and only there *with_payload*.
+    *root* is the path under which the API lies.
+    """
+    view = {
+        "id": str(job.id),
+        "type": job.type,
+        "queue": job.queue,
+        "status": job.status.value,
+        "attempt_count": job.attempt_count,
+        "max_attempts": job.max_attempts,
+        "life": job.life,
+        "priority": job.priority,
+        "timeout": seconds(job.timeout),
+        "created_at": moment(job.created_at),
+        "scheduled_for": moment(job.scheduled_for),
+        "started_at": moment(job.processing_started_at),
+        "completed_at": moment(job.completed_at),
+        "cancel_requested_at": moment(job.cancel_requested_at),
+        "wait_seconds": _waited(job, now),
+        "run_seconds": _ran(job, now),
+        "progress": _progress(job),
+        "lease": _lease(job),
+        "error": _error(job, failure),
+        "dead": None if job.dead_at is None else {"reason": job.dead_reason, "at": moment(job.dead_at)},
+        "idempotency_key": job.idempotency_key,
+        "metadata": dict(job.metadata),
+        "links": _links(job, root),
+        "actions": actions(job),
+    }
+    if with_payload:
+        view["payload"] = stored_value(job.payload)
+        view["result"] = None if job.result is None else stored_value(job.result)
+    return view
+
+
+def actions(job: Job) -> list[str]:
+    """Return what a person may do with the job now.
+
+    A cancel that was requested already stays requested: there is nothing more to ask for.
+    """
+    is_asked = job.cancel_requested_at is not None
+    return [each for each in allowed(job.status) if not (is_asked and each == Event.CANCEL)]
+
+
+def allowed(status: Status) -> list[str]:
+    """Return what a person may do with a job in *status*."""
+    return [event.value for event in (Event.CANCEL, Event.REQUEUE, Event.RESCHEDULE) if next_statuses(status, event)]
+
+
+def last_failure(attempts: Iterable[Attempt]) -> Failure | None:
+    """Return what the newest failed attempt of a job left behind; *attempts* are oldest first."""
+    failures = [each.failure for each in attempts if each.failure is not None and each.event is not Event.REQUEUE]
+    return failures[-1] if failures else None
+
+
+def stored_value(data: bytes) -> Any:
+    r"""Return the value that a payload or result was made from, in its JSON form.
+
+    What JSON lacks keeps the tag of `taskharbor.core.codec`; bytes that are no JSON, as of another
+    codec, are shown as that tags bytes.
+
+    >>> stored_value(b'{"on":{"$date":"2024-02-29"},"$$mine":1}')
+    {'on': {'$date': '2024-02-29'}, '$mine': 1}
+    >>> stored_value(b"\xff")
+    {'$bytes': '/w=='}
+    """
+    try:
+        text = data.decode()
+        value = json.loads(text, parse_constant=_no_constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8 form
+        return _unescaped(value) if "$$" in text else value
+    except (RecursionError, ValueError):
+        return {"$bytes": b64encode(data).decode()}
+
+
+def attempt_view(attempt: Attempt) -> View:
+    failure = attempt.failure
+    return {
+        "life": attempt.life,
+        "attempt": attempt.attempt,
+        "outcome": attempt.outcome.value,
+        "status": attempt.status.value,
+        "worker": attempt.worker_id,
+        "started_at": moment(attempt.started_at),
+        "ended_at": moment(attempt.ended_at),
+        "error": None if failure is None else _failure(failure) | {"traceback": failure.traceback or None},
+    }
+
+
+def group_view(group: DeadGroup) -> View:
+    return {
+        "queue": group.queue,
+        "type": group.type,
+        "fingerprint": group.fingerprint,
+        "count": group.count,
+        "error": group.error,
+        "first_at": moment(group.first_at),
+        "last_at": moment(group.last_at),
+        "sample": str(group.sample),
+    }
+
+
+def queue_view(queue: QueueView, *, now: datetime) -> View:
+    age = None if queue.oldest_due is None else _span(now - queue.oldest_due)
+    return {
+        "name": queue.name,
+        "counts": {status.value: queue.counts.get(status, 0) for status in Status},
+        "oldest_due": moment(queue.oldest_due),
+        "oldest_age_seconds": age,
+        "paused_at": moment(queue.paused_at),
+        "paused_by": queue.paused_by,
+    }
+
+
+def worker_view(worker: WorkerRecord) -> View:
+    return {
+        "id": worker.id,
+        "host": worker.host,
+        "pid": worker.pid,
+        "queues": list(worker.queues),
+        "types": list(worker.types),
+        "concurrency": worker.concurrency,
+        "started_at": moment(worker.started_at),
+        "seen_at": moment(worker.seen_at),
+    }
+
+
+def schedule_view(schedule: Schedule, *, with_payload: bool = False) -> View:
+    view = {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "timezone": schedule.timezone,
+        "type": schedule.type,
+        "queue": schedule.queue,
+        "options": dict(schedule.options),
+        "next_at": moment(schedule.next_at),
+        "fired_at": moment(schedule.fired_at),
+        "paused_at": moment(schedule.paused_at),
+        "last_job_id": None if schedule.last_job_id is None else str(schedule.last_job_id),
+    }
+    return view | {"payload": stored_value(schedule.payload)} if with_payload else view
+
+
+def finished_view(finished: Finished) -> View:
+    return {
+        "minute": moment(finished.minute),
+        "queue": finished.queue,
+        "status": finished.status.value,
+        "count": finished.count,
+    }
+
+
+def stats_view(queues: Sequence[QueueView], finished: Iterable[Finished], *, workers_alive: int, now: datetime) -> View:
+    """Return the figures over all *queues*; *finished* is what the last hour brought."""
+    counts: Counter[Status] = Counter()
+    for queue in queues:
+        counts.update(queue.counts)
+    ended: Counter[Status] = Counter()
+    for each in finished:
+        ended[each.status] += each.count
+    ages = [_span(now - queue.oldest_due) for queue in queues if queue.oldest_due is not None]
+    return {
+        "now": moment(now),
+        "counts": {status.value: counts[status] for status in Status},
+        "queues": len(queues),
+        "paused_queues": [queue.name for queue in queues if queue.paused_at is not None],
+        "workers_alive": workers_alive,
+        "oldest_age_seconds": max(ages, default=None),
+        "finished_last_hour": {status.value: ended[status] for status in sorted(FINAL)},
+    }
+
+
+def key_view(key: ApiKey) -> View:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "scopes": sorted(key.scopes),
+        "created_at": moment(key.created_at),
+        "expires_at": moment(key.expires_at),
+        "revoked_at": moment(key.revoked_at),
+    }
+
+
+def audit_view(entry: AuditEntry) -> View:
+    return {
+        "id": str(entry.id),
+        "at": moment(entry.at),
+        "actor": entry.actor,
+        "action": entry.action,
+        "target": entry.target,
+        "detail": dict(entry.detail),
+    }
+
+
+def moment(value: datetime | None) -> str | None:
+    """Return a time as RFC 3339 writes it in UTC.
+
+    >>> from datetime import datetime
+    >>> moment(datetime(2024, 2, 29, 12, tzinfo=UTC))
+    '2024-02-29T12:00:00Z'
+    """
+    return None if value is None else value.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
+
+
+def seconds(value: timedelta | None) -> float | None:
+    return None if value is None else value.total_seconds()
+
+
+def _waited(job: Job, now: datetime) -> float:
+    """Return for how long the job was due before it started, or ended, or until now while it waits."""
+    started = None if job.status.is_waiting else job.processing_started_at
+    return _span((started or job.completed_at or now) - job.scheduled_for)
+
+
+def _ran(job: Job, now: datetime) -> float | None:
+    """Return how long the last attempt took, or has been taking; None while the job waits for one."""
+    if job.status.is_waiting or job.processing_started_at is None:
+        return None
+    return _span((job.completed_at or now) - job.processing_started_at)
+
+
+def _span(value: timedelta) -> float:
+    return max(value, timedelta(0)).total_seconds()
+
+
+def _progress(job: Job) -> View | None:
+    if job.progress is None:
+        return None
+    return {"done": job.progress.done, "total": job.progress.total, "note": job.progress.note}
+
+
+def _lease(job: Job) -> View | None:
+    """Tell who holds the job, but not the token: that is the right to settle it."""
+    if job.lease_expires_at is None:
+        return None
+    return {"worker": job.worker_id, "expires_at": moment(job.lease_expires_at)}
+
+
+def _error(job: Job, failure: Failure | None) -> View | None:
+    if job.last_error is None:
+        return None
+    # A lost lease and a death by the janitor leave their own line, and no newer failure.
+    if failure is not None and str(failure) == job.last_error:
+        return _failure(failure)
+    parts = _ERROR.fullmatch(job.last_error)
+    if parts is None:
+        return {"type": None, "message": job.last_error, "fingerprint": None}
+    return {"type": parts["type"], "message": parts["message"], "fingerprint": None}
+
+
+def _failure(failure: Failure) -> View:
+    return {"type": failure.type or None, "message": failure.message, "fingerprint": failure.fingerprint or None}
+
+
+def _links(job: Job, root: str) -> View:
+    own = f"{root}/v1/jobs/{job.id}"
+    return {"self": own, "attempts": f"{own}/attempts", "why": f"{own}/why", "events": f"{own}/events"}
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _unescaped(value: Any) -> Any:
+    """Take the second ``$`` off keys that are the user's own."""
+    match value:
+        case dict():
+            return {key[1:] if key.startswith("$$") else key: _unescaped(item) for key, item in value.items()}
+        case list():
+            return [_unescaped(item) for item in value]
+        case _:
+            return value
+
+
+_ERROR: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*): (?P<message>.*)", re.DOTALL)

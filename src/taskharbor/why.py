@@ -1,0 +1,169 @@
+"""Why a job stands where it stands: what somebody asks who waits for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.answers import JobFilter
+from taskharbor.core.errors import JobNotFound
+from taskharbor.core.states import WAITING, Status
+from taskharbor.views import moment
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from taskharbor.core.answers import QueueView
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job, WorkerRecord
+    from taskharbor.drivers.base import Inspector
+
+ALIVE: Final = timedelta(seconds=30)
+"""A worker that has been silent for longer counts as gone: three of its beats."""
+PATIENCE: Final = timedelta(seconds=60)
+"""How long a job may be due before workers take it from the store, its message or not."""
+COUNTED: Final = 50
+"""The most waiting jobs of a queue that are looked at one by one; of more, the store's own counts tell."""
+
+
+class Cause(StrEnum):
+    """What a job waits for, or why it does not."""
+
+    FINAL = "final"
+    LEASED = "leased"
+    LEASE_OVER = "lease-over"
+    NOT_DUE = "not-due"
+    PAUSED = "paused"
+    UNHANDLED = "unhandled"
+    MESSAGE = "message"
+    AHEAD = "ahead"
+    NEXT = "next"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """The first thing that keeps a job where it is. ``cause`` is for programs, ``text`` for people.
+
+    ``until`` is when that ends, where it is known; ``ahead`` is how many jobs come first, more or less.
+    """
+
+    job_id: JobId
+    status: Status
+    cause: Cause
+    text: str
+    until: datetime | None = None
+    worker: str | None = None
+    ahead: int | None = None
+
+    def view(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return {
+            "job_id": str(self.job_id),
+            "status": self.status.value,
+            "cause": self.cause.value,
+            "text": self.text,
+            "until": moment(self.until),
+            "worker": self.worker,
+            "ahead": self.ahead,
+        }
+
+
+def why(inspector: Inspector, job_id: JobId) -> Why:
+    """Tell what keeps a job where it is, or raise `JobNotFound`. Reads a handful of rows, however long the queue."""
+    job = inspector.get([job_id]).get(job_id)
+    if job is None:
+        raise JobNotFound(job_id)
+    if job.status.is_final:
+        return _final(job)
+    now = inspector.now()
+    if job.status is Status.PROCESSING:
+        return _held(job, now)
+    return _not_due(job, now) if job.scheduled_for > now else _not_started(inspector, job, now)
+
+
+def is_alive(worker: WorkerRecord, now: datetime) -> bool:
+    """Tell whether the worker was heard of lately."""
+    return worker.seen_at is not None and worker.seen_at > now - ALIVE
+
+
+def _not_started(inspector: Inspector, job: Job, now: datetime) -> Why:
+    """Tell why nobody runs a job that is due."""
+    queue = next((each for each in inspector.queues() if each.name == job.queue), None)
+    if queue is not None and queue.paused_at is not None:
+        return _paused(job, queue)
+    alive = [each for each in inspector.workers() if is_alive(each, now) and job.queue in each.queues]
+    if not any(job.type in each.types for each in alive):
+        return _unhandled(job, alive)
+    if job.status is Status.ENQUEUED and now < job.scheduled_for + PATIENCE:
+        return _message(job)
+    return _in_line(job, *_ahead(inspector, job, queue, now))
+
+
+def _final(job: Job) -> Why:
+    by = {Status.DEAD: f": {job.dead_reason}", Status.CANCELED: ": somebody called it off"}.get(job.status, "")
+    return _why(job, Cause.FINAL, f"it ended as {job.status} at {moment(job.completed_at)}{by}")
+
+
+def _held(job: Job, now: datetime) -> Why:
+    until, worker = job.lease_expires_at, job.worker_id
+    if until is not None and until <= now:
+        text = f"the lease of {worker} ended at {moment(until)} without a word; it is brought back within seconds"
+        return _why(job, Cause.LEASE_OVER, text, worker=worker)
+    text = f"it is leased to {worker} until {moment(until)}"
+    if job.cancel_requested_at is not None:
+        text += f", and was asked to stop at {moment(job.cancel_requested_at)}"
+    return _why(job, Cause.LEASED, text, until=until, worker=worker)
+
+
+def _not_due(job: Job, now: datetime) -> Why:
+    after = " after its last attempt failed" if job.status is Status.FAILED else ""
+    left = timedelta(seconds=round((job.scheduled_for - now).total_seconds()))
+    text = f"it is due at {moment(job.scheduled_for)}{after}, in {left}"
+    return _why(job, Cause.NOT_DUE, text, until=job.scheduled_for)
+
+
+def _paused(job: Job, queue: QueueView) -> Why:
+    text = f"queue {job.queue!r} was paused by {queue.paused_by} at {moment(queue.paused_at)}: resume it"
+    return _why(job, Cause.PAUSED, text)
+
+
+def _unhandled(job: Job, alive: list[WorkerRecord]) -> Why:
+    if not alive:
+        text = f"no worker that is alive serves queue {job.queue!r}: start one"
+    else:
+        text = f"none of the {len(alive)} live workers of queue {job.queue!r} handles type {job.type!r}"
+    return _why(job, Cause.UNHANDLED, text)
+
+
+def _message(job: Job) -> Why:
+    until = job.scheduled_for + PATIENCE
+    sent = "is not confirmed as sent" if job.sent_at is None else f"was sent at {moment(job.sent_at)}"
+    text = f"its message {sent}; without it, workers take the job from the store at {moment(until)}"
+    return _why(job, Cause.MESSAGE, text, until=until)
+
+
+def _in_line(job: Job, ahead: int, is_exact: bool) -> Why:  # noqa: FBT001  the pair that _ahead returns
+    if ahead == 0:
+        return _why(job, Cause.NEXT, "nothing is in its way: it runs as soon as a worker has room", ahead=0)
+    jobs = "job of its queue comes" if ahead == 1 else "jobs of its queue come"
+    text = f"{'' if is_exact else 'about '}{ahead:,} {jobs} first"
+    return _why(job, Cause.AHEAD, text, ahead=ahead)
+
+
+def _ahead(inspector: Inspector, job: Job, queue: QueueView | None, now: datetime) -> tuple[int, bool]:
+    """Return how many jobs come first, and whether that was counted."""
+    page = inspector.find(JobFilter(queue=job.queue, statuses=WAITING), limit=COUNTED)
+    if page.after is None:
+        return sum(each.scheduled_for <= now and _place(each) < _place(job) for each in page.jobs), True
+    waiting = 0 if queue is None else sum(queue.counts.get(status, 0) for status in WAITING)
+    return max(waiting - 1, COUNTED), False
+
+
+def _place(job: Job) -> tuple[int, datetime, JobId]:
+    return job.priority, job.scheduled_for, job.id
+
+
+def _why(job: Job, cause: Cause, text: str, **more: Any) -> Why:
+    return Why(job_id=job.id, status=job.status, cause=cause, text=text, **more)

@@ -1,0 +1,292 @@
+"""Taking jobs by the messages that ring for them."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.answers import Refused
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.messages import parse
+from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+from taskharbor.worker.messages import Received
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from taskharbor.core.model import Claim
+    from taskharbor.delivery.transport import Delivery, Transport
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.hand import Hands
+    from taskharbor.worker.messages import Messages
+    from taskharbor.worker.taking import Taking
+
+_LOG: Final = logging.getLogger(__name__)
+MOST: Final = 10
+"""Messages that SQS hands out at once."""
+BATCH: Final = 500
+AT_ONCE: Final = timedelta(0)
+SHORTEST: Final = timedelta(milliseconds=10)
+FULL: Final = timedelta(seconds=60)  # whoever ends an attempt wakes us
+FIRST_REST: Final = 1.0
+LONGEST_REST: Final = 30.0
+"""Seconds for which a queue service that failed is not asked: at first, and at most."""
+
+
+class Deliveries:
+    """The intake of a worker with a queue service: one long poll for each queue."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        transport: Transport,
+        hands: Hands,
+        messages: Messages,
+        *,
+        takings: Mapping[str, Taking],
+        wake: Callable[[str], None],
+        wait: timedelta,
+        visibility: timedelta,
+        poll: timedelta,
+        patience: timedelta,
+    ) -> None:
+        line = Line(runtime, wake=lambda queue: wake(_name(queue)))
+        self._polls = {
+            queue: Poll(
+                runtime,
+                transport,
+                hands,
+                taking,
+                messages,
+                queue=queue,
+                wait=wait,
+                visibility=visibility,
+                poll=poll,
+                patience=patience,
+                line=line,
+            )
+            for queue, taking in takings.items()
+        }
+
+    @property
+    def ticks(self) -> dict[str, Callable[[], timedelta]]:
+        return {_name(queue): poll.tick for queue, poll in self._polls.items()}
+
+    @property
+    def is_stopped(self) -> bool:
+        return all(poll.is_stopped for poll in self._polls.values())
+
+    @is_stopped.setter
+    def is_stopped(self, value: bool) -> None:
+        for poll in self._polls.values():
+            poll.is_stopped = value
+
+    @property
+    def is_quiet(self) -> bool:
+        return all(poll.is_quiet for poll in self._polls.values())
+
+    @property
+    def is_dry(self) -> bool:
+        return all(poll.is_dry for poll in self._polls.values())
+
+
+class Line:
+    """The queues that wait for room, in the order they came: a busy one must not starve the others."""
+
+    def __init__(self, runtime: Runtime, wake: Callable[[str], None]) -> None:
+        self._lock = runtime.lock()
+        self._wake = wake
+        self._waiting: list[str] = []
+
+    @property
+    def is_long(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
+    def is_behind(self, queue: str) -> bool:
+        """Whether another queue is first."""
+        with self._lock:
+            return self._waiting[:1] not in ([], [queue])
+
+    def change(self, queue: str, *, waits: bool) -> None:
+        """Let *queue* wait in line, or leave it."""
+        with self._lock:
+            if waits and queue not in self._waiting:
+                self._waiting.append(queue)
+            elif not waits and queue in self._waiting:
+                self._waiting.remove(queue)
+
+    def call_first(self) -> None:
+        """Tell the first in line that there may be room."""
+        with self._lock:
+            first = self._waiting[:1]
+        for queue in first:
+            self._wake(queue)
+
+
+class Poll:
+    """Takes jobs of one queue by their messages, and those that wait for too long without one.
+
+    Room is set aside before messages are asked for, so that none waits in a worker that cannot
+    run its job. When no messages come, or the queue service fails, jobs that have been due for
+    longer than *patience* are reserved from the store: late, and not lost.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        transport: Transport,
+        hands: Hands,
+        taking: Taking,
+        messages: Messages,
+        *,
+        queue: str,
+        wait: timedelta,
+        visibility: timedelta,
+        poll: timedelta,
+        patience: timedelta,
+        line: Line,
+    ) -> None:
+        self._runtime = runtime
+        self._transport = transport
+        self._hands = hands
+        self._taking = taking
+        self._messages = messages
+        self._queue = queue
+        self._wait = wait if runtime.may_block else AT_ONCE
+        self._visibility = visibility
+        self._poll = poll
+        self._patience = patience
+        self._line = line
+        self._pause = SHORTEST
+        self._rest = 0.0
+        self._asks_at = 0.0
+        self._finds_jobs = False
+        self._is_bypassed = False
+        self._dry_after: int | None = None
+        self.is_stopped = False
+        self.is_quiet = False
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing came when it looked last, and no attempt has ended since: that may leave jobs behind."""
+        return self._dry_after == self._hands.departures
+
+    def tick(self) -> timedelta:
+        if self.is_stopped:
+            return self._end()
+        departures, began = self._hands.departures, self._runtime.monotonic()
+        try:
+            self._read_back()
+            if not (room := self._take_room()):
+                return FULL
+            if self._take_messages(room) or self._take_overdue():
+                self._pause = SHORTEST
+                return AT_ONCE
+        except StoreUnavailable as error:
+            _LOG.warning("cannot take jobs: %s", error)
+            return self._next_pause()
+        self._dry_after = departures
+        return self._idle(began)
+
+    def _end(self) -> timedelta:
+        """Find out what was taken by calls without a reply: a worker that ended before would leave it to its lease."""
+        try:
+            self._read_back()
+        except StoreUnavailable as error:
+            _LOG.warning("cannot find out what was taken: %s", error)
+            self._taking.forget_what_is_over()
+        self.is_quiet = self._taking.is_sure
+        return FULL if self.is_quiet else self._next_pause()
+
+    def _read_back(self) -> None:
+        """Run what calls took whose reply was lost; let the other messages come again now that the store answers."""
+        self._messages.give_back(self._taking.read_back())
+
+    def _next_pause(self) -> timedelta:
+        self._pause = min(2 * self._pause, self._poll)
+        return self._pause
+
+    def _idle(self, began: float) -> timedelta:
+        """Leave the room to others that wait for some; return how long to rest, which a long poll did already."""
+        self._line.call_first()
+        return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began), AT_ONCE)
+
+    def _take_room(self) -> int:
+        """Set room aside, if nobody was here before; else wait in line."""
+        is_behind = self._line.is_behind(self._queue)
+        room = 0 if is_behind else self._hands.take_room(self._queue, MOST)
+        is_full = self._hands.is_full  # else it is the queue's own limit that leaves none
+        self._line.change(self._queue, waits=is_behind or (is_full and not room))
+        if not is_full:
+            self._line.call_first()
+        return room
+
+    def _take_messages(self, room: int) -> bool:
+        """Return whether any came."""
+        try:
+            deliveries = self._receive(room)
+        except BaseException:
+            self._hands.fill_room(self._queue, room, [])
+            raise
+        self._dry_after = None if deliveries else self._dry_after
+        received = [each for delivery in deliveries if (each := self._read(delivery)) is not None]
+        if not received or self.is_stopped:
+            self._hands.fill_room(self._queue, room, [])
+            self._messages.give_back(received)
+            return bool(deliveries)
+        for each, answer in zip(received, self._taking.claim(self._queue, room, received), strict=True):
+            if isinstance(answer, Refused):
+                self._messages.found(each, answer)
+        return True
+
+    def _read(self, delivery: Delivery) -> Received | None:
+        message = parse(delivery.body)
+        if message is None:
+            self._messages.discard(self._queue, delivery)
+            return None
+        return Received(self._queue, delivery, message)
+
+    def _receive(self, room: int) -> Sequence[Delivery]:
+        if self._runtime.monotonic() < self._asks_at:
+            return ()
+        # While jobs are found without messages, or others have no room, nobody waits for messages.
+        wait = AT_ONCE if self._finds_jobs or self._line.is_long else self._wait
+        try:
+            deliveries = self._transport.receive(self._queue, most=room, wait=wait, visibility=self._visibility)
+        except (TransportUnavailable, TransportRefused) as error:
+            self._rest = min(2 * self._rest or FIRST_REST, LONGEST_REST)
+            self._asks_at = self._runtime.monotonic() + self._rest
+            self._tell_bypassed(str(error))
+            return ()
+        self._rest = 0.0
+        if deliveries and self._is_bypassed:
+            self._is_bypassed = False
+            _LOG.warning("messages of queue %s come again", self._queue)
+        return deliveries
+
+    def _take_overdue(self) -> bool:
+        """Take jobs without messages, where they have waited long enough; return whether there were any."""
+        self._finds_jobs = False
+        if self.is_stopped or not (room := self._hands.take_room(self._queue, BATCH)):
+            return False
+        claims = self._taking.reserve(self._queue, room)
+        self._finds_jobs = bool(claims)
+        self._dry_after = None if claims else self._dry_after
+        if any(map(self._is_overdue, claims)):
+            self._tell_bypassed("jobs are due, and none come")
+        return self._finds_jobs
+
+    def _is_overdue(self, claim: Claim) -> bool:
+        started_at = claim.job.processing_started_at
+        return started_at is not None and started_at - claim.job.scheduled_for > self._patience
+
+    def _tell_bypassed(self, why: str) -> None:
+        if not self._is_bypassed:
+            _LOG.warning("no messages of queue %s: %s; its jobs are taken from the store meanwhile", self._queue, why)
+        self._is_bypassed = True
+
+
+def _name(queue: str) -> str:
+    return f"intake of {queue}"

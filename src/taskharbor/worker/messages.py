@@ -1,0 +1,201 @@
+"""What becomes of messages: deleted, or shown again later; many in one call."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.answers import Declined
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.messages import Action, Finding, Verdict, judge
+from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from taskharbor.core.answers import Refused
+    from taskharbor.core.messages import Message
+    from taskharbor.delivery.transport import Delivery, Failed, Transport
+    from taskharbor.drivers.base import Driver
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.hand import Hand
+
+_LOG: Final = logging.getLogger(__name__)
+AT_ONCE: Final = timedelta(0)
+IDLE: Final = timedelta(seconds=60)
+ENOUGH: Final = 10
+"""Messages that are worth a call: as many as SQS takes in one."""
+GATHER: Final = 0.005
+"""Seconds in which others may join those that wait. Nobody waits for them: their jobs are settled."""
+SOONEST: Final = timedelta(milliseconds=1)
+BATCH: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message that could be read, as it arrived from *queue*."""
+
+    queue: str
+    delivery: Delivery
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What shall be done with the message of this receipt, and what the store must be told before."""
+
+    queue: str
+    receipt: str
+    verdict: Verdict
+    declined: Declined | None = None
+
+
+class Messages:
+    """Deletes messages, and changes how long they stay hidden, on a thread of its own.
+
+    So a queue service that is slow or away keeps neither a job nor a lease waiting. Whatever
+    fails is told, and left at that: the message comes again, and finds a job that is final.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        driver: Driver,
+        transport: Transport,
+        *,
+        visibility: timedelta,
+        wake: Callable[[], None],
+    ) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._transport = transport
+        self._visibility = visibility
+        self._lock = runtime.lock()
+        self._ruled: deque[Ruling] = deque()
+        self._since = 0.0
+        self._is_busy = False
+        self._wake = wake
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was done that was asked for."""
+        return not self._ruled and not self._is_busy
+
+    def found(self, received: Received | None, what: Finding | Refused) -> None:
+        """Do with a message what the rule says, by what was found behind it."""
+        if received is None:  # the job came without one
+            return
+        message, delivery = received.message, received.delivery
+        verdict = judge(
+            what,
+            seq=message.seq,
+            receives=delivery.receives,
+            visibility=self._visibility,
+            now=self._runtime.now(),
+        )
+        declined = Declined(message.job_id, message.seq) if verdict.action is Action.DECLINE else None
+        self._rule([Ruling(received.queue, delivery.receipt, verdict, declined)])
+
+    def discard(self, queue: str, delivery: Delivery) -> None:
+        """Delete what nobody can read."""
+        _LOG.warning("deleted a message of queue %s that is not one of ours: %s", queue, delivery.message_id)
+        unreadable = judge(
+            Finding.UNREADABLE,
+            seq=0,
+            receives=delivery.receives,
+            visibility=self._visibility,
+            now=self._runtime.now(),
+        )
+        self._rule([Ruling(queue, delivery.receipt, unreadable)])
+
+    def keep(self, hands: Iterable[Hand]) -> None:
+        """Keep the messages of jobs in hand hidden, as their leases run on."""
+        self._hide([hand.received for hand in hands if hand.received is not None], self._visibility)
+
+    def give_back(self, received: Sequence[Received]) -> None:
+        """Show messages to others at once."""
+        self._hide(received, AT_ONCE)
+
+    def _hide(self, received: Sequence[Received], hidden_for: timedelta) -> None:
+        verdict = Verdict(Action.LEAVE, hidden_for)
+        self._rule([Ruling(each.queue, each.delivery.receipt, verdict) for each in received])
+
+    def _rule(self, rulings: Sequence[Ruling]) -> None:
+        to_do = [each for each in rulings if each.verdict != Verdict(Action.LEAVE)]
+        if not to_do:
+            return
+        with self._lock:
+            is_first = not self._ruled
+            self._ruled.extend(to_do)
+            if is_first:
+                self._since = self._runtime.monotonic()
+            is_due = is_first or len(self._ruled) >= ENOUGH
+        if is_due:
+            self._wake()
+
+    def tick(self) -> timedelta:
+        waited = self._runtime.monotonic() - self._since
+        if not self._ruled:
+            return IDLE
+        if len(self._ruled) < ENOUGH and waited < GATHER:
+            return max(timedelta(seconds=GATHER - waited), SOONEST)
+        self._is_busy = True
+        try:
+            self._carry_out(self._next_batch())
+        finally:
+            self._is_busy = False
+        return AT_ONCE if self._ruled else IDLE
+
+    def _next_batch(self) -> list[Ruling]:
+        with self._lock:
+            return [self._ruled.popleft() for _ in range(min(BATCH, len(self._ruled)))]
+
+    def _carry_out(self, batch: Sequence[Ruling]) -> None:
+        is_told = self._tell_store([each.declined for each in batch if each.declined is not None])
+        deleted = [each for each in batch if each.verdict.action is not Action.LEAVE and (is_told or not each.declined)]
+        gone = {each.receipt for each in deleted}
+        hidden = [each for each in batch if each.verdict.action is Action.LEAVE and each.receipt not in gone]
+        for queue in dict.fromkeys(each.queue for each in batch):
+            receipts = [each.receipt for each in deleted if each.queue == queue]
+            changes = {each.receipt: each.verdict.hidden_for for each in hidden if each.queue == queue}
+            self._delete(queue, receipts)
+            self._change(queue, [(receipt, time) for receipt, time in changes.items() if time is not None])
+
+    def _tell_store(self, declined: Sequence[Declined]) -> bool:
+        """Tell the store that it must ring again. Where it cannot be told, the messages stay: they come again."""
+        # A call names each job once; of two messages only the newer one counts.
+        newest = {each.job_id: each for each in sorted(declined, key=lambda each: each.seq)}
+        try:
+            if newest:
+                self._driver.dispatched(list(newest.values()))
+        except StoreUnavailable as error:
+            _LOG.warning("cannot decline %d messages, and leave them: %s", len(declined), error)
+            return False
+        return True
+
+    def _delete(self, queue: str, receipts: Sequence[str]) -> None:
+        try:
+            answers = self._transport.delete(queue, receipts) if receipts else []
+        except (TransportUnavailable, TransportRefused) as error:
+            _LOG.warning(
+                "cannot delete %d messages of queue %s, and let them come again: %s", len(receipts), queue, error
+            )
+        else:
+            _tell("deleted", queue, answers)
+
+    def _change(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> None:
+        try:
+            answers = self._transport.hide(queue, changes) if changes else []
+        except (TransportUnavailable, TransportRefused) as error:
+            _LOG.warning("cannot hide %d messages of queue %s for longer: %s", len(changes), queue, error)
+        else:
+            _tell("hidden for longer", queue, answers)
+
+
+def _tell(what: str, queue: str, answers: Sequence[Failed | None]) -> None:
+    failed = [answer for answer in answers if answer is not None]
+    if failed:
+        _LOG.info("%d messages of queue %s were not %s: %s", len(failed), queue, what, failed[0].why)

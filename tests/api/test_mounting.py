@@ -1,0 +1,72 @@
+"""The API inside an application of the user's own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import httpx
+from fastapi import Depends, FastAPI
+
+from taskharbor.api import create_app, harbor_of, lifespan_of
+from taskharbor.harbor import Harbor
+
+
+def test_it_lies_under_the_path_it_is_mounted_at_and_shares_the_harbor() -> None:
+    harbor = Harbor("memory://")
+    app = FastAPI(lifespan=lifespan_of(harbor))
+    app.mount("/background", create_app(harbor, needs_keys=False))
+
+    @app.post("/hello")
+    async def hello(harbor: Annotated[Any, Depends(harbor_of)]) -> str:
+        [queue] = harbor.driver.inspector.queues()
+        return str(queue.name)
+
+    async def use() -> tuple[httpx.Response, httpx.Response, httpx.Response]:
+        async with app.router.lifespan_context(app) as state:
+            transport = httpx.ASGITransport(_with_state(app, state))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                made = await client.post("/background/v1/jobs", json={"type": "greet"})
+                found = await client.get(made.headers["location"])
+                return made, found, await client.post("/hello")
+
+    made, found, hello_there = asyncio.run(use())
+
+    assert made.headers["location"] == f"/background/v1/jobs/{made.json()['id']}" == made.json()["links"]["self"]
+    assert found.json()["id"] == made.json()["id"]
+    assert hello_there.json() == "default"
+
+
+def test_the_harbor_is_closed_with_the_application() -> None:
+    harbor = Harbor("memory://")
+    app = FastAPI(lifespan=lifespan_of(harbor))
+    opened = []
+
+    async def live() -> None:
+        async with app.router.lifespan_context(app):
+            opened.append(harbor.store)
+
+    asyncio.run(live())
+
+    assert harbor._store is None  # noqa: SLF001  what tells that it is closed
+
+
+def test_the_document_of_a_mounted_api_says_where_it_lies() -> None:
+    harbor = Harbor("memory://")
+    app = FastAPI()
+    app.mount("/background", create_app(harbor))
+
+    async def read() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.get("/background/openapi.json")
+
+    assert asyncio.run(read()).json()["servers"] == [{"url": "/background"}]
+
+
+def _with_state(app: FastAPI, state: Any) -> Any:
+    """Do what a server does: give each request what the lifespan yielded."""
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "state": dict(state or {})}, receive, send)
+
+    return wrapped

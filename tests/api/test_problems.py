@@ -1,0 +1,169 @@
+"""What goes wrong is told in one form, and says nothing about our insides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor import MemoryDriver
+from taskharbor.api import problems
+from taskharbor.core import errors
+from tests.api.site import NOBODY, Site, opened, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Broken:
+    """A store of which some verbs raise."""
+
+    def __init__(self, error: Exception, *names: str) -> None:
+        self._store = MemoryDriver()
+        self._error, self.names = error, names
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.names:
+            return self.fail
+        if name in {"inspector", "control"}:
+            return Part(getattr(self._store, name), self)
+        return getattr(self._store, name)
+
+    def fail(self, *_args: Any, **_options: Any) -> Any:
+        raise self._error
+
+
+class Part:
+    def __init__(self, part: Any, owner: Broken) -> None:
+        self._part, self._owner = part, owner
+
+    def __getattr__(self, name: str) -> Any:
+        return self._owner.fail if name in self._owner.names else getattr(self._part, name)
+
+
+@pytest.fixture
+def out_of_reach() -> Iterator[Site]:
+    error = errors.StoreUnavailable("connection to db.internal failed: password hunter2")
+    driver: Any = Broken(error, "now", "get", "find", "insert", "pause", "queues")
+    with opened(driver) as site:
+        yield site
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{NOBODY}", "/v1/queues", "/v1/stats", "/readyz"])
+def test_a_store_out_of_reach_is_503_with_when_to_come_back(out_of_reach: Site, path: str) -> None:
+    answer = out_of_reach.get(path)
+
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert problem(answer)["code"] in {"store-unavailable", "not-ready"}
+    assert "hunter2" not in answer.text
+    assert "db.internal" not in answer.text
+
+
+def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(out_of_reach: Site) -> None:
+    assert out_of_reach.post("/v1/jobs", {"type": "greet"}).status_code == 503
+
+
+def test_a_process_whose_store_is_away_is_alive_and_not_ready(out_of_reach: Site) -> None:
+    assert out_of_reach.get("/livez").status_code == 200
+    assert out_of_reach.get("/readyz").status_code == 503
+
+
+def test_a_store_with_other_tables_is_503_and_says_what_to_run() -> None:
+    driver: Any = Broken(errors.SchemaOutOfDate("1", "2", "run 'taskharbor migrate up'"), "find")
+    with opened(driver) as site:
+        answer = site.get("/v1/jobs")
+
+    assert answer.status_code == 503
+    assert "migrate up" in problem(answer)["detail"]
+
+
+def test_a_bug_is_500_told_in_the_log_and_not_in_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+    driver: Any = Broken(ZeroDivisionError("SELECT secret FROM th_jobs"), "find")
+    with opened(driver) as site, caplog.at_level(logging.ERROR):
+        answer = site.get("/v1/jobs")
+
+    assert answer.status_code == 500
+    assert problem(answer)["code"] == "unexpected"
+    assert "SELECT" not in answer.text
+    assert "SELECT" in caplog.text
+
+
+def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_done(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver: Any = Broken(errors.StoreUnavailable("gone"), "record")
+    with opened(driver) as site, caplog.at_level(logging.ERROR):
+        assert site.post("/v1/jobs", {"type": "greet"}).status_code == 201
+
+    assert "jobs.enqueue" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v2/jobs", 404, "no-such-path"),
+        ("GET", "/v1/jobs/", 404, "no-such-path"),
+        ("DELETE", "/v1/jobs", 405, "method-not-allowed"),
+        ("GET", "/v1/jobs?statsu=DEAD", 422, "invalid-request"),
+    ],
+)
+def test_a_call_that_leads_nowhere_is_told_in_the_same_form(
+    site: Site, method: str, path: str, status: int, code: str
+) -> None:
+    answer = site.request(method, path)
+
+    assert answer.status_code == status
+    assert problem(answer)["code"] == code
+
+
+def test_a_method_that_is_not_allowed_names_those_that_are(site: Site) -> None:
+    assert {*site.request("DELETE", "/v1/queues").headers["allow"].split(", ")} == {"GET"}
+
+
+def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
+    def all_of(kind: type[Exception]) -> Iterator[type[Exception]]:
+        yield kind
+        for each in kind.__subclasses__():
+            yield from all_of(each)
+
+    for kind in all_of(errors.UsageError):
+        verdict = next(problems.VERDICTS[each] for each in kind.__mro__ if each in problems.VERDICTS)
+        assert verdict.code != "unexpected", kind
+
+
+def test_too_many_calls_at_once_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.api.backend.MOST_WAITING", 0)
+
+    answer = site.get("/v1/queues")
+
+    assert answer.status_code == 503
+    assert problem(answer)["code"] == "overloaded"
+    assert "retry-after" in answer.headers
+
+
+def test_too_many_waits_are_429(site: Site) -> None:
+    job_id = site.create()
+    api = site.app.state.taskharbor
+    api.open.count = 2_000
+
+    answer = site.get(f"/v1/jobs/{job_id}", params={"wait": 1})
+
+    assert answer.status_code == 429
+    assert problem(answer)["code"] == "too-many-open"
+    assert "retry-after" in answer.headers
+    assert api.open.count == 2_000
+
+
+def test_one_failed_batch_of_reads_fails_those_who_asked_and_no_one_later() -> None:
+    driver: Any = Broken(errors.StoreUnavailable("gone"), "get")
+    with opened(driver) as site:
+
+        async def many() -> list[Any]:
+            return await asyncio.gather(*(site.client.get(f"/v1/jobs/{NOBODY}") for _ in range(20)))
+
+        assert {each.status_code for each in site.run(many())} == {503}
+        driver.names = ()
+        assert site.get(f"/v1/jobs/{NOBODY}").status_code == 404

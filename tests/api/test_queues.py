@@ -1,0 +1,206 @@
+"""Queues, schedules, workers and figures."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor import MemoryDriver
+from taskharbor.core.model import WorkerRecord
+from taskharbor.core.outcome import Outcome
+from taskharbor.testing.clock import ManualClock
+from tests.api.site import opened, problem
+
+if TYPE_CHECKING:
+    from tests.api.site import Site
+
+NIGHTLY = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "type": "reports.nightly", "payload": {"n": 1}}
+
+
+def start_worker(site: Site, *queues: str) -> None:
+    now = site.driver.inspector.now()
+    site.driver.upkeep.beat_worker(
+        WorkerRecord(id="w", host="h", pid=7, queues=queues, types=("greet",), concurrency=4, started_at=now)
+    )
+
+
+def test_queues_are_listed_with_their_counts(site: Site) -> None:
+    site.create()
+    site.create(queue="mail")
+    site.roll_up()
+
+    queues = site.get("/v1/queues").json()["queues"]
+
+    assert [(each["name"], each["counts"]["PENDING"]) for each in queues] == [("default", 1), ("mail", 1)]
+    assert site.get("/v1/queues/mail").json()["name"] == "mail"
+
+
+def test_a_queue_that_nobody_knows_is_not_found(site: Site) -> None:
+    missing = site.get("/v1/queues/nothing")
+
+    assert missing.status_code == 404
+    assert problem(missing)["code"] == "queue-not-found"
+
+
+def test_a_paused_queue_lets_no_job_start_until_it_is_resumed(site: Site) -> None:
+    site.create()
+
+    paused = site.post("/v1/queues/default/pause")
+
+    assert (paused.status_code, paused.json()["paused_by"]) == (200, "anonymous")
+    with pytest.raises(ValueError, match="not enough values"):
+        site.take()
+    assert site.post("/v1/queues/default/resume").json()["paused_at"] is None
+    assert site.take().job.queue == "default"
+
+
+def test_a_queue_may_be_paused_before_it_has_a_job_and_twice(site: Site) -> None:
+    assert site.post("/v1/queues/later/pause").status_code == 200
+    assert site.post("/v1/queues/later/pause").status_code == 200
+    assert site.post("/v1/queues/later/resume").json()["counts"]["PENDING"] == 0
+
+
+def test_an_autoscaler_learns_how_many_workers_a_queue_could_use(site: Site) -> None:
+    for _ in range(9):
+        site.create()
+    site.take()
+    start_worker(site, "default")
+    site.roll_up()
+
+    told = site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()
+
+    assert (told["backlog"], told["running"], told["workers"], told["hint"]) == (8, 1, 1, 3)
+    site.post("/v1/queues/default/pause")
+    assert site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()["hint"] == 1
+
+
+def test_jobs_for_later_and_an_empty_queue_need_no_worker(site: Site) -> None:
+    site.create(delay=3600)
+    site.roll_up()
+
+    assert site.get("/v1/queues/default/scaling").json()["hint"] == 0
+    assert site.get("/v1/queues/nothing/scaling").json()["hint"] == 0
+
+
+def test_workers_are_listed_and_the_silent_are_not_alive(site: Site) -> None:
+    start_worker(site, "default")
+
+    [worker] = site.get("/v1/workers").json()["workers"]
+
+    assert (worker["id"], worker["queues"], worker["is_alive"]) == ("w", ["default"], True)
+
+
+def test_figures_tell_what_there_is_and_what_the_last_hour_brought(site: Site) -> None:
+    site.create()
+    site.settle(site.take(), Outcome.ack())
+    site.dead()
+    site.create()
+    site.post("/v1/queues/mail/pause")
+    start_worker(site, "default")
+    site.roll_up()
+
+    told = site.get("/v1/stats").json()
+
+    assert (told["counts"]["SUCCEEDED"], told["counts"]["DEAD"], told["counts"]["PENDING"]) == (1, 1, 1)
+    assert told["finished_last_hour"] == {"SUCCEEDED": 1, "DEAD": 1, "CANCELED": 0}
+    assert (told["paused_queues"], told["workers_alive"]) == (["mail"], 1)
+
+
+def test_the_last_minutes_are_told_by_queue_and_state(site: Site) -> None:
+    site.create(queue="mail")
+    site.settle(site.take("mail"), Outcome.ack())
+    site.roll_up()
+
+    [minute] = site.get("/v1/stats/timeseries").json()["minutes"]
+
+    assert (minute["queue"], minute["status"], minute["count"]) == ("mail", "SUCCEEDED", 1)
+    assert site.get("/v1/stats/timeseries?queue=other").json()["minutes"] == []
+    assert site.get("/v1/stats/timeseries?minutes=9999999").status_code == 422
+
+
+def put(site: Site, name: str = "nightly", **fields: Any) -> Any:
+    return site.request("PUT", f"/v1/schedules/{name}", json=NIGHTLY | fields)
+
+
+def test_a_schedule_is_defined_changed_and_removed(site: Site) -> None:
+    made = put(site)
+    changed = put(site, overlap="skip", timeout=30)
+
+    assert (made.status_code, changed.status_code) == (201, 200)
+    assert made.json()["next_at"] is not None
+    assert changed.json()["options"]["overlap"] == "skip"
+    assert site.get("/v1/schedules/nightly").json() == changed.json()
+    assert [each["name"] for each in site.get("/v1/schedules").json()["schedules"]] == ["nightly"]
+    assert site.request("DELETE", "/v1/schedules/nightly").status_code == 204
+    assert site.request("DELETE", "/v1/schedules/nightly").status_code == 404
+
+
+def test_a_schedules_payload_is_not_in_the_list(site: Site) -> None:
+    put(site)
+
+    assert "payload" not in site.get("/v1/schedules").json()["schedules"][0]
+    assert site.get("/v1/schedules/nightly").json()["payload"] == {"n": 1}
+
+
+def test_a_schedule_runs_at_once_when_it_is_told_to(site: Site) -> None:
+    put(site)
+
+    made = site.post("/v1/schedules/nightly/run", headers={"Idempotency-Key": "once"})
+    again = site.post("/v1/schedules/nightly/run", headers={"Idempotency-Key": "once"})
+
+    assert (made.status_code, again.status_code) == (201, 200)
+    assert made.json()["id"] == again.json()["id"]
+    assert (made.json()["type"], made.json()["payload"]) == ("reports.nightly", {"n": 1})
+    assert made.headers["location"] == f"/v1/jobs/{made.json()['id']}"
+
+
+def test_a_schedule_rests_until_it_is_resumed(site: Site) -> None:
+    put(site)
+
+    assert site.post("/v1/schedules/nightly/pause").json()["paused_at"] is not None
+    assert site.post("/v1/schedules/nightly/resume").json()["paused_at"] is None
+
+
+@pytest.mark.parametrize("verb", ["run", "pause", "resume"])
+def test_a_schedule_that_is_not_there_is_not_found(site: Site, verb: str) -> None:
+    missing = site.post(f"/v1/schedules/nothing/{verb}")
+
+    assert missing.status_code == 404
+    assert problem(missing)["code"] == "schedule-not-found"
+
+
+def test_a_schedules_name_may_hold_slashes_as_types_do(site: Site) -> None:
+    assert put(site, "reports/nightly").status_code == 201
+    assert site.get("/v1/schedules/reports/nightly").json()["name"] == "reports/nightly"
+    assert site.post("/v1/schedules/reports/nightly/run").status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"cron": "0 25 * * *"}, "/cron"),
+        ({"cron": "0 0 30 2 *"}, "/cron"),
+        ({"timezone": "Europe/Pari"}, "/timezone"),
+        ({"missed": "never"}, "/missed"),
+        ({"type": "no spaces"}, "/type"),
+        ({"window": 1}, "/window"),
+    ],
+    ids=repr,
+)
+def test_a_schedule_that_breaks_a_rule_is_pointed_at(site: Site, fields: dict[str, Any], pointer: str) -> None:
+    refused = put(site, **fields)
+
+    assert refused.status_code == 422
+    assert pointer in [each["pointer"] for each in problem(refused)["errors"]]
+
+
+def test_a_worker_that_fell_silent_is_not_counted() -> None:
+
+    clock = ManualClock()
+    with opened(MemoryDriver(clock=clock)) as site:
+        start_worker(site, "default")
+        clock.advance(timedelta(minutes=1))
+
+        assert site.get("/v1/stats").json()["workers_alive"] == 0

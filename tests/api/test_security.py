@@ -1,0 +1,194 @@
+"""Who gets in, and what for."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.api.docs import routes_of
+from taskharbor.api.routing import PUBLIC
+from taskharbor.keys import SCOPES
+from tests.api.site import NOBODY, bearer, opened, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
+    from taskharbor.api.routing import ApiRoute
+    from tests.api.site import Site
+
+STREAMS: Final = ("/v1/events",)  # it does not end by itself; that it needs its scope is seen all the same
+OPEN: Final = {"/livez", "/readyz", "/openapi.json", "/docs"}
+GOOD_BODIES: Final = {
+    "/v1/jobs": {"type": "greet"},
+    "/v1/jobs/batch": {"jobs": [{"type": "greet"}]},
+    "/v1/jobs/{job_id}/reschedule": {"priority": 1},
+    "/v1/dead-letters/requeue": {"ids": [NOBODY]},
+    "/v1/schedules/{name}": {"cron": "0 2 * * *", "type": "greet"},
+}
+
+
+@pytest.fixture
+def locked() -> Iterator[Site]:
+    with opened(needs_keys=True) as site:
+        yield site
+
+
+def call(site: Site, route: ApiRoute, headers: dict[str, str]) -> httpx.Response:
+    path = route.path_format.format(job_id=NOBODY, name="nothing")
+    [method] = route.methods or {"GET"}
+    body = GOOD_BODIES.get(route.path_format) if method in {"POST", "PUT"} else None
+    return site.request(method, path, headers=headers, json=body)
+
+
+def guarded(site: Site) -> list[ApiRoute]:
+    return [route for route in routes_of(site.app) if route.needs != PUBLIC and route.path_format not in STREAMS]
+
+
+def test_every_route_of_the_application_says_what_it_needs_and_few_need_nothing(site: Site) -> None:
+    routes = routes_of(site.app)
+
+    assert len(routes) == len(site.app.routes) >= 30
+    assert {route.needs for route in routes} == {*SCOPES, PUBLIC} - {"admin", "payload:read"}
+    assert {route.path_format for route in routes if route.needs == PUBLIC} == OPEN
+
+
+def test_nobody_gets_in_anywhere_without_a_good_key(locked: Site) -> None:
+    stranger, revoked = locked.key("admin"), locked.key("admin")
+    locked.driver.control.revoke_keys([revoked.split("_")[1]])
+    expired = locked.key("admin", expires_at=locked.driver.inspector.now() - timedelta(seconds=1))
+    wrong = [{}, bearer(""), bearer("thk_x"), bearer(stranger[:-1] + "~"), bearer(revoked), bearer(expired)]
+    wrong.append({"Authorization": f"Basic {stranger}"})
+
+    for headers in wrong:
+        for route in routes_of(locked.app):
+            if route.needs != PUBLIC:
+                answer = call(locked, route, headers)
+                assert answer.status_code == 401, (route.path, headers)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert problem(answer)["code"] == "unauthorized"
+
+
+def test_every_route_lets_in_its_scope_and_admin_and_no_other(locked: Site) -> None:
+    keys = {scope: bearer(locked.key(scope)) for scope in SCOPES}
+
+    for route in guarded(locked):
+        for scope, headers in keys.items():
+            answer = call(locked, route, headers)
+            if scope in {route.needs, "admin"}:
+                assert answer.status_code not in {401, 403}, (route.path, scope, answer.text)
+            else:
+                assert answer.status_code == 403, (route.path, scope)
+                assert problem(answer)["scope"] == route.needs
+                assert f'scope="{route.needs}"' in answer.headers["www-authenticate"]
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_needs_its_scope_too(locked: Site, path: str) -> None:
+    assert locked.get(path, headers=bearer(locked.key("jobs:write"))).status_code == 403
+
+
+def test_what_needs_no_key_tells_nothing(locked: Site) -> None:
+    for path in OPEN:
+        assert locked.get(path).status_code == 200
+
+
+def test_who_may_not_come_in_learns_nothing_about_what_is_there(locked: Site) -> None:
+    there = locked.post("/v1/jobs", {"type": "greet"}, headers=bearer(locked.key("jobs:write"))).json()["id"]
+
+    answers = [locked.get(f"/v1/jobs/{each}").text for each in (there, NOBODY)]
+
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("scopes", "sees"), [(["jobs:read"], False), (["jobs:read", "payload:read"], True)])
+def test_payloads_and_results_are_for_those_who_may_see_them(locked: Site, scopes: list[str], sees: bool) -> None:
+    writer, reader = bearer(locked.key("jobs:write", "schedules:write")), bearer(locked.key(*scopes))
+    made = locked.post("/v1/jobs", {"type": "greet", "payload": "canary"}, headers=writer)
+    schedule = {"cron": "0 2 * * *", "type": "greet", "payload": "canary"}
+    locked.request("PUT", "/v1/schedules/nightly", json=schedule, headers=writer)
+    paths = [made.headers["location"], "/v1/schedules/nightly"]
+
+    assert "canary" not in made.text
+    assert ["canary" in locked.get(path, headers=reader).text for path in paths] == [sees, sees]
+    assert "canary" not in locked.get("/v1/jobs", headers=reader).text
+    assert "canary" not in locked.get("/v1/schedules", headers=reader).text
+
+
+def test_the_audit_names_the_key_and_never_its_secret(locked: Site) -> None:
+    key = locked.key("queues:control")
+
+    locked.post("/v1/queues/mail/pause", headers=bearer(key))
+
+    [entry] = locked.audited()
+    assert entry.actor == f"key:{key.split('_')[1]} ci"
+    assert key.split("_", 2)[2] not in repr(entry)
+
+
+def test_no_secret_reaches_the_log(locked: Site, caplog: pytest.LogCaptureFixture) -> None:
+    key = locked.key("jobs:write")
+    with caplog.at_level(logging.DEBUG, "taskharbor"):
+        locked.post("/v1/jobs", {"type": "greet", "payload": "canary"}, headers=bearer(key))
+        locked.post("/v1/jobs", {"type": "gr eet", "payload": "canary"}, headers=bearer(key))
+        locked.post("/v1/jobs", content=b'{"canary', headers=bearer(key))
+
+    assert "canary" not in caplog.text
+    assert key not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://["},
+    ],
+    ids=repr,
+)
+def test_without_keys_the_pages_of_strangers_are_kept_out(site: Site, headers: dict[str, str]) -> None:
+    refused = site.post("/v1/queues/default/pause", headers=headers)
+
+    assert refused.status_code == 403
+    assert problem(refused)["code"] == "foreign-origin"
+    assert site.audited() == []
+
+
+def test_without_keys_a_page_of_its_own_may_use_it(site: Site) -> None:
+    assert site.post("/v1/queues/default/pause", headers={"Origin": "http://localhost"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:8000", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("evil.example", 403), ("[", 403), ("", 403)],
+)
+def test_without_keys_only_names_of_this_machine_are_answered(host: str, status: int) -> None:
+    with opened(only_local_hosts=True) as site:
+        assert site.get("/v1/jobs", headers={"Host": host}).status_code == status
+
+
+def test_no_other_site_is_told_that_it_may_read_this(site: Site) -> None:
+    answer = site.request("OPTIONS", "/v1/jobs", headers={"Origin": "https://evil.example"})
+
+    assert answer.status_code == 405
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_the_page_of_docs_runs_no_script(site: Site) -> None:
+    page = site.get("/docs")
+
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "<script" not in page.text
+    assert "http" not in page.text.replace("HTTP", "")
+
+
+@pytest.mark.parametrize("value", ["x" * 5_000, "é" * 50, "thk_" + "0" * 12 + "_" + "é" * 43])
+def test_a_key_of_any_shape_is_only_wrong(locked: Site, value: str) -> None:
+    headers: Any = {"Authorization": f"Bearer {value}".encode()}
+
+    assert locked.get("/v1/jobs", headers=headers).status_code == 401

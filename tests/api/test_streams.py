@@ -1,0 +1,189 @@
+"""Server-sent events and long polls: many at once, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.api import feed, streaming
+from taskharbor.api.app import close_streams
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.outcome import Outcome
+from tests.api.streams import Stream
+
+if TYPE_CHECKING:
+    from tests.api.site import Site
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "PERIOD", 0.02)
+
+
+def test_a_job_is_followed_from_where_it_is_to_its_end(site: Site) -> None:
+    job_id = site.create()
+
+    async def follow() -> list[tuple[str, str]]:
+        async with Stream(site, f"/v1/jobs/{job_id}/events") as stream:
+            seen = [await stream.next()]
+            claim = site.take()
+            seen.append(await stream.next())
+            site.settle(claim, Outcome.ack())
+            seen += [await stream.next(), await stream.next()]
+            await asyncio.wait_for(stream.ended.wait(), 10)
+            assert stream.status == 200
+            assert stream.headers[b"content-type"].startswith(b"text/event-stream")
+        return [(name, data["status"]) for name, data in seen]
+
+    assert site.run(follow()) == [
+        ("job", "PENDING"),
+        ("job", "PROCESSING"),
+        ("job", "SUCCEEDED"),
+        ("end", "SUCCEEDED"),
+    ]
+
+
+def test_all_jobs_are_followed_with_the_counts_of_queues_first(site: Site) -> None:
+    site.create()
+
+    async def follow() -> list[tuple[str, Any]]:
+        async with Stream(site, "/v1/events") as stream:
+            seen = [await stream.next()]
+            made = await site.client.post("/v1/jobs", json={"type": "greet", "payload": "canary"})
+            while seen[-1][0] != "job":
+                seen.append(await stream.next())
+            assert seen[-1][1]["id"] == made.json()["id"]
+        return seen
+
+    seen = site.run(follow())
+
+    assert seen[0][0] == "queues"
+    assert seen[0][1]["queues"][0]["counts"]["PENDING"] == 1
+    assert "canary" not in repr(seen)
+
+
+def test_a_job_that_moves_is_told_again_and_one_that_rests_is_not(site: Site) -> None:
+    site.create()
+
+    async def follow() -> list[str]:
+        async with Stream(site, "/v1/events") as stream:
+            await stream.next()
+            claim = site.take()
+            first = await next_job(stream)
+            site.settle(claim, Outcome.ack())
+            return [first["status"], (await next_job(stream))["status"]]
+
+    assert site.run(follow()) == ["PROCESSING", "SUCCEEDED"]
+
+
+async def next_job(stream: Stream) -> dict[str, Any]:
+    while True:
+        name, data = await stream.next()
+        if name == "job":
+            found: dict[str, Any] = data
+            return found
+
+
+def test_a_stream_in_which_nothing_happens_beats(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "BEAT", 0.02)
+    job_id = site.create()
+
+    async def listen() -> bytes:
+        async with Stream(site, f"/v1/jobs/{job_id}/events") as stream:
+            await stream.next()
+            return await stream.chunk()
+
+    assert site.run(listen()) == b": beat\n\n"
+
+
+def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "SLOW", 0.1)
+
+    async def listen() -> None:
+        async with Stream(site, "/v1/events", reads=False) as slow, Stream(site, "/v1/events") as quick:
+            await quick.next()
+            await slow.dropped()
+            await site.client.post("/v1/jobs", json={"type": "greet"})
+            assert await next_job(quick)
+
+    site.run(listen())
+
+
+def test_a_buffer_that_is_full_ends_the_stream_instead_of_growing() -> None:
+    async def listen() -> tuple[int, bytes]:
+        listener = streaming.Listener(size=3)
+        for _ in range(10):
+            listener.offer(b"x")
+        return listener._events.qsize(), await listener.next()  # noqa: SLF001  what must stay small
+
+    assert asyncio.run(listen()) == (3, b"")
+
+
+def test_nobody_looks_at_the_store_while_nobody_listens(site: Site) -> None:
+    async def listen() -> None:
+        async with Stream(site, "/v1/events") as stream:
+            await stream.next()
+        await asyncio.sleep(0.1)
+
+    site.run(listen())
+    before = site.driver.statements  # type: ignore[attr-defined]
+    site.run(asyncio.sleep(0.2))
+
+    assert site.driver.statements == before  # type: ignore[attr-defined]
+    assert site.app.state.taskharbor.open.count == 0
+
+
+def test_a_store_that_is_away_for_a_while_does_not_end_a_stream(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: Any, **_options: Any) -> Any:
+        raise StoreUnavailable("gone")
+
+    async def listen() -> Any:
+        async with Stream(site, "/v1/events") as stream:
+            await stream.next()
+            with monkeypatch.context() as patch:
+                patch.setattr(site.driver.inspector, "find", fail)
+                await asyncio.sleep(0.1)
+            await site.client.post("/v1/jobs", json={"type": "greet"})
+            return await next_job(stream)
+
+    assert site.run(listen())["type"] == "greet"
+
+
+def test_closing_ends_every_stream(site: Site) -> None:
+    async def listen() -> None:
+        async with Stream(site, "/v1/events") as stream:
+            await stream.next()
+            close_streams(site.app)
+            await asyncio.wait_for(stream.ended.wait(), 10)
+
+    site.run(listen())
+
+
+def test_a_thousand_open_waits_and_streams_take_no_thread_each(site: Site) -> None:
+    job_id = site.create()
+    claim = site.take()
+
+    async def crowd() -> tuple[int, list[int]]:
+        async with AsyncExitStack() as stack:
+            paths = [f"/v1/jobs/{job_id}/events", "/v1/events"]
+            streams = [await stack.enter_async_context(Stream(site, paths[n % 2])) for n in range(500)]
+            waits = [
+                asyncio.ensure_future(site.client.get(f"/v1/jobs/{job_id}", params={"wait": 60})) for _ in range(500)
+            ]
+            await asyncio.gather(*(stream.next() for stream in streams))
+            assert site.app.state.taskharbor.open.count == 1_000
+            threads = threading.active_count()
+            site.settle(claim, Outcome.ack())
+            return threads, [each.status_code for each in await asyncio.gather(*waits)]
+
+    threads, statuses = site.run(crowd())
+
+    assert threads < 30
+    assert statuses == [200] * 500
+    assert site.app.state.taskharbor.open.count == 0

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from taskharbor.api import serving
+from taskharbor.cli.root import root, run
+from taskharbor.drivers.connect import connect
+from taskharbor.keys import issue
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def _nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what should have been refused fail, and not serve for ever in the test's own process."""
+
+    def fail(*_: object, **__: object) -> None:
+        pytest.fail("it was not refused, and serves")
+
+    monkeypatch.setattr(serving.Server, "run", fail)
+
+
+@pytest.mark.usefixtures("_nothing_serves")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", ""])
+def test_an_address_that_others_can_reach_is_refused_while_there_is_no_key(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(root, ["api", "--host", host, "--url", "memory://"])
+
+    assert code == 6
+    assert "taskharbor keys create" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_serves")
+def test_a_key_that_opens_nothing_any_more_is_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    driver = connect(url)
+    key = issue("ci", ["admin"], now=driver.inspector.now()).key
+    driver.control.put_keys([key])
+    driver.control.revoke_keys([key.id])
+    driver.close()
+
+    assert run(root, ["api", "--host", "0.0.0.0", "--url", url]) == 6
+    assert "refused to listen" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_serves")
+def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code = run(root, ["api", "--port", str(taken.getsockname()[1]), "--url", "memory://"])
+
+    assert code == 1
+    assert "choose another --host or --port" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_serves")
+def test_without_the_extra_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    code = run(root, ["api", "--url", "memory://"])
+
+    assert code == 2
+    assert "pip install 'taskharbor[api]'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
+    """Serve a store in a process of its own, on a port of its own choice."""
+    log = tmp_path / "log"
+    words = ["api", "--port", "0", "--url", f"sqlite:///{tmp_path}/jobs.db"]
+    with log.open("w") as stderr:
+        process = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], stderr=stderr)
+    try:
+        wait_until(lambda: "listens on" in log.read_text())
+        address = re.search(r"listens on (\S+)", log.read_text())
+        assert address is not None
+        yield address[1], process, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_serves_until_a_signal_and_exits_with_0(served: tuple[str, subprocess.Popen[bytes], Path]) -> None:
+    address, process, log = served
+
+    with httpx.Client(base_url=address, timeout=30) as client:
+        made = client.post("/v1/jobs", json={"type": "greet"})
+        assert made.status_code == 201
+        assert client.get(made.headers["location"]).json()["type"] == "greet"
+        assert client.get("/v1/jobs", headers={"Host": "evil.example"}).status_code == 403
+        assert "server" not in made.headers
+    process.terminate()
+
+    assert process.wait(timeout=30) == 0
+    assert "everybody on this machine may do everything" in log.read_text()
+
+
+def test_an_open_stream_does_not_keep_it_from_stopping(served: tuple[str, subprocess.Popen[bytes], Path]) -> None:
+    address, process, _ = served
+
+    with httpx.Client(base_url=address, timeout=30) as client, client.stream("GET", "/v1/events") as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "event: queues"
+        process.terminate()
+        assert wait_until(lambda: process.poll() is not None) < 5
+
+    assert process.returncode == 0
+
+
+def test_a_body_that_is_too_large_is_refused_while_it_streams_in(
+    served: tuple[str, subprocess.Popen[bytes], Path],
+) -> None:
+    address, _, _ = served
+    host, port = address.removeprefix("http://").split(":")
+
+    with socket.create_connection((host, int(port)), timeout=30) as raw:
+        head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        chunk = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+        for _ in range(5):  # never the last one: it is answered all the same
+            raw.sendall(chunk)
+        answer = raw.recv(1_000)
+
+    assert answer.startswith(b"HTTP/1.1 413 ")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from taskharbor.cli.exits import Exit
+from taskharbor.cli.root import root, run
+from tests.cli.processes import python
+
+SCRIPT = "import sys; sys.argv = ['taskharbor']; from taskharbor.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_for_both_names(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = run(root, ["completion", shell])
+
+    out = capsys.readouterr().out
+    assert ended == Exit.OK
+    assert f"_TASKHARBOR_COMPLETE={shell}_complete" in out
+    assert f"_TH_COMPLETE={shell}_complete" in out
+
+
+@pytest.mark.parametrize("words", [["completion"], ["completion", "csh"]])
+def test_a_shell_that_nobody_knows_is_refused(words: list[str]) -> None:
+    assert run(root, words) == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("taskharbor enq", {"enqueue"}),
+        ("taskharbor jobs ", {"cancel", "list", "requeue", "show", "wait", "why"}),
+        ("taskharbor jobs list --stat", {"--status"}),
+        ("taskharbor jobs list --status proc", {"processing"}),
+        ("taskharbor keys create ci --scope jobs:w", {"jobs:write"}),
+    ],
+)
+def test_commands_options_and_choices_are_completed(typed: str, expected: set[str]) -> None:
+    words = typed.split(" ")
+
+    done = python(
+        "-c",
+        SCRIPT,
+        _TASKHARBOR_COMPLETE="bash_complete",
+        COMP_WORDS=typed,
+        COMP_CWORD=str(len(words) - 1),
+    )
+
+    assert {line.rpartition(",")[2] for line in done.stdout.splitlines()} == expected

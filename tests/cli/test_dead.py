@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import io
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from taskharbor import Status
+from taskharbor.cli.exits import Exit
+from taskharbor.core.answers import Published
+
+if TYPE_CHECKING:
+    from tests.cli.console import Console
+
+
+def test_only_dead_letters_are_listed(any_console: Console) -> None:
+    dead = any_console.dead()
+    any_console.enqueue()
+    any_console.done()
+
+    assert [row[0] for row in any_console("dead", "list").rows] == [str(dead)]
+    assert [job["id"] for job in any_console("dead", "list", "--json").data["jobs"]] == [str(dead)]
+
+
+def test_groups_tell_what_dead_letters_died_of_the_most_frequent_first(any_console: Console) -> None:
+    often = [any_console.dead("no such user", type="email.send") for _ in range(2)]
+    any_console.dead(queue="mail")
+    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+
+    [first, second] = any_console("dead", "groups", "--json").data["groups"]
+
+    assert (first["count"], first["type"], first["error"]) == (2, "email.send", "LookupError: no such user")
+    assert first["sample"] in map(str, often)
+    assert second["queue"] == "mail"
+    assert any_console("dead", "groups", "--queue", "mail").rows[0][:4] == ["1", second["fingerprint"], "mail", "greet"]
+
+
+def test_a_dead_letter_that_is_named_is_requeued_without_a_question(any_console: Console) -> None:
+    job_id, other = any_console.dead(), any_console.dead()
+
+    said = any_console("dead", "requeue", str(job_id), "--budget", "2", "--why", "mended")
+
+    assert (said.code, said.out) == (Exit.OK, "requeued 1 of 1\n")
+    assert (any_console.job(job_id).status, any_console.job(job_id).max_attempts) == (Status.PENDING, 3)
+    assert any_console.job(other).status is Status.DEAD
+    [entry] = any_console.audit()
+    assert (entry.action, entry.target, entry.detail) == ("dead-letters.requeue", "1 jobs", {"why": "mended"})
+
+
+@pytest.mark.parametrize("kind", ["queue", "type", "fingerprint", "all"])
+def test_a_filtered_set_is_requeued_and_nothing_else(kind: str, any_console: Console) -> None:
+    wanted = any_console.dead("no such user", queue="mail", type="email.send")
+    other = any_console.dead("no such user")
+    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+    groups = any_console("dead", "groups", "--json").data["groups"]
+    [fingerprint] = [group["fingerprint"] for group in groups if group["queue"] == "mail"]
+    words = {
+        "queue": ["--queue", "mail"],
+        "type": ["--type", "email.send"],
+        "fingerprint": ["--fingerprint", fingerprint, "--queue", "mail"],
+        "all": ["--all"],
+    }[kind]
+
+    data = any_console("dead", "requeue", "--yes", "--json", *words).data
+
+    count = 2 if kind == "all" else 1
+    assert data == {"matched": count, "requeued": count, "dry_run": False, "refused": []}
+    assert any_console.job(wanted).status is Status.PENDING
+    assert (any_console.job(other).status is Status.PENDING) == (kind == "all")
+
+
+def test_a_dry_run_shows_what_it_found_and_changes_nothing(console: Console) -> None:
+    ids = [console.dead() for _ in range(7)]
+
+    said = console("dead", "requeue", "--all", "--dry-run")
+
+    assert (said.code, said.out) == (Exit.OK, "requeued 0 of 7\n")
+    assert f"  {ids[0]}  default  greet  LookupError: no such user\n" in said.err
+    assert "  and 2 more\n" in said.err
+    assert {console.job(job_id).status for job_id in ids} == {Status.DEAD}
+    assert console.audit() == []
+
+
+def test_without_a_terminal_nobody_can_say_yes_so_nothing_is_done(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    ids = [console.dead() for _ in range(2)]
+
+    said = console("dead", "requeue", "--all")
+
+    assert (said.code, said.out) == (Exit.REFUSED, "")
+    assert "nobody can be asked here" in said.err
+    assert {console.job(job_id).status for job_id in ids} == {Status.DEAD}
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y\n", Exit.OK), ("n\n", Exit.REFUSED), ("\n", Exit.REFUSED)])
+def test_a_person_is_asked_and_the_answer_counts(
+    typed: str, code: Exit, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO(typed)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    ids = [console.dead() for _ in range(2)]
+
+    said = console("dead", "requeue", "--all")
+
+    assert said.code == code
+    assert "requeue 2 dead letters?" in said.err
+    assert {console.job(job_id).status for job_id in ids} == {Status.PENDING if code is Exit.OK else Status.DEAD}
+
+
+def test_what_is_no_dead_letter_any_more_is_left_alone(console: Console) -> None:
+    dead, waiting_job = console.dead(), console.enqueue()
+
+    said = console("dead", "requeue", str(dead), str(waiting_job), "--yes")
+
+    assert (said.code, said.out) == (Exit.CONFLICT, "requeued 1 of 2\n")
+    assert f"cannot requeue job {waiting_job}: it is PENDING" in said.err
+
+
+def test_a_rate_lets_so_many_become_due_in_a_second(console: Console) -> None:
+    ids = [console.dead() for _ in range(6)]
+
+    assert console("dead", "requeue", "--all", "--yes", "--rate", "2").out == "requeued 6 of 6\n"
+
+    now = console.driver.inspector.now()
+    waits = [round((console.job(job_id).scheduled_for - now).total_seconds()) for job_id in ids]
+    assert waits == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["requeue"],
+        ["requeue", str(uuid4()), "--all"],
+        ["requeue", str(uuid4()), "--queue", "mail"],
+        ["requeue", "--all", "--rate", "0"],
+        ["requeue", "--all", "--budget", "0"],
+        ["requeue", "seven"],
+        ["purge"],
+        ["purge", "--older-than", "7"],
+        ["list", "--after", "7"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_line_is_a_usage_error_and_changes_nothing(words: list[str], console: Console) -> None:
+    job_id = console.dead()
+
+    said = console("dead", *words)
+
+    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert console.job(job_id).status is Status.DEAD
+
+
+def test_requeueing_nothing_is_no_failure(console: Console) -> None:
+    said = console("dead", "requeue", "--queue", "mail")
+
+    assert (said.code, said.out, said.err) == (Exit.OK, "requeued 0 of 0\n", "no dead letter is like that\n")
+
+
+def test_a_dead_letter_is_purged_when_it_is_old_enough_and_told_of(console: Console) -> None:
+    job_id = console.dead()
+    publish_all(console)
+
+    young = console("dead", "purge", "--older-than", "1h", "--yes", "--json").data
+    look = console("dead", "purge", "--older-than", "0s", "--dry-run", "--json").data
+    said = console("dead", "purge", "--older-than", "0s", "--yes", "--json")
+
+    assert young == {"found": 0, "removed": 0, "dry_run": False}
+    assert look == {"found": 1, "removed": 0, "dry_run": True}
+    assert said.data == {"found": 1, "removed": 1, "dry_run": False}
+    assert console.driver.inspector.get([job_id]) == {}
+    [entry] = console.audit()
+    assert (entry.action, entry.target) == ("dead-letters.purge", "1 jobs")
+
+
+def test_a_purge_that_nobody_confirmed_removes_nothing(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    job_id = console.dead()
+    publish_all(console)
+
+    said = console("dead", "purge", "--older-than", "0s")
+
+    assert said.code == Exit.REFUSED
+    assert job_id in console.driver.inspector.get([job_id])
+
+
+def test_finished_jobs_are_pruned_and_dead_ones_stay(any_console: Console) -> None:
+    any_console.done()
+    dead, waiting_job = any_console.dead(), any_console.enqueue()
+    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+
+    look = any_console("prune", "--older-than", "0s", "--dry-run")
+    said = any_console("prune", "--older-than", "0s", "--yes")
+
+    assert "would remove about " in look.err
+    assert said.code == Exit.OK
+    assert {*any_console.driver.inspector.get([dead, waiting_job])} == {dead, waiting_job}
+
+
+def test_prune_keeps_what_is_younger_than_a_week_unless_told_otherwise(console: Console) -> None:
+    job_id = console.done()
+
+    said = console("prune", "--yes", "--json")
+
+    assert said.data == {"found": 0, "removed": 0, "dry_run": False}
+    assert job_id in console.driver.inspector.get([job_id])
+
+
+def publish_all(console: Console) -> None:
+    rows = console.driver.upkeep.outbox_take(limit=100, lock=timedelta(seconds=1))
+    console.driver.upkeep.outbox_done([Published(row.event.event_id) for row in rows])

@@ -1,0 +1,177 @@
+"""`taskharbor dev`: real processes, a file that is saved, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskharbor import Client, JobRequest, Status
+from taskharbor.cli import developing
+from taskharbor.cli.developing import children_for, folder_of
+from taskharbor.cli.discovery import find_app
+from taskharbor.cli.exits import Exit
+from taskharbor.cli.refusals import NoApp
+from taskharbor.cli.reloading import SavedFiles
+from taskharbor.cli.root import root, run
+from taskharbor.drivers.connect import connect
+from tests.cli.processes import LIMIT, PYTHON
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+APP: Final = """
+# for taskharbor
+def greet(job):
+    return "hello"
+
+handlers = {"greet": greet}
+"""
+
+
+def test_jobs_run_from_the_embedded_file_and_a_saved_file_is_what_runs_next(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    with started(tmp_path, "dev", "--no-api") as dev:
+        wait_until(lambda: " runs greet" in dev.log())
+        assert result_of(tmp_path) == b'"hello"'
+
+        (tmp_path / "tasks.py").write_text(APP.replace("hello", "good day, all"))
+        wait_until(lambda: dev.log().count(" runs greet") == 2)
+
+        assert result_of(tmp_path) == b'"good day, all"'
+        assert f"jobs are kept in {tmp_path.resolve()}/.taskharbor/dev.db\n" in dev.log()
+        assert "tasks.py changed: the worker starts again\n" in dev.log()
+
+
+def test_code_that_cannot_be_loaded_is_told_of_and_tried_again_when_it_is_saved(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text("taskharbor = 1 / 0")
+    with started(tmp_path, "dev", "--no-api") as dev:
+        wait_until(lambda: "the worker ended with 10; it starts again when a file is saved\n" in dev.log())
+        assert "ZeroDivisionError" in dev.log()
+
+        (tmp_path / "tasks.py").write_text(APP)
+
+        wait_until(lambda: " runs greet" in dev.log())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_of_it_with_0_and_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    with started(tmp_path, "dev", "tasks.py", "--no-api") as dev:
+        wait_until(lambda: " runs greet" in dev.log())
+
+        dev.send_signal(number)
+
+        assert dev.wait(LIMIT) == 0
+    assert dev.log().endswith(" stopped\n")
+
+
+def test_a_worker_finds_its_app_as_well(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    with started(tmp_path, "worker", "--url", "sqlite:///jobs.db") as worker:
+        wait_until(lambda: " runs greet" in worker.log())
+
+
+def test_without_an_app_it_says_where_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run(root, ["dev"]) == Exit.USAGE
+
+    assert "tasks.py, app.py, jobs.py, main.py" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pyproject_names_the_app_before_any_file_does(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    assert find_app(tmp_path) == "tasks.py"
+
+    (tmp_path / "pyproject.toml").write_text("[tool.taskharbor]\napp = 'shop.work:harbor'\n")
+
+    assert find_app(tmp_path) == "shop.work:harbor"
+
+
+@pytest.mark.parametrize("config", ["[tool.taskharbor]\napp = 7\n", "not toml at all", "[project]\nname = 'shop'\n"])
+def test_a_file_that_does_not_speak_of_us_is_not_imported(config: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(config)
+    (tmp_path / "main.py").write_text("print('launch the rocket')")
+
+    with pytest.raises(NoApp):
+        find_app(tmp_path)
+
+
+def test_saving_making_and_removing_python_files_is_seen_once_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "b.py").write_text("1")
+    for name in (".hidden", "__pycache__", "env"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    files = SavedFiles(tmp_path)
+
+    assert files.changed() == []
+    (tmp_path / "a.py").write_text("12")
+    (tmp_path / "pkg" / "b.py").unlink()
+    (tmp_path / "pkg" / "c.py").touch()
+    (tmp_path / "notes.txt").touch()
+    for name in (".hidden", "__pycache__", "env"):
+        (tmp_path / name / "d.py").touch()
+
+    assert files.changed() == ["a.py", "pkg/b.py", "pkg/c.py"]
+    assert files.changed() == []
+
+
+def test_a_file_is_watched_with_its_neighbours_and_a_module_with_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert folder_of("shop/tasks.py:harbor") == tmp_path.resolve() / "shop"
+    assert folder_of("shop.tasks:harbor") == Path.cwd()
+
+
+@pytest.mark.parametrize(
+    ("port", "has_api", "names"), [(8000, True, ["worker", "api"]), (None, True, ["worker"]), (8000, False, ["worker"])]
+)
+def test_the_api_runs_beside_the_worker_where_it_is_installed_and_wanted(
+    port: int | None, has_api: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(developing, "_has_api", lambda: has_api)
+
+    assert [child.name for child in children_for("tasks.py", "memory://", port=port)] == names
+
+
+def result_of(folder: Path) -> bytes | None:
+    with closing(connect(f"sqlite:///{folder}/.taskharbor/dev.db")) as driver:
+        job_id = Client(driver).enqueue(JobRequest(type="greet")).id
+        wait_until(lambda: driver.inspector.get([job_id])[job_id].status is Status.SUCCEEDED)
+        return driver.inspector.get([job_id])[job_id].result
+
+
+class Started(subprocess.Popen[bytes]):
+    told: Path
+
+    def log(self) -> str:
+        return self.told.read_text()
+
+
+@contextmanager
+def started(folder: Path, *words: str) -> Iterator[Started]:
+    """Start a command in *folder*, and end it and whatever it started."""
+    told = folder / "stderr"
+    with told.open("wb") as stderr:
+        environ: dict[str, str] = {"PYTHONDONTWRITEBYTECODE": "1"}
+        process = Started([*PYTHON, "-m", "taskharbor.cli", *words], cwd=folder, stderr=stderr, env=environ)
+    process.told = told
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(LIMIT)

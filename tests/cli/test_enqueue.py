@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import io
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from taskharbor import Status
+from taskharbor.cli.exits import Exit
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.ids import JobId
+from taskharbor.core.states import FINAL
+from taskharbor.drivers.sqlite.control import SqliteControl
+from tests.worker.working import at_work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.console import Console
+
+
+def test_a_job_is_stored_and_its_id_is_all_that_is_printed(any_console: Console) -> None:
+    said = any_console("enqueue", "email.send", "to=ada@example.org", "copies=2")
+
+    job = any_console.job(id_of(said.out))
+    assert (said.code, said.err) == (Exit.OK, "")
+    assert said.out == f"{job.id}\n"
+    assert (job.type, job.queue, job.data) == ("email.send", "default", {"to": "ada@example.org", "copies": 2})
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("2", 2),
+        ("2.5", 2.5),
+        ("true", True),
+        ("null", None),
+        ('"2"', "2"),
+        ("[1, 2]", [1, 2]),
+        ("two words", "two words"),
+        ("", ""),
+        ("a=b", "a=b"),
+        ("NaN", "NaN"),
+        ("01", "01"),
+    ],
+)
+def test_a_value_is_json_where_it_can_be_read_as_json_and_else_text(
+    typed: str, value: object, console: Console
+) -> None:
+    said = console("enqueue", "t", f"key={typed}")
+
+    assert console.job(id_of(said.out)).data == {"key": value}
+
+
+def test_without_a_payload_it_is_a_call_without_arguments(console: Console) -> None:
+    said = console("enqueue", "t")
+
+    assert console.job(id_of(said.out)).data == {}
+
+
+def test_the_payload_may_come_as_json_from_a_file_or_from_stdin(
+    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "body.json").write_text('["ä", 1]', encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"from": "stdin"}'))
+
+    said = [console("enqueue", "t", "--payload", text) for text in ('{"a": [1]}', f"@{tmp_path}/body.json", "-")]
+
+    assert [console.job(id_of(each.out)).data for each in said] == [{"a": [1]}, ["ä", 1], {"from": "stdin"}]
+
+
+def test_every_option_reaches_the_job(console: Console) -> None:
+    said = console(
+        *("enqueue", "t", "--queue", "mail", "--at", "2100-01-01T02:00+01:00", "--max-attempts", "3"),
+        *("--priority", "-5", "--timeout", "90s", "--idempotency-key", "k", "--tag", "tenant=acme", "--tag", "a=b"),
+    )
+
+    job = console.job(id_of(said.out))
+    assert (job.queue, job.max_attempts, job.priority) == ("mail", 3, -5)
+    assert job.scheduled_for == datetime(2100, 1, 1, 1, tzinfo=UTC)
+    assert (job.timeout, job.idempotency_key) == (timedelta(seconds=90), "k")
+    assert job.metadata == {"tenant": "acme", "a": "b"}
+
+
+def test_a_delay_counts_from_the_stores_now(console: Console) -> None:
+    before = console.driver.inspector.now()
+
+    said = console("enqueue", "t", "--delay", "1h")
+
+    due = console.job(id_of(said.out)).scheduled_for
+    assert before + timedelta(hours=1) <= due <= console.driver.inspector.now() + timedelta(hours=1)
+
+
+def test_the_same_job_under_the_same_key_is_the_first_one(console: Console) -> None:
+    first = console("enqueue", "t", "a=1", "--idempotency-key", "k")
+
+    second = console("enqueue", "t", "a=1", "--idempotency-key", "k")
+
+    assert (second.code, second.out) == (Exit.OK, first.out)
+    assert "nothing new was stored" in second.err
+
+
+def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
+    console("enqueue", "t", "a=1", "--idempotency-key", "k")
+
+    said = console("enqueue", "t", "a=2", "--idempotency-key", "k")
+
+    assert (said.code, said.out) == (Exit.CONFLICT, "")
+    assert "idempotency key 'k'" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["two words"], "type is 'two words'"),
+        (["t", "--queue", "a b"], "queue is 'a b'"),
+        (["t", "loose"], "write a key and its value"),
+        (["t", "a=1", "a=2"], "a is given twice"),
+        (["t", "a=1", "--payload", "{}"], "not both"),
+        (["t", "--payload", "{'a': 1}"], "this is no JSON"),
+        (["t", "--payload", "NaN"], "this is no JSON"),
+        (["t", "--payload", "@none.json"], "cannot be read"),
+        (["t", "--at", "tomorrow"], "write a time as"),
+        (["t", "--at", "2100-01-01T00:00"], "say in which zone"),
+        (["t", "--delay", "5"], "write a duration with its unit"),
+        (["t", "--delay", "1s", "--at", "2100-01-01T00:00Z"], "give scheduled_for or delay"),
+        (["t", "--max-attempts", "0"], "max_attempts is 0"),
+    ],
+)
+@pytest.mark.usefixtures("_in_a_folder")
+def test_what_breaks_a_rule_is_refused_and_nothing_is_stored(words: list[str], told: str, console: Console) -> None:
+    said = console("enqueue", *words)
+
+    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert told in said.err
+    assert console("jobs", "list", "--json").data["jobs"] == []
+
+
+def test_as_json_the_job_is_printed_as_the_api_shows_it(console: Console) -> None:
+    view = console("enqueue", "t", "a=1", "--json").data
+
+    assert (view["type"], view["status"], view["actions"]) == ("t", "PENDING", ["cancel", "reschedule"])
+    assert "payload" not in view
+
+
+def test_waiting_for_a_job_that_succeeds_ends_with_0(any_console: Console) -> None:
+    with at_work(any_console.driver, {"greet": lambda _: "hello"}):
+        view = any_console("enqueue", "greet", "--wait", "--json").data
+
+    assert view["status"] == "SUCCEEDED"
+
+
+def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no such user")
+
+    with at_work(any_console.driver, {"greet": fail}):
+        said = any_console("enqueue", "greet", "--max-attempts", "1", "--wait")
+
+    job = any_console.job(id_of(said.out))
+    assert (said.code, job.status) == (Exit.JOB_FAILED, Status.DEAD)
+    assert f"job {job.id} is DEAD: " in said.err
+    assert "no such user" in said.err
+
+
+def test_waiting_in_vain_ends_with_7_and_the_job_goes_on(console: Console) -> None:
+    said = console("enqueue", "greet", "--wait", "--wait-for", "10ms")
+
+    assert said.code == Exit.TIMED_OUT_WAITING
+    assert "did not end within" in said.err
+    [job] = console("jobs", "list", "--json").data["jobs"]
+    assert (job["status"] in FINAL, job["id"] in said.err) == (False, True)
+
+
+def test_who_stored_a_job_is_written_down(console: Console) -> None:
+    said = console("enqueue", "t", "--queue", "mail")
+
+    [entry] = console.audit()
+    assert (entry.action, entry.target, entry.detail) == (
+        "jobs.enqueue",
+        said.out.strip(),
+        {"type": "t", "queue": "mail"},
+    )
+    assert "@" in entry.actor
+
+
+def test_a_job_that_is_stored_stays_so_where_nobody_can_write_it_down(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(SqliteControl, "record", refuse)
+
+    said = console("enqueue", "t")
+
+    assert (said.code, console.job(id_of(said.out)).type) == (Exit.OK, "t")
+    assert said.err == "it is done, but not written down: the store is out of reach: gone\n"
+
+
+def id_of(out: str) -> JobId:
+    return JobId(UUID(out.strip()))

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from taskharbor import Status
+from taskharbor.cli.exits import Exit
+from tests.worker.working import at_work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.ids import JobId
+    from tests.cli.console import Console, Said
+
+
+def test_jobs_are_listed_newest_first_a_line_for_each(any_console: Console) -> None:
+    first, second = any_console.enqueue(), any_console.dead("two\nlines")
+
+    said = any_console("jobs", "list")
+
+    assert said.out.splitlines()[0] == "id\ttype\tqueue\tstatus\tattempts\tdue\tended\terror"
+    assert [row[0] for row in said.rows] == [str(second), str(first)]
+    assert said.rows[0][1:5] == ["greet", "default", "DEAD", "1/20"]
+    assert said.rows[0][7] == "LookupError: two"
+    assert said.rows[1][6:] == ["", ""]
+
+
+def test_without_any_job_that_is_said_and_nothing_printed(console: Console) -> None:
+    said = console("jobs", "list")
+
+    assert (said.code, said.out, said.err) == (Exit.OK, "", "no job is like that\n")
+
+
+def test_a_queue_that_nobody_knows_is_told_of_where_nothing_was_found(console: Console) -> None:
+    console.enqueue(queue="mail")
+
+    told = "is like that: there is no queue 'mial', did you mean 'mail'?\n"
+    assert console("jobs", "list", "--queue", "mial").err == f"no job {told}"
+    assert console("dead", "list", "--queue", "mial").err == f"no dead letter {told}"
+    assert console("dead", "requeue", "--queue", "mial").err == f"no dead letter {told}"
+    assert console("dead", "list", "--queue", "mail").err == "no dead letter is like that\n"
+
+
+FILTERS = [
+    (["--status", "dead"], {"dead"}),
+    (["--status", "DEAD", "-s", "pending"], {"dead", "mail", "tagged"}),
+    (["--queue", "mail"], {"mail"}),
+    (["--type", "other"], {"tagged"}),
+    (["--tag", "tenant=acme"], {"tagged"}),
+    (["--since", "1h"], {"dead", "mail", "tagged"}),
+    (["--until", "1h"], set()),
+    (["--since", "2100-01-01T00:00Z"], set()),
+    (["--queue", "mail", "--status", "DEAD"], set()),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), FILTERS, ids=[" ".join(words) for words, _ in FILTERS])
+def test_filters_leave_what_they_say(words: list[str], expected: set[str], any_console: Console) -> None:
+    names = {
+        any_console.dead(): "dead",
+        any_console.enqueue(queue="mail"): "mail",
+        any_console.enqueue("other", metadata={"tenant": "acme"}): "tagged",
+    }
+
+    found = any_console("jobs", "list", "--json", *words).data["jobs"]
+
+    by_id = {str(job_id): name for job_id, name in names.items()}
+    assert {by_id[job["id"]] for job in found} == expected
+
+
+def test_jobs_are_found_by_their_idempotency_key_in_every_queue(any_console: Console) -> None:
+    ids = [any_console.enqueue(idempotency_key="k", queue=queue) for queue in ("default", "mail")]
+    any_console.enqueue(idempotency_key="other")
+
+    assert [row[0] for row in any_console("jobs", "list", "--key", "k").rows] == [str(job_id) for job_id in ids]
+
+
+def test_pages_follow_each_other_and_end(any_console: Console) -> None:
+    ids = [str(any_console.enqueue()) for _ in range(5)]
+
+    first = any_console("jobs", "list", "--json", "--limit", "3").data
+    second = any_console("jobs", "list", "--json", "--limit", "3", "--after", first["next"]).data
+
+    assert [job["id"] for job in first["jobs"] + second["jobs"]] == ids[::-1]
+    assert (first["next"], second["next"]) == (ids[2], None)
+
+
+def test_a_page_that_is_not_the_last_says_how_to_go_on(console: Console) -> None:
+    ids = [console.enqueue() for _ in range(2)]
+
+    said = console("jobs", "list", "--limit", "1")
+
+    assert said.err == f"there are more: --after {ids[1]}\n"
+
+
+def test_a_sparse_filter_finds_the_jobs_behind_a_thousand_others(console: Console) -> None:
+    wanted = console.enqueue(queue="rare")
+    console.enqueue_many(1_100)
+
+    assert [row[0] for row in console("jobs", "list", "--queue", "rare").rows] == [str(wanted)]
+
+
+def test_show_tells_all_there_is_and_each_attempt(any_console: Console) -> None:
+    job_id = any_console.dead("no such user", idempotency_key="k", metadata={"tenant": "acme"})
+
+    lines = any_console("jobs", "show", str(job_id)).out.splitlines()
+
+    facts = dict(line.split(maxsplit=1) for line in lines if line and "\t" not in line)
+    assert facts["id"] == str(job_id)
+    assert (facts["status"], facts["key"], facts["tags"]) == ("DEAD", "k", "tenant=acme")
+    assert facts["attempts"] == "1 of 20"
+    assert facts["error"] == "LookupError: no such user"
+    assert "payload" not in facts
+    assert lines[-1].split("\t")[1:4] == ["1", "FAILED", "w-1"]
+
+
+def test_show_keeps_payload_and_result_for_those_who_ask(console: Console) -> None:
+    job_id = str(console.done(payload={"to": "Ada"}))
+
+    plain, asked = console("jobs", "show", job_id, "--json").data, console("jobs", "show", job_id, "--payload")
+
+    assert "payload" not in plain
+    assert console("jobs", "show", job_id, "--payload", "--json").data["payload"] == {"to": "Ada"}
+    assert 'payload   {"to": "Ada"}\nresult    "fine"' in asked.out
+
+
+def test_show_as_json_is_the_view_of_the_api_with_its_attempts(console: Console) -> None:
+    view = console("jobs", "show", str(console.dead("no such user")), "--json").data
+
+    assert view["error"]["type"] == "LookupError"
+    assert [attempt["outcome"] for attempt in view["attempts"]] == ["FAILED"]
+
+
+def test_words_of_others_cannot_move_the_cursor_or_break_a_line(console: Console) -> None:
+    job_id = console.dead("\x1b[2J\x07gone\r\nnext")
+
+    said = console("jobs", "show", str(job_id))
+
+    assert "\x1b" not in said.out + console("jobs", "list").out
+    assert "\x07" not in said.out
+    assert "gone" in said.out
+
+
+def test_waiting_for_a_job_prints_how_it_ended(any_console: Console) -> None:
+    job_id = any_console.enqueue()
+
+    with at_work(any_console.driver, {"greet": lambda _: None}):
+        said = any_console("jobs", "wait", str(job_id))
+
+    assert (said.code, said.out, said.err) == (Exit.OK, "SUCCEEDED\n", "")
+
+
+def test_waiting_for_a_dead_job_ends_with_8_and_prints_it_all_the_same(console: Console) -> None:
+    said = console("jobs", "wait", str(console.dead()), "--json")
+
+    assert said.code == Exit.JOB_FAILED
+    assert '"status": "DEAD"' in said.out
+    assert '"code": "job-failed"' in said.err
+
+
+def test_waiting_in_vain_ends_with_7(console: Console) -> None:
+    assert console("jobs", "wait", str(console.enqueue()), "--timeout", "1ms").code == Exit.TIMED_OUT_WAITING
+
+
+def test_a_waiting_job_is_canceled_and_a_running_one_is_asked_to_stop(any_console: Console) -> None:
+    running = any_console.running()
+    waiting = any_console.enqueue()
+
+    said = any_console("jobs", "cancel", str(waiting), str(running))
+
+    assert said.code == Exit.OK
+    assert said.out == f"{waiting}\tCANCELED\n{running}\tPROCESSING\n"
+    assert any_console.job(running).cancel_requested_at is not None
+    assert {(entry.action, entry.target) for entry in any_console.audit()} == {
+        ("jobs.cancel", str(waiting)),
+        ("jobs.cancel", str(running)),
+    }
+
+
+def test_a_dead_or_canceled_job_gets_a_new_life(any_console: Console) -> None:
+    dead, canceled = any_console.dead(), any_console.enqueue()
+    any_console.driver.cancel([canceled])
+
+    said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--why", "mended")
+
+    job = any_console.job(dead)
+    assert (said.code, said.out) == (Exit.OK, f"{dead}\tPENDING\n{canceled}\tPENDING\n")
+    assert (job.status, job.attempt_count, job.max_attempts) == (Status.PENDING, 1, 4)
+    history = any_console.driver.inspector.attempts([dead])[-1]
+    assert history.failure is not None
+    assert (history.worker_id, history.failure.message) == (any_console.audit()[0].actor, "mended")
+
+
+def test_a_requeued_job_may_have_to_wait(console: Console) -> None:
+    job_id = console.dead()
+
+    console("jobs", "requeue", str(job_id), "--delay", "1h")
+
+    assert console.job(job_id).scheduled_for > console.driver.inspector.now() + timedelta(minutes=59)
+
+
+def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> None:
+    done, dead, waiting = console.done(), console.dead(), console.enqueue()
+
+    said = console("jobs", "requeue", str(done), str(dead), str(waiting))
+
+    assert said.code == Exit.CONFLICT
+    assert said.out == f"{dead}\tPENDING\n"
+    assert said.err.splitlines() == [
+        f"cannot requeue job {done}: it is SUCCEEDED",
+        f"cannot requeue job {waiting}: it is PENDING",
+        "error: 2 of 3 were left alone; the lines above say why",
+    ]
+
+
+def test_as_json_those_that_were_moved_are_printed_as_they_are_then(console: Console) -> None:
+    job_id = console.enqueue()
+
+    data = console("jobs", "cancel", str(job_id), "--json").data
+
+    assert [(job["id"], job["status"]) for job in data["jobs"]] == [(str(job_id), "CANCELED")]
+
+
+def test_why_says_what_a_job_waits_for(any_console: Console) -> None:
+    job_id = any_console.enqueue(delay=timedelta(hours=1))
+
+    said = any_console("jobs", "why", str(job_id))
+    data = any_console("jobs", "why", str(job_id), "--json").data
+
+    assert said.out.startswith("PENDING: it is due at ")
+    assert (data["job_id"], data["cause"]) == (str(job_id), "not-due")
+
+
+ON_ONE = ["show", "wait", "cancel", "requeue", "why"]
+
+
+@pytest.mark.parametrize("verb", ON_ONE)
+def test_a_job_that_is_not_there_ends_with_4(verb: str, console: Console) -> None:
+    nobody = str(uuid4())
+
+    said = console("jobs", verb, nobody)
+
+    assert (said.code, said.out) == (Exit.NOT_FOUND, "")
+    assert said.err == f"error: there is no job {nobody}; check the id\n"
+
+
+@pytest.mark.parametrize("verb", ON_ONE)
+def test_the_beginning_of_an_id_is_answered_with_the_whole(verb: str, console: Console) -> None:
+    job_id = str(console.enqueue())
+
+    said = console("jobs", verb, job_id[:13])
+
+    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert f"did you mean {job_id!r}?" in said.err
+
+
+def test_an_id_like_no_other_is_answered_with_where_to_look(console: Console) -> None:
+    said = console("jobs", "show", "zzz")
+
+    assert said.err == "error: 'zzz' is no job id, which is a UUID; 'taskharbor jobs list' shows the newest\n"
+
+
+@pytest.mark.parametrize(
+    ("move", "told"),
+    [
+        (lambda console, job_id: console("jobs", "cancel", str(job_id)), "cannot cancel"),
+        (lambda console, job_id: console("jobs", "requeue", str(job_id)), "cannot requeue"),
+    ],
+)
+def test_a_move_that_the_state_forbids_ends_with_5_and_leaves_no_record(
+    move: Callable[[Console, JobId], Said], told: str, console: Console
+) -> None:
+    said = move(console, console.done())
+
+    assert (said.code, said.out) == (Exit.CONFLICT, "")
+    assert told in said.err
+    assert console.audit() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "--status", "LOST"],
+        ["list", "--limit", "0"],
+        ["list", "--tag", "tenant"],
+        ["list", "--since", "yesterday"],
+        ["list", "--after", "7"],
+        ["list", "--key", "k", "--queue", "mail"],
+        ["cancel"],
+        ["requeue", str(uuid4()), "--budget", "0"],
+        ["requeue", str(uuid4()), "--delay", "1s", "--at", "2100-01-01T00:00Z"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> None:
+    said = console("jobs", *words)
+
+    assert (said.code, said.out) == (Exit.USAGE, "")

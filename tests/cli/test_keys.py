@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.cli.exits import Exit
+from taskharbor.keys import KeyRing
+
+if TYPE_CHECKING:
+    from tests.cli.console import Console
+
+
+def test_a_key_is_printed_once_and_opens_what_it_was_made_for(any_console: Console) -> None:
+    said = any_console("keys", "create", "ci", "--scope", "jobs:write", "--scope", "jobs:read")
+
+    key = KeyRing(any_console.driver.inspector).find(said.out.strip())
+    assert said.code == Exit.OK
+    assert key is not None
+    assert (key.name, key.scopes, key.expires_at) == ("ci", ("jobs:read", "jobs:write"), None)
+    assert "cannot be shown again" in said.err
+    assert said.out.strip() not in any_console("keys", "list").out
+    [entry] = any_console.audit()
+    assert (entry.action, entry.target) == ("keys.create", key.id)
+    assert said.out.strip() not in str(entry)
+
+
+def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_console: Console) -> None:
+    made = any_console("keys", "create", "ci", "--scope", "admin", "--expires-in", "1h", "--json").data
+
+    revoked, again = any_console("keys", "revoke", made["id"]), any_console("keys", "revoke", made["id"])
+
+    assert (revoked.code, revoked.out) == (Exit.OK, f"{made['id']}\n")
+    assert (again.code, again.err) == (Exit.OK, f"key {made['id']} was revoked before\n")
+    assert KeyRing(any_console.driver.inspector).find(made["key"]) is None
+    [view] = any_console("keys", "list", "--json").data["keys"]
+    assert {name for name, value in view.items() if value is None} == set()
+    assert [entry.action for entry in any_console.audit()] == ["keys.revoke", "keys.create"]
+
+
+def test_a_key_that_is_not_there_is_answered_with_the_nearest(console: Console) -> None:
+    made = console("keys", "create", "ci", "--scope", "admin", "--json").data
+
+    said = console("keys", "revoke", made["id"][:-1])
+
+    assert (said.code, said.out) == (Exit.NOT_FOUND, "")
+    assert f"did you mean {made['id']!r}?" in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["create"], ["create", "ci"], ["create", "ci", "--scope", "jobs"], ["create", "", "--scope", "admin"], ["revoke"]],
+    ids=" ".join,
+)
+def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> None:
+    said = console("keys", *words)
+
+    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert console.audit() == []

@@ -1,0 +1,77 @@
+"""docs/cli.md says what is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskharbor.cli.exits import Exit
+from taskharbor.cli.root import root, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+PAGE: Final = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md").read_text("utf-8")
+ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def test_every_command_of_the_page_prints_what_stands_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///jobs.db")
+    real: dict[str, str] = {}
+    for line, shown in commands():
+        words = shlex.split(ID.sub(partial(_real, real), line))
+
+        ended = run(root, words[1:])
+
+        printed = capsys.readouterr()
+        assert ended == Exit.OK, (line, printed.err)
+        assert form_of(printed.out) == form_of(shown), line
+        real |= dict(zip(ID.findall(shown), ID.findall(printed.out), strict=True))
+
+
+def test_the_page_names_commands_that_there_are() -> None:
+    ctx = click.Context(root)
+    for row in re.findall(r"^\| (`.+?) \|", PAGE.partition("## Jobs")[0], re.MULTILINE):
+        [(first, verb), *others] = re.findall(r"`([a-z]+)(?: ([a-z]+))?", row)
+        group = root.get_command(ctx, first)
+        verbs = set(group.commands) if isinstance(group, click.Group) else set()
+
+        assert group is not None, row
+        assert {verb} - {""} <= verbs, row
+        assert {name for name, _ in others} <= verbs | {*root.list_commands(ctx)}, row
+
+
+def test_the_page_has_every_exit_code() -> None:
+    section = PAGE.partition("## Exit codes")[2].partition("## JSON")[0]
+
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == [*Exit]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Give every line that begins with a prompt, and what stands below it."""
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
+        for part in block.split("$ ")[1:]:
+            line, _, shown = part.partition("\n")
+            yield line, shown
+
+
+def _real(known: dict[str, str], found: re.Match[str]) -> str:
+    return known.get(found[0], found[0])
+
+
+def form_of(text: str) -> str:
+    """Return *text* without what differs from run to run: ids, times, numbers, people and spaces."""
+    text = ID.sub("ID", text)
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", text)
+    text = re.sub(r"by \S+@\S+", "by SOMEBODY", text)
+    return re.sub(r"[ ]+", " ", re.sub(r"\d+([.:]\d+)*", "#", text))

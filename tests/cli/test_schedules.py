@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.cli.exits import Exit
+from taskharbor.schedules import Scheduler, ScheduleSpec
+
+if TYPE_CHECKING:
+    from tests.cli.console import Console
+
+
+@pytest.fixture
+def nightly(any_console: Console) -> Console:
+    spec = ScheduleSpec(name="nightly", cron="0 2 * * *", timezone="Europe/Paris", type="report", payload={"n": 1})
+    Scheduler(any_console.driver).put([spec])
+    return any_console
+
+
+def test_schedules_are_listed_with_their_next_time(nightly: Console) -> None:
+    [row] = nightly("schedules", "list").rows
+    [view] = nightly("schedules", "list", "--json").data["schedules"]
+
+    assert row[:5] == ["nightly", "0 2 * * *", "Europe/Paris", "report", "default"]
+    assert row[5] == view["next_at"]
+    assert "payload" not in view
+
+
+def test_the_next_times_are_shown_in_utc_and_by_the_schedules_own_clocks(nightly: Console) -> None:
+    said = nightly("schedules", "next", "nightly", "--count", "3")
+    data = nightly("schedules", "next", "nightly", "--json").data
+
+    lines = [line.split("\t") for line in said.out.splitlines()]
+    assert len(lines) == 3
+    assert {local.split()[2] for _, local in lines} == {"02:00"}
+    assert [utc for utc, _ in lines] == data["fires"][:3]
+    assert len(data["fires"]) == 5
+
+
+def test_a_schedule_runs_now_and_its_next_time_stays(nightly: Console) -> None:
+    before = nightly.driver.inspector.schedules()["nightly"].next_at
+
+    view = nightly("schedules", "run", "nightly", "--json").data
+
+    assert (view["type"], view["metadata"]["schedule"]) == ("report", "nightly")
+    assert nightly.driver.inspector.schedules()["nightly"].next_at == before
+    [entry] = nightly.audit()
+    assert (entry.action, entry.target, entry.detail) == ("schedules.run", "nightly", {"job": view["id"]})
+
+
+def test_a_schedule_rests_until_it_is_resumed(nightly: Console) -> None:
+    paused, again = nightly("schedules", "pause", "nightly"), nightly("schedules", "pause", "nightly")
+    rests = nightly.driver.inspector.schedules()["nightly"].paused_at is not None
+    told = nightly("schedules", "next", "nightly").err
+    resumed = nightly("schedules", "resume", "nightly", "--json").data
+
+    assert (paused.code, paused.out, paused.err) == (Exit.OK, "nightly\n", "")
+    assert again.err == "schedule nightly was paused before\n"
+    assert rests
+    assert "is paused" in told
+    assert resumed["schedules"][0]["paused_at"] is None
+    assert [entry.action for entry in nightly.audit()] == ["schedules.resume", "schedules.pause"]
+
+
+@pytest.mark.parametrize("verb", ["next", "run", "pause", "resume"])
+def test_a_name_that_nobody_knows_is_answered_with_the_nearest(verb: str, nightly: Console) -> None:
+    said = nightly("schedules", verb, "nighly")
+
+    assert (said.code, said.out) == (Exit.NOT_FOUND, "")
+    assert said.err == "error: there is no schedule 'nighly'; did you mean 'nightly'?\n"
+    assert nightly.audit() == []
+
+
+def test_without_schedules_that_is_said(console: Console) -> None:
+    said = console("schedules", "list")
+
+    assert (said.code, said.out, said.err) == (Exit.OK, "", "there are no schedules\n")

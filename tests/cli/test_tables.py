@@ -1,0 +1,137 @@
+"""What terminals and pipes get."""
+
+from __future__ import annotations
+
+import io
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor import Status
+from taskharbor.cli import tables
+from taskharbor.cli.progress import Progress
+from taskharbor.cli.tables import print_facts, print_table, printable
+from taskharbor.cli.times import relative, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.cli.tables import Cell
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TITLES = ("id", "status", "count", "due", "took")
+ROWS: Sequence[Sequence[Cell]] = [
+    ["a-1", Status.DEAD, 1_200, NOON - timedelta(minutes=3), timedelta(seconds=90)],
+    ["b-2", Status.PENDING, 7, NOON + timedelta(hours=2), None],
+]
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def at_a_screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    return screen
+
+
+def test_a_pipe_gets_exact_values_between_tabs(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(TITLES, ROWS, now=NOON, empty="none")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "id\tstatus\tcount\tdue\ttook",
+        "a-1\tDEAD\t1200\t2026-01-01T11:57:00Z\t90",
+        "b-2\tPENDING\t7\t2026-01-01T14:00:00Z\t",
+    ]
+
+
+def test_a_terminal_without_rich_gets_columns_and_relative_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_a_screen(monkeypatch)
+    monkeypatch.setattr(tables, "has_rich", lambda: False)
+
+    print_table(TITLES, ROWS, now=NOON, empty="none")
+
+    assert screen.getvalue().splitlines() == [
+        "ID   STATUS   COUNT  DUE     TOOK",
+        "a-1  DEAD     1,200  3m ago  1m30s",
+        "b-2  PENDING      7  in 2h   -",
+    ]
+
+
+def test_a_terminal_gets_a_table_with_colours_unless_its_owner_said_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_a_screen(monkeypatch)
+    print_table(TITLES, ROWS, now=NOON, empty="none")
+    coloured = screen.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    print_table(TITLES, ROWS, now=NOON, empty="none")
+
+    assert "3m ago" in coloured
+    assert "\x1b[31mDEAD" in coloured
+    assert "[31m" not in screen.getvalue().removeprefix(coloured)
+
+
+def test_words_of_others_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_a_screen(monkeypatch)
+
+    print_table(["error"], [["[red]not red[/red] \x1b[2J"]], now=NOON, empty="none")
+
+    assert "[red]not red[/red]" in screen.getvalue()
+    assert "\x1b[2J" not in screen.getvalue()
+
+
+def test_facts_are_aligned_and_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    print_facts([("id", "a-1"), ("worker", None), ("due", NOON)], now=NOON)
+
+    assert capsys.readouterr().out == "id   a-1\ndue  2026-01-01T12:00:00Z\n"
+
+
+def test_what_cannot_be_seen_is_replaced() -> None:
+    assert printable("a\tb\nc\x1b[2Jd\x00é…") == "a b c\N{REPLACEMENT CHARACTER}[2Jd\N{REPLACEMENT CHARACTER}é…"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0ms"),
+        (0.0421, "42ms"),
+        (1, "1s"),
+        (9.94, "9.9s"),
+        (10, "10s"),
+        (61, "1m1s"),
+        (3_600, "1h"),
+        (86_399, "23h59m"),
+        (90_000, "1d1h"),
+    ],
+)
+def test_a_length_of_time_is_said_in_one_or_two_units(seconds: float, text: str) -> None:
+    assert span(timedelta(seconds=seconds)) == text
+
+
+def test_now_is_past() -> None:
+    assert relative(NOON, NOON) == "0ms ago"
+
+
+def test_long_work_tells_its_rate_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 4.0, 10.0, 10.0])
+
+    with Progress("requeued", 400, monotonic=lambda: next(times)) as progress:
+        progress.advance(50)  # too early to say anything
+        progress.advance(50)
+
+    assert capsys.readouterr() == ("", "requeued: 100 of 400 (25%), 10/s, 30s left\n")
+
+
+def test_work_of_unknown_length_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 10.0, 10.0])
+
+    with Progress("looking", None, monotonic=lambda: next(times)) as progress:
+        progress.advance(1_000)
+
+    assert capsys.readouterr().err == "looking: 1,000, 100/s\n"

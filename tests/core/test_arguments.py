@@ -1,0 +1,123 @@
+"""How calls of functions are stored, and come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.core.arguments import Arguments
+from taskharbor.core.errors import CallNotReadable, InvalidRequest, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Ctx:
+    """Stands for what a worker fills in."""
+
+
+def arguments(function: Callable[..., Any]) -> Arguments:
+    return Arguments(function, context=Ctx)
+
+
+def mixed(first: int, /, second: str = "b", *rest: float, named: bool, other: int = 5, **more: str) -> str:
+    return repr((first, second, rest, named, other, more))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "stored"),
+    [
+        ((1,), {"named": True}, {"first": 1, "named": True}),
+        ((1, "x"), {"named": True, "other": 6}, {"first": 1, "second": "x", "named": True, "other": 6}),
+        ((1, "x", 0.5, 1.5), {"named": False}, {"first": 1, "second": "x", "rest": [0.5, 1.5], "named": False}),
+        ((1,), {"named": True, "z": "y"}, {"first": 1, "named": True, "more": {"z": "y"}}),
+        ((1,), {"second": "x", "named": True}, {"first": 1, "second": "x", "named": True}),
+    ],
+)
+def test_a_call_is_stored_by_the_names_of_parameters_and_comes_back_as_it_was(
+    args: tuple[Any, ...], kwargs: dict[str, Any], stored: dict[str, Any]
+) -> None:
+    packed = arguments(mixed).pack(args, kwargs)
+    again_args, again_kwargs = arguments(mixed).unpack(packed)
+
+    assert packed == stored
+    assert mixed(*again_args, **again_kwargs) == mixed(*args, **kwargs)
+
+
+def test_what_a_call_leaves_to_a_default_is_not_stored() -> None:
+    assert arguments(mixed).pack((1,), {"named": True}) == {"first": 1, "named": True}
+
+
+def test_a_default_in_the_middle_keeps_what_follows_in_its_place() -> None:
+    def middle(a: int, b: int = 2, *rest: int) -> tuple[int, ...]:
+        return (a, b, *rest)
+
+    args, kwargs = arguments(middle).unpack({"a": 1, "rest": [3]})
+
+    assert middle(*args, **kwargs) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "refusal"),
+    [
+        ((), {"named": True}, "missing a required argument: 'first'"),
+        (("1",), {"named": True}, "first .*must be int, and is str"),
+        ((1, "a", "b"), {"named": True}, r"rest\[0\] .*must be float"),
+        ((1,), {"named": True, "more": 3}, r"more\['more'\] .*must be str"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_before_it_is_stored(
+    args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=refusal):
+        arguments(mixed).pack(args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("stored", "refusal"),
+    [
+        ([1], "'mixed': the payload must be an object"),
+        ({"named": True}, "'mixed': first: is missing, and has no default"),
+        ({"first": 1, "named": True, "gone": 2}, "'mixed': gone: there is no such parameter"),
+        ({"first": "1", "named": True}, "'mixed': first: must be int, and is str"),
+    ],
+)
+def test_a_stored_call_that_does_not_fit_any_more_is_refused(stored: object, refusal: str) -> None:
+    with pytest.raises(CallNotReadable, match=refusal):
+        arguments(mixed).unpack(stored)
+
+
+def test_a_first_parameter_that_is_annotated_so_is_the_workers() -> None:
+    def told(ctx: Ctx, number: int) -> None: ...
+
+    assert arguments(told).takes_context
+    assert arguments(told).pack((7,), {}) == {"number": 7}
+    assert arguments(told).unpack({"number": 7}) == ((7,), {})
+
+
+def test_a_parameter_without_an_annotation_is_refused_by_name() -> None:
+    def untyped(number) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001  that is the point
+
+    with pytest.raises(UsageError, match="parameter 'number' is not annotated: annotate it"):
+        arguments(untyped)
+
+
+def test_names_that_only_type_checkers_see_are_refused_when_they_are_needed() -> None:
+    def hidden(number: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821  that is the point
+
+    with pytest.raises(UsageError, match="name 'Nowhere' is not defined"):
+        arguments(hidden).pack((7,), {})
+
+
+def test_results_go_the_same_way() -> None:
+    def pair() -> tuple[int, str]: ...  # type: ignore[empty-body]
+
+    stored = arguments(pair).pack_result((1, "a"))
+
+    assert stored == [1, "a"]
+    assert arguments(pair).unpack_result(stored) == (1, "a")
+    with pytest.raises(InvalidRequest, match=r"result .*must have 2 items"):
+        arguments(pair).pack_result((1,))
+    with pytest.raises(CallNotReadable, match=r"result\[1\]: must be str"):
+        arguments(pair).unpack_result([1, 2])

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from taskharbor.core.walltime import next_change, only_moment, wall_time
+
+PARIS: Final = ZoneInfo("Europe/Paris")
+LORD_HOWE: Final = ZoneInfo("Australia/Lord_Howe")
+APIA: Final = ZoneInfo("Pacific/Apia")
+FORWARD: Final = datetime(2030, 3, 31, 1, tzinfo=UTC)
+BACK: Final = datetime(2030, 10, 27, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("zone", "wall", "moment"),
+    [
+        (PARIS, "2030-01-01T12:00", "2030-01-01T11:00"),
+        (PARIS, "2030-03-31T01:59", "2030-03-31T00:59"),
+        (PARIS, "2030-03-31T02:00", "2030-03-31T01:00"),
+        (PARIS, "2030-03-31T02:59", "2030-03-31T01:00"),
+        (PARIS, "2030-03-31T03:00", "2030-03-31T01:00"),
+        (PARIS, "2030-10-27T02:30", "2030-10-27T00:30"),
+        (PARIS, "2030-10-27T03:00", "2030-10-27T02:00"),
+        (LORD_HOWE, "2030-04-07T01:45", "2030-04-06T14:45"),
+        (APIA, "2011-12-30T12:00", "2011-12-30T10:00"),  # a whole day that never was
+        (UTC, "2030-03-31T02:30", "2030-03-31T02:30"),
+    ],
+)
+def test_a_wall_time_stands_for_one_moment(zone: ZoneInfo, wall: str, moment: str) -> None:
+    assert only_moment(zone, datetime.fromisoformat(wall)) == datetime.fromisoformat(moment).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize("change", [FORWARD, BACK])
+@pytest.mark.parametrize("before", [timedelta(seconds=1), timedelta(seconds=0.5), timedelta(days=100)])
+@pytest.mark.parametrize("later", [timedelta(0), timedelta(minutes=7), timedelta(days=9)])
+def test_a_change_of_clocks_is_found_to_the_second(change: datetime, before: timedelta, later: timedelta) -> None:
+    assert next_change(PARIS, change - before, change + later) == change
+
+
+def test_a_change_is_not_later_than_itself_and_none_is_found_before_it() -> None:
+    assert next_change(PARIS, FORWARD, FORWARD + timedelta(days=100)) is None
+    assert next_change(PARIS, FORWARD - timedelta(days=9), FORWARD - timedelta.resolution) is None
+
+
+def test_clocks_show_the_same_time_twice_in_a_fold() -> None:
+    shown = [wall_time(PARIS, BACK + n * timedelta(minutes=30)).isoformat() for n in (-1, 1)]
+
+    assert shown == ["2030-10-27T02:30:00"] * 2

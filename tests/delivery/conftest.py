@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.delivery.sqs import SqsTransport
+from taskharbor.testing.sqs import Endpoint
+from tests.delivery.subjects import KEYS, REGION, one_reading
+
+pytest.register_assert_rewrite("tests.delivery.contract")
+
+from tests.delivery.contract import MAIL, SECOND  # noqa: E402  its assertions are to be rewritten first
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_clients() -> Iterator[None]:
+    with one_reading():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**KEYS, "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint.start(seed=1) as started:
+        yield started
+
+
+@pytest.fixture
+def transport(endpoint: Endpoint) -> Iterator[SqsTransport]:
+    """A transport to an endpoint of its own, with one queue made."""
+    made = SqsTransport(endpoint_url=endpoint.url, region=REGION, answer_within=SECOND)
+    made.ensure([MAIL])
+    yield made
+    made.close()

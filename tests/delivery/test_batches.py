@@ -1,0 +1,87 @@
+"""Cutting batches, and putting together what is known of them."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskharbor.delivery.sqs.batches import MOST_BYTES, cut, each_answered
+from taskharbor.delivery.transport import Failed, TransportRefused, TransportUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+@given(st.lists(st.integers(1, MOST_BYTES + 10), max_size=50))
+def test_batches_are_small_enough_and_leave_nothing_out(sizes: list[int]) -> None:
+    batches = list(cut(sizes))
+
+    assert list(chain.from_iterable(batches)) == list(range(len(sizes)))
+    assert all(len(places) <= 10 for places in batches)
+    assert all(len(places) == 1 or sum(sizes[n] for n in places) <= MOST_BYTES for places in batches)
+
+
+def test_answers_come_in_the_order_of_the_entries_whatever_the_order_of_the_service() -> None:
+    answers = answered(12, lambda entries: {"Successful": entries[::-1][1:], "Failed": [refused(entries[-1])]})
+
+    assert [n for n, answer in enumerate(answers) if answer is not None] == [9, 11]
+    assert answers[9] == Failed("InvalidParameterValue", "no", is_ours=True)
+
+
+def test_a_throttled_entry_did_not_go_out_and_of_one_that_failed_otherwise_nobody_knows() -> None:
+    codes = ["ThrottlingException", "AWS.SimpleQueueService.RequestThrottled", "InternalError"]
+    failed = [{"Id": str(n), "Code": code, "SenderFault": False} for n, code in enumerate(codes)]
+
+    answers = answered(3, lambda _: {"Failed": failed})
+
+    assert [answer is not None and answer.is_unknown for answer in answers] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unknown"),
+    [
+        (TransportUnavailable("cut"), True),
+        (TransportUnavailable("throttled", code="ThrottlingException", is_unknown=False), False),
+        (TransportRefused("denied", "allow it", code="AccessDenied"), False),
+    ],
+)
+def test_a_batch_that_fails_leaves_what_was_known_before_and_the_rest_untried(
+    error: Exception, is_unknown: bool
+) -> None:
+    batches = 0
+
+    def call(entries: Sequence[Any]) -> Mapping[str, Any]:
+        nonlocal batches
+        batches += 1
+        if batches == 2:
+            raise error
+        return {"Successful": entries}
+
+    answers = answered(30, call)
+
+    assert batches == 2
+    assert answers[:10] == [None] * 10
+    assert [answer is not None and answer.is_unknown for answer in answers[10:]] == [is_unknown] * 10 + [False] * 10
+    assert all(answer is not None and not answer.is_ours for answer in answers[10:])
+
+
+def test_where_nothing_went_well_the_error_is_raised() -> None:
+    def call(entries: Sequence[Any]) -> Mapping[str, Any]:
+        if entries[0]["n"] == 0:
+            return {"Failed": [refused(each) for each in entries]}
+        raise TransportUnavailable("cut")
+
+    with pytest.raises(TransportUnavailable):
+        answered(20, call)
+
+
+def answered(amount: int, call: Callable[[Sequence[Any]], Mapping[str, Any]]) -> list[Failed | None]:
+    return each_answered([{"n": n} for n in range(amount)], [1] * amount, call)
+
+
+def refused(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"Id": entry["Id"], "Code": "InvalidParameterValue", "Message": "no", "SenderFault": True}

@@ -1,0 +1,223 @@
+"""What the transport says when the service fails: what is known, and what is not."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.delivery.transport import Failed, TransportUnavailable
+from taskharbor.testing.sqs import Faults, Stale
+from tests.delivery.contract import AT_ONCE, MINUTE, SECOND, messages, received
+
+if TYPE_CHECKING:
+    from taskharbor.delivery.sqs import SqsTransport
+    from taskharbor.testing.sqs import Endpoint
+
+NAME = "taskharbor-mail"
+
+
+def test_a_lost_message_is_answered_as_sent(endpoint: Endpoint, transport: SqsTransport) -> None:
+    endpoint.faults = Faults(lose=1)
+
+    assert transport.send("mail", messages(3)) == [None] * 3
+
+    assert endpoint.depth(NAME) == (0, 0, 0)
+    assert endpoint.happened["lose"] == 3
+
+
+def test_a_duplicate_is_the_same_message_twice(endpoint: Endpoint, transport: SqsTransport) -> None:
+    endpoint.faults = Faults(duplicate=1)
+
+    transport.send("mail", messages(1))
+
+    [one, other] = received(transport)
+    assert (one.message_id, one.body) == (other.message_id, other.body)
+    assert one.receipt != other.receipt
+
+
+def test_messages_may_come_in_any_order(endpoint: Endpoint, transport: SqsTransport) -> None:
+    endpoint.faults = Faults(reorder=1)
+    sent = messages(10)
+
+    transport.send("mail", sent)
+
+    got = [each.body for each in received(transport)]
+    assert sorted(got) == sorted(each.body for each in sent)
+    assert got != [each.body for each in sent]
+
+
+def test_a_late_message_comes_when_its_time_has_come(endpoint: Endpoint, transport: SqsTransport) -> None:
+    endpoint.faults = Faults(delay=1, delay_for=0.3 * SECOND)
+    transport.send("mail", messages(1))
+
+    assert received(transport) == []
+    assert endpoint.depth(NAME) == (0, 0, 1)
+    assert len(received(transport, wait=5 * SECOND)) == 1
+
+
+def test_of_a_send_whose_answer_is_lost_nothing_is_known(endpoint: Endpoint, transport: SqsTransport) -> None:
+    transport.depth("mail")
+    endpoint.faults = Faults(cut=1)
+
+    with pytest.raises(TransportUnavailable) as caught:
+        transport.send("mail", messages(1))
+
+    assert caught.value.is_unknown
+    assert endpoint.depth(NAME) == (1, 0, 0)
+    assert endpoint.requests["SendMessageBatch"] == 1  # it is for the caller to send again, or not
+
+
+def test_a_send_that_takes_too_long_is_given_up(endpoint: Endpoint, transport: SqsTransport) -> None:
+    endpoint.faults = Faults(stall=1)
+    start = time.monotonic()
+
+    with pytest.raises(TransportUnavailable) as caught:
+        transport.send("mail", messages(1))
+
+    assert time.monotonic() - start < 5
+    assert caught.value.is_unknown
+
+
+@pytest.mark.parametrize("code", ["ThrottlingException", "RequestThrottled", "OverLimit"])
+def test_of_a_send_that_was_throttled_it_is_known_that_nothing_went_out(
+    endpoint: Endpoint, transport: SqsTransport, code: str
+) -> None:
+    endpoint.faults = Faults(errors={code: 1})
+
+    with pytest.raises(TransportUnavailable, match="slow down") as caught:
+        transport.send("mail", messages(1))
+
+    assert (caught.value.is_unknown, caught.value.code) == (False, code)
+    assert endpoint.depth(NAME) == (0, 0, 0)
+    assert endpoint.requests["SendMessageBatch"] == 1
+
+
+@pytest.mark.parametrize("code", ["InternalFailure", "ServiceUnavailable"])
+def test_a_service_that_fails_by_itself_may_do_better_later(
+    endpoint: Endpoint, transport: SqsTransport, code: str
+) -> None:
+    endpoint.faults = Faults(errors={code: 1})
+
+    with pytest.raises(TransportUnavailable, match=code) as caught:
+        transport.receive("mail", most=1, wait=AT_ONCE, visibility=MINUTE)
+
+    assert caught.value.is_unknown
+
+
+def test_what_is_known_of_earlier_batches_is_kept(endpoint: Endpoint, transport: SqsTransport) -> None:
+    endpoint.faults = Faults(errors={"ThrottlingException": 0.5})
+    answers: list[Failed | None] = []
+    while not answers:  # the dice are seeded: this is the same run each time
+        with suppress(TransportUnavailable):
+            answers = transport.send("mail", messages(60))
+
+    sent = answers.count(None)
+    assert sent in range(10, 60, 10)
+    assert answers[:sent] == [None] * sent
+    assert [isinstance(answer, Failed) and not answer.is_unknown for answer in answers[sent:]] == [True] * (60 - sent)
+    assert endpoint.depth(NAME) == (sent, 0, 0)
+
+
+def test_a_batch_may_fail_in_part(endpoint: Endpoint, transport: SqsTransport) -> None:
+    endpoint.faults = Faults(reject=0.5)
+
+    answers = transport.send("mail", messages(10))
+
+    failed = [answer for answer in answers if answer is not None]
+    assert 0 < len(failed) < 10
+    assert {(each.code, each.is_ours) for each in failed} == {("InternalError", False)}
+    assert endpoint.depth(NAME) == (10 - len(failed), 0, 0)
+
+
+def test_of_an_entry_that_the_answer_does_not_mention_nothing_is_known(
+    endpoint: Endpoint, transport: SqsTransport
+) -> None:
+    endpoint.faults = Faults(omit=0.5)
+
+    answers = transport.send("mail", messages(10))
+
+    silent = [answer for answer in answers if answer is not None]
+    assert 0 < len(silent) < 10
+    assert all(each.is_unknown and not each.is_ours for each in silent)
+    assert endpoint.depth(NAME) == (10, 0, 0)
+
+
+def test_a_delete_whose_answer_is_lost_is_asked_once_more_and_no_oftener(
+    endpoint: Endpoint, transport: SqsTransport
+) -> None:
+    transport.send("mail", messages(1))
+    [got] = received(transport)
+    endpoint.faults = Faults(cut=1, operations=frozenset({"DeleteMessageBatch"}))
+
+    with pytest.raises(TransportUnavailable):
+        transport.delete("mail", [got.receipt])
+
+    assert endpoint.requests["DeleteMessageBatch"] == 2
+    assert endpoint.depth(NAME) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("stale", Stale)
+def test_stale_receipts_do_no_harm_however_they_are_answered(
+    endpoint: Endpoint, transport: SqsTransport, stale: Stale
+) -> None:
+    endpoint.faults = Faults(stale=stale)
+    transport.send("mail", messages(3))
+    [gone, visible, superseded] = received(transport)
+    transport.delete("mail", [gone.receipt])
+    transport.hide("mail", [(superseded.receipt, AT_ONCE)])
+    received(transport)
+    transport.hide("mail", [(visible.receipt, AT_ONCE)])
+    receipts = [each.receipt for each in (gone, visible, superseded)]
+
+    hidden = transport.hide("mail", [(receipt, MINUTE) for receipt in receipts])
+    deleted = transport.delete("mail", [*receipts, "nonsense"])
+
+    assert (hidden, deleted) == ([None] * 3, [None] * 4)
+    assert endpoint.happened["stale"] >= 4
+
+
+def test_to_hide_a_message_beyond_its_limit_is_told(endpoint: Endpoint, transport: SqsTransport) -> None:
+    transport.send("mail", messages(1))
+    [got] = received(transport)
+    endpoint.advance(timedelta(seconds=30))
+
+    [answer] = transport.hide("mail", [(got.receipt, timedelta(hours=12))])
+
+    assert answer is not None
+    assert (answer.code, answer.is_ours) == ("InvalidParameterValue", True)
+
+
+def test_an_outage_is_told_at_once_and_over_when_it_is_over(endpoint: Endpoint, transport: SqsTransport) -> None:
+    transport.send("mail", messages(1))
+    [held] = received(transport)
+    transport.send("mail", messages(1))
+    endpoint.go_away()
+
+    start = time.monotonic()
+    with pytest.raises(TransportUnavailable, match=str(endpoint.port)) as caught:
+        transport.send("mail", messages(1))
+    took = time.monotonic() - start
+    endpoint.come_back()
+
+    assert took < 2
+    assert not caught.value.is_unknown
+    assert transport.delete("mail", [held.receipt]) == [None]
+    assert endpoint.depth(NAME) == (1, 0, 0)
+
+
+def test_receipts_from_before_an_outage_that_lost_everything_do_no_harm(
+    endpoint: Endpoint, transport: SqsTransport
+) -> None:
+    transport.send("mail", messages(1))
+    [held] = received(transport)
+
+    endpoint.go_away()
+    endpoint.come_back(keep=False)
+
+    assert transport.hide("mail", [(held.receipt, MINUTE)]) == [None]
+    assert transport.delete("mail", [held.receipt]) == [None]
+    assert endpoint.depth(NAME) == (0, 0, 0)

@@ -1,0 +1,56 @@
+"""The names of queues in SQS."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from taskharbor.core.errors import InvalidRequest
+from taskharbor.core.request import QUEUE_PATTERN
+from taskharbor.delivery.sqs import sqs_name
+from taskharbor.delivery.sqs.names import checked_prefix
+from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE
+
+OURS = [DEAD_EVENTS, UNREADABLE]
+# Names made of few parts meet each other more often than those of any.
+PARTS = st.lists(st.sampled_from(["a", "-", ".", "dot", "_", "dead", "events", "unreadable"]), min_size=1, max_size=8)
+NAMES = PARTS.map("".join).filter(lambda name: QUEUE_PATTERN.fullmatch(name) is not None)
+ANY = st.from_regex(QUEUE_PATTERN, fullmatch=True)
+QUEUES = NAMES | ANY | st.sampled_from([*OURS, "dead-events", "unreadable"])
+PREFIXES = st.sampled_from(["", "taskharbor-", "-", "a--", "x" * 40])
+
+
+@example(one="a.b-dot-c", other="a-dot-b.c", prefix="")
+@example(one="a.b", other="a-dot-b", prefix="")
+@given(one=QUEUES, other=QUEUES, prefix=PREFIXES)
+def test_no_two_queues_share_a_name(one: str, other: str, prefix: str) -> None:
+    same = sqs_name(one, prefix=prefix) == sqs_name(other, prefix=prefix)
+
+    assert same == (one == other)
+
+
+@given(queue=QUEUES, prefix=PREFIXES)
+def test_every_name_is_one_that_sqs_takes(queue: str, prefix: str) -> None:
+    name = sqs_name(queue, prefix=prefix)
+
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,80}", name)
+    assert name.startswith(prefix)
+
+
+@pytest.mark.parametrize("queue", ["mail", "high-priority", "UPPER_case", "x" * 64])
+def test_a_plain_name_is_kept(queue: str) -> None:
+    assert sqs_name(queue) == f"taskharbor-{queue}"
+
+
+@pytest.mark.parametrize("queue", OURS)
+def test_no_queue_of_a_user_can_be_taken_for_one_of_ours(queue: str) -> None:
+    assert QUEUE_PATTERN.fullmatch(queue) is None
+
+
+@pytest.mark.parametrize("prefix", ["a.b", "ä", "x" * 41, "a b"])
+def test_a_prefix_that_sqs_would_refuse_is_refused_first(prefix: str) -> None:
+    with pytest.raises(InvalidRequest, match="prefix"):
+        checked_prefix(prefix)

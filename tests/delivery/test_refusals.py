@@ -1,0 +1,218 @@
+"""What the transport says when something must be mended: one line, with the cause and the way out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from taskharbor.core.errors import InvalidRequest
+from taskharbor.delivery.sqs import SqsTransport
+from taskharbor.delivery.sqs.failures import Doing, explained
+from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+from taskharbor.testing.sqs import Faults
+from tests.delivery.contract import messages
+from tests.delivery.subjects import KEYS, REGION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskharbor.testing.sqs import Endpoint
+
+NAME = "taskharbor-mail"
+DOING = Doing(operation="SendMessageBatch", queue=NAME, place="here")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("AccessDenied", ["sqs:SendMessage", NAME, "taskharbor sqs policy"]),
+        ("ExpiredToken", ["expired", "log in again"]),
+        ("InvalidClientTokenId", ["credentials", "correct the key"]),
+        ("SignatureDoesNotMatch", ["credentials", "region"]),
+        ("RequestTimeTooSkewed", ["clock", "set it"]),
+        ("QueueDoesNotExist", [NAME, REGION, "taskharbor sqs setup"]),
+        ("KmsDisabled", ["SendMessageBatch", NAME, "KmsDisabled"]),
+    ],
+)
+def test_a_refusal_names_its_cause_and_the_way_out(
+    endpoint: Endpoint, transport: SqsTransport, code: str, words: list[str]
+) -> None:
+    endpoint.faults = Faults(errors={code: 1})
+
+    with pytest.raises(TransportRefused) as caught:
+        transport.send("mail", messages(1))
+
+    text = str(caught.value)
+    assert [word for word in words if word not in text] == []
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "words"),
+    [
+        ("SignatureDoesNotMatch", "Credential should be scoped to a valid region.", ["region", "AWS_REGION"]),
+        ("SignatureDoesNotMatch", "Signature expired: 1 is now earlier than 2", ["clock", "set it"]),
+        ("AccessDenied", "User: arn:x is not authorized to perform: sqs:sendmessage", ["arn:x", "sqs:SendMessage"]),
+        ("404", "Not Found", ["does not answer as SQS does"]),
+    ],
+)
+def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said: str, words: list[str]) -> None:
+    error = ClientError({"Error": {"Code": code, "Message": said}}, "SendMessageBatch")
+
+    text = str(explained(error, DOING))
+
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_region_that_does_not_exist_is_told_from_an_outage() -> None:
+    error = EndpointConnectionError(endpoint_url="https://sqs.nowhere-1.amazonaws.com")
+
+    refused = explained(error, replace(DOING, region_exists=False))
+    away = explained(error, DOING)
+
+    assert isinstance(refused, TransportRefused)
+    assert "correct the region" in str(refused)
+    assert isinstance(away, TransportUnavailable)
+    assert not away.is_unknown
+
+
+def test_region_and_endpoint_are_found_as_boto3_finds_them(
+    endpoint: Endpoint, transport: SqsTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", endpoint.url)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    other = SqsTransport()
+
+    other.send("mail", messages(1))
+
+    assert transport.depth("mail").ready == 1
+    other.close()
+
+
+def test_without_credentials_it_is_told_where_they_may_be(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in KEYS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    transport = SqsTransport(endpoint_url=endpoint.url, region=REGION)
+
+    with pytest.raises(TransportRefused, match="AWS_ACCESS_KEY_ID"):
+        transport.depth("mail")
+
+    transport.close()
+    assert not endpoint.requests
+
+
+def test_without_a_region_it_is_told_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+
+    with pytest.raises(TransportRefused, match="AWS_REGION"):
+        SqsTransport().depth("mail")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://"])
+def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(TransportRefused, match=url):
+        SqsTransport(endpoint_url=url, region=REGION).depth("mail")
+
+
+def test_a_server_that_is_no_sqs_is_refused() -> None:
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        transport = SqsTransport(endpoint_url=f"http://127.0.0.1:{server.server_port}", region=REGION)
+        try:
+            with pytest.raises(TransportRefused, match="does not answer as SQS does"):
+                transport.depth("mail")
+        finally:
+            transport.close()
+            server.shutdown()
+            thread.join(5)
+
+
+def test_the_host_inside_the_url_of_a_queue_is_never_connected_to(endpoint: Endpoint, transport: SqsTransport) -> None:
+    # The endpoint gives URLs with a host that does not exist: every call that goes well went elsewhere.
+    transport.send("mail", messages(1))
+
+    assert endpoint.requests["SendMessageBatch"] == 1
+    assert "sqs.invalid" in "".join(transport._urls.values())  # noqa: SLF001  what it was given
+
+
+def test_a_closed_transport_opens_nothing_again(endpoint: Endpoint, transport: SqsTransport) -> None:
+    transport.close()
+    before = endpoint.requests.copy()
+
+    with pytest.raises(TransportUnavailable, match="closed"):
+        transport.send("mail", messages(1))
+
+    assert endpoint.requests == before
+
+
+def test_a_transport_takes_no_other_prefix_than_sqs_does() -> None:
+    with pytest.raises(InvalidRequest, match="prefix is 'a b'"):
+        SqsTransport(prefix="a b")
+
+
+def test_boto3_is_not_loaded_before_the_first_call() -> None:
+    code = """
+import sys
+from taskharbor.delivery.sqs import SqsTransport
+import taskharbor.delivery.transport
+SqsTransport().name("mail")
+sys.exit(", ".join({"boto3", "botocore"} & {*sys.modules}) or None)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_without_boto3_it_is_told_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["boto3"] = None
+from taskharbor.delivery.sqs import SqsTransport
+SqsTransport().depth("mail")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
+
+    assert "boto3 is not installed; run: pip install 'taskharbor[sqs]'" in ran.stderr
+
+
+def test_a_forked_process_uses_no_connection_of_its_parent(endpoint: Endpoint, transport: SqsTransport) -> None:
+    code = f"""
+import os, sys
+from taskharbor.delivery.sqs import SqsTransport
+from taskharbor.delivery.transport import Outgoing
+transport = SqsTransport(endpoint_url={endpoint.url!r}, region={REGION!r})
+transport.send("mail", [Outgoing("before")])
+child = os.fork()
+for n in range(20):
+    assert transport.send("mail", [Outgoing(f"{{child}} {{n}}")]) == [None]
+assert transport.calls["SendMessageBatch"] == (21 if child else 20)
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+    assert endpoint.depth(NAME) == (41, 0, 0)
+    transport.close()
+
+
+class Page(BaseHTTPRequestHandler):
+    """A web server that has never heard of SQS."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(b"<html>not found</html>")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its own name for it
+        pass

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.delivery.subjects import one_reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.register_assert_rewrite("tests.delivery.contract")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_clients() -> Iterator[None]:
+    with one_reading():
+        yield

@@ -1,0 +1,221 @@
+"""The kit with which users test their own tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor import Context, Fixed, Harbor, RetryPolicy, Snooze, Status
+from taskharbor.testing.harness import DrainedForTooLong, EventLoopRuns, Step
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+def shop() -> Harbor:
+    """A harbor whose own store cannot be reached: nothing may touch it in a test."""
+    return Harbor("postgresql://nobody@127.0.0.1:1/nowhere")
+
+
+def test_what_was_enqueued_is_found_and_what_was_not_is_refuted(shop: Harbor) -> None:
+    @shop.task
+    def welcome(user_id: int, *, lang: str = "en") -> None: ...
+
+    with shop.testing() as harness:
+        welcome.enqueue(7, lang="fr")
+
+        assert harness.assert_enqueued(welcome, 7, lang="fr").queue == "default"
+        harness.refute_enqueued(welcome, 7)
+        with pytest.raises(AssertionError, match=r"no such call of welcome was enqueued; there are: welcome\(.*'fr'"):
+            harness.assert_enqueued(welcome, 8)
+        with pytest.raises(AssertionError, match="this call of welcome was enqueued, as job"):
+            harness.refute_enqueued(welcome, 7, lang="fr")
+        assert [job.data for job in harness.enqueued(welcome)] == [{"user_id": 7, "lang": "fr"}]
+
+
+def test_drain_runs_what_is_due_in_this_thread_and_says_what_ran(shop: Harbor) -> None:
+    @shop.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    @shop.task
+    async def later(number: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * number
+
+    with shop.testing() as harness:
+        handles = [double.enqueue(1), later.using(queue="mail").enqueue(2)]
+        ran = harness.drain()
+
+        assert [each.status for each in ran] == [Status.SUCCEEDED, Status.SUCCEEDED]
+        assert [handle.result() for handle in handles] == [2, 4]
+        assert harness.drain() == []
+
+
+def test_an_async_test_awaits_the_drain_and_tasks_run_on_its_loop(shop: Harbor) -> None:
+    loops = []
+
+    @shop.lifespan
+    async def resources() -> AsyncIterator[str]:
+        loops.append(asyncio.get_running_loop())
+        yield "ready"
+
+    @shop.task
+    async def later(ctx: Context) -> str:
+        loops.append(asyncio.get_running_loop())
+        return str(ctx.state)
+
+    @shop.task
+    def plain() -> int:
+        return asyncio.run(asyncio.sleep(0, 7))  # as in a worker, where no loop runs in its thread
+
+    async def test() -> None:
+        with shop.testing() as harness:
+            handle, other = await later.aenqueue(), plain.enqueue()
+            with pytest.raises(EventLoopRuns, match="await adrain"):
+                harness.drain()
+            await harness.adrain()
+            assert await handle.aresult() == "ready"
+            assert other.result() == 7
+            assert loops == [asyncio.get_running_loop()] * 2
+
+    asyncio.run(test())
+
+
+def test_time_passes_only_when_it_is_told_to(shop: Harbor) -> None:
+    runs = []
+
+    @shop.task(retry=RetryPolicy(backoff=Fixed(timedelta(minutes=5)), max_attempts=3))
+    def fails() -> None:
+        runs.append(1)
+        raise LookupError("no luck")
+
+    @shop.task
+    def snoozes(ctx: Context) -> None:
+        if ctx.claim.job.created_at == harness.clock.now():
+            raise Snooze(timedelta(hours=1))
+
+    with shop.testing() as harness:
+        failing, sleeping = fails.enqueue(), snoozes.enqueue()
+        assert [(each.status, each.error) for each in harness.drain()] == [
+            (Status.FAILED, "LookupError: no luck"),
+            (Status.PENDING, None),
+        ]
+        assert harness.drain() == []
+
+        harness.advance(minutes=5)
+        harness.drain()
+        assert len(runs) == 2
+
+        harness.advance(timedelta(hours=1))
+        harness.drain()
+        assert (failing.status(), sleeping.status()) == (Status.DEAD, Status.SUCCEEDED)
+
+
+@pytest.mark.parametrize(("step", "runs_before"), [("claim", 0), ("run", 1)])
+def test_a_worker_can_be_made_to_die_and_its_job_comes_back(step: Step, runs_before: int, shop: Harbor) -> None:
+    attempts = []
+
+    @shop.task
+    def charge(ctx: Context) -> None:
+        attempts.append(ctx.claim.job.attempt_count)
+
+    with shop.testing() as harness:
+        handle = charge.enqueue()
+        with harness.crash_after(step):
+            assert harness.drain() == []
+        assert len(attempts) == runs_before
+        assert harness.drain() == []
+        assert handle.status() is Status.PROCESSING
+
+        harness.advance(seconds=30)
+        harness.drain()
+
+        assert handle.status() is Status.SUCCEEDED
+        assert attempts[-1] == 2
+
+
+def test_a_worker_that_dies_after_it_settled_has_lost_nothing(shop: Harbor) -> None:
+    @shop.task
+    def charge() -> None: ...
+
+    with shop.testing() as harness:
+        first, second = charge.enqueue(), charge.enqueue()
+        with harness.crash_after("settle"):
+            harness.drain()
+
+        assert (first.status(), second.status()) == (Status.SUCCEEDED, Status.PENDING)
+
+
+def test_a_poison_job_that_kills_every_worker_becomes_a_dead_letter(shop: Harbor) -> None:
+    @shop.task(max_attempts=3)
+    def poison() -> None: ...
+
+    with shop.testing() as harness:
+        handle = poison.enqueue()
+        for _ in range(3):
+            with harness.crash_after("claim"):
+                harness.drain()
+            harness.advance(seconds=30)
+        harness.drain()
+
+        assert handle.status() is Status.DEAD
+
+
+def test_schedules_fire_as_the_clock_moves(shop: Harbor) -> None:
+    @shop.schedule("0 2 * * *")
+    @shop.task
+    def nightly() -> None: ...
+
+    with shop.testing() as harness:
+        assert harness.drain() == []
+        for _ in range(3):
+            harness.advance(days=1)
+            assert len(harness.drain()) == 1
+
+
+def test_a_users_connection_is_taken_for_committed_at_once(shop: Harbor) -> None:
+    @shop.task
+    def ship(ctx: Context, order: int) -> int:
+        ctx.complete_in(orders, result=order + 1)
+        return 0
+
+    orders = sqlite3.connect(":memory:")
+    try:
+        with shop.testing() as harness:
+            handle = ship.using(connection=orders).enqueue(7)
+            [ran] = harness.drain()
+
+            assert (ran.status, ran.error) == (Status.SUCCEEDED, None)
+            assert handle.result() == 8
+    finally:
+        orders.close()
+
+
+def test_a_task_that_enqueues_itself_for_ever_is_found_out(shop: Harbor, monkeypatch: pytest.MonkeyPatch) -> None:
+    @shop.task
+    def again() -> None:
+        again.enqueue()
+
+    monkeypatch.setattr("taskharbor.testing.harness.MANY", 20)
+    with shop.testing() as harness:
+        again.enqueue()
+        with pytest.raises(DrainedForTooLong, match=r"after 20 attempts .* does a task enqueue itself"):
+            harness.drain()
+
+
+def test_afterwards_the_harbor_has_its_own_store_back(quick: Harbor) -> None:
+    @quick.task
+    def greet() -> None: ...
+
+    kept = greet.enqueue()
+    with quick.testing() as harness:
+        greet.enqueue()
+        assert len(harness.enqueued()) == 1
+
+    assert kept.status() is Status.PENDING

@@ -1,0 +1,217 @@
+"""Fire times that passed while nobody was there, or while the job before was still under way."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from taskharbor.core.firing import MOST, next_step
+from taskharbor.core.states import Status
+from taskharbor.schedules import Cron
+from tests.schedules.world import HOUR, MINUTE, SECOND, World, fire_times, hourly, made
+
+
+def put(world: World, **fields: Any) -> None:
+    world.scheduler.put([hourly(**fields)])
+
+
+def test_missed_fire_times_are_skipped_and_the_next_comes_in_time(world: World) -> None:
+    put(world, missed="skip")
+
+    world.pass_by(3 * HOUR)
+    after_the_outage = world.hours()
+    world.pass_by(HOUR / 2)
+
+    assert (after_the_outage, world.hours()) == ([], [4])
+
+
+@pytest.mark.parametrize(("late", "hours"), [(MINUTE - SECOND, [1]), (MINUTE, [])])
+def test_a_fire_time_is_missed_when_it_is_a_minute_late(world: World, late: timedelta, hours: list[int]) -> None:
+    put(world, missed="skip")
+
+    world.pass_by(HOUR / 2 + late)
+
+    assert world.hours() == hours
+
+
+def test_one_that_is_in_time_is_not_skipped_with_the_missed_ones(world: World) -> None:
+    put(world, missed="skip")
+
+    world.pass_by(3 * HOUR + HOUR / 2)
+
+    assert world.hours() == [4]
+
+
+def test_one_job_is_made_for_all_that_were_missed(world: World) -> None:
+    put(world, missed="once")
+
+    world.pass_by(5 * HOUR)
+    world.scheduler.tick()
+
+    assert world.hours() == [5]
+    assert world.schedule().next_at == datetime(2030, 1, 1, 6, tzinfo=UTC)
+
+
+def test_a_job_is_made_for_each_that_was_missed_within_the_window(world: World) -> None:
+    put(world, missed="all", window=3 * HOUR)
+
+    world.pass_by(5 * HOUR)
+    world.scheduler.tick()
+
+    assert world.hours() == [3, 4, 5]
+
+
+def test_a_year_without_anybody_does_not_flood_the_queue(world: World) -> None:
+    put(world, missed="all", cron="* * * * *", window=timedelta(days=366))
+
+    world.pass_by(timedelta(days=365))
+    world.scheduler.tick()
+
+    times = fire_times(world.driver, "hourly")
+    assert len(times) == MOST
+    assert times[-1] - times[0] == (MOST - 1) * MINUTE
+    assert times[-1] == world.clock.now()
+
+
+def test_what_a_pause_let_pass_is_missed_too(world: World) -> None:
+    put(world, missed="once")
+    world.driver.control.pause_schedules(["hourly"])
+    world.pass_by(4 * HOUR)
+    world.driver.control.resume_schedules(["hourly"])
+
+    world.scheduler.tick()
+
+    assert world.hours() == [4]
+
+
+def test_jobs_may_overlap_where_that_is_allowed(world: World) -> None:
+    put(world, overlap="allow")
+
+    for _ in range(3):
+        world.pass_by(HOUR)
+
+    assert world.hours() == [1, 2, 3]
+
+
+def test_a_fire_time_makes_no_job_while_the_one_before_has_not_ended(world: World) -> None:
+    put(world, overlap="skip")
+
+    world.reach(1)
+    world.reach(2)
+    while_it_lasts = world.hours()
+    world.run_next()
+    world.pass_by(HOUR / 2)
+    world.reach(3)
+
+    assert (while_it_lasts, world.hours()) == ([1], [1, 3])
+
+
+def test_a_fire_time_waits_until_the_job_before_has_ended(world: World) -> None:
+    put(world, overlap="queue", missed="skip")
+
+    world.reach(1)
+    world.reach(2)
+    world.pass_by(HOUR / 2)
+    while_it_lasts = world.hours()
+    world.run_next()
+    world.pass_by(SECOND)
+
+    assert (while_it_lasts, world.hours()) == ([1], [1, 2])
+
+
+@pytest.mark.parametrize(("missed", "hours"), [("skip", [1, 2]), ("once", [1, 4]), ("all", [1, 2, 3, 4])])
+def test_what_passes_while_a_fire_time_waits_is_missed(world: World, missed: str, hours: list[int]) -> None:
+    put(world, overlap="queue", missed=missed)
+    for hour in (1, 2, 3, 4):
+        world.reach(hour)
+    world.pass_by(HOUR / 2)
+
+    for _ in range(4):  # each job ends, and what is there to be made comes after it
+        if any(not job.status.is_final for job in made(world.driver)):
+            world.run_next()
+        world.pass_by(SECOND)
+
+    assert world.hours() == hours
+    assert world.schedule().next_at == datetime(2030, 1, 1, 5, tzinfo=UTC)
+
+
+def test_waiting_jobs_come_one_at_a_time(world: World) -> None:
+    put(world, overlap="queue", missed="all")
+
+    world.pass_by(4 * HOUR)
+    for _ in range(3):
+        world.scheduler.tick()
+
+    assert world.hours() == [1]
+
+
+def test_a_fire_time_that_waited_is_skipped_when_nobody_was_there_after_the_wait(world: World) -> None:
+    put(world, overlap="queue", missed="skip")
+    world.reach(1)
+    world.reach(2)
+    world.clock.advance(HOUR / 2)
+    world.run_next()
+
+    world.pass_by(MINUTE)
+
+    assert world.hours() == [1]
+
+
+def test_the_job_before_is_canceled_and_a_new_one_made(world: World) -> None:
+    put(world, overlap="cancel")
+
+    world.pass_by(HOUR)
+    world.pass_by(HOUR)
+
+    assert world.hours() == [1, 2]
+    assert [job.status for job in made(world.driver)] == [Status.CANCELED, Status.PENDING]
+
+
+def test_a_job_that_has_ended_is_not_canceled(world: World) -> None:
+    put(world, overlap="cancel")
+
+    world.pass_by(HOUR)
+    world.run_next()
+    world.pass_by(HOUR)
+
+    assert [job.status for job in made(world.driver)] == [Status.SUCCEEDED, Status.PENDING]
+
+
+@pytest.mark.parametrize("overlap", ["skip", "cancel"])
+def test_where_only_one_job_would_be_left_one_is_made_for_all_that_were_missed(world: World, overlap: str) -> None:
+    put(world, overlap=overlap, missed="all")
+
+    world.pass_by(4 * HOUR)
+    world.scheduler.tick()
+
+    assert world.hours() == [4]
+
+
+def test_a_job_before_that_retention_removed_is_in_nobodys_way(world: World) -> None:
+    put(world, overlap="skip")
+    world.pass_by(HOUR)
+    world.run_next()
+    world.driver.upkeep.prune(older_than=timedelta(0), limit=10)
+
+    world.pass_by(HOUR)
+
+    assert world.hours() == [2]
+
+
+def test_a_time_that_was_set_under_older_rules_of_its_zone_still_fires() -> None:
+    set_before = datetime(2030, 1, 1, 1, 7, tzinfo=UTC)
+
+    step = next_step(
+        Cron("0 2 * * *", "UTC").after,
+        fire=set_before,
+        now=set_before + SECOND,
+        previous=None,
+        missed="skip",
+        overlap="allow",
+        window=HOUR,
+    )
+
+    assert step is not None
+    assert (step.fires, step.next_at) == ((set_before,), datetime(2030, 1, 1, 2, tzinfo=UTC))

@@ -1,0 +1,262 @@
+"""Schedules that fire in time: what is stored, what is made, and by whom."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.core.errors import InvalidRequest, PayloadNotEncodable, ScheduleNotFound, StoreUnavailable
+from taskharbor.core.retry import RetryPolicy
+from taskharbor.crypto import AesGcmCodec
+from taskharbor.janitor import Janitor
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.schedules import Scheduler, spec_of
+from taskharbor.schedules.scheduler import BATCH, LOOK
+from tests.schedules.world import HOUR, MINUTE, SECOND, START, World, fire_times, hourly, made
+from tests.worker.working import meddled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def test_a_job_is_made_at_the_fire_time_and_not_before(world: World) -> None:
+    world.scheduler.put([hourly()])
+
+    world.pass_by(HOUR / 2 - timedelta.resolution)
+    too_early = made(world.driver)
+    world.pass_by(timedelta.resolution)
+
+    assert too_early == []
+    assert world.hours() == [1]
+
+
+def test_a_job_is_as_its_schedule_says(world: World) -> None:
+    world.scheduler.put(
+        [hourly(payload={"n": 1}, queue="mail", timeout=MINUTE, max_attempts=3, priority=7, type="mail.digest")]
+    )
+
+    world.pass_by(HOUR / 2 + SECOND)
+
+    [job] = made(world.driver)
+    assert (job.type, job.queue, job.data, job.timeout, job.max_attempts, job.priority) == (
+        "mail.digest", "mail", {"n": 1}, MINUTE, 3, 7,
+    )  # fmt: skip
+    assert job.scheduled_for == START + HOUR / 2
+    assert job.created_at == START + HOUR / 2 + SECOND
+    assert job.metadata == {"schedule": "hourly", "fire_time": "2030-01-01T01:00:00+00:00"}
+
+
+def test_how_often_a_job_is_tried_is_the_policys_where_its_schedule_does_not_say(world: World) -> None:
+    Scheduler(world.driver, policy=RetryPolicy(max_attempts=4)).put([hourly()])
+
+    world.pass_by(HOUR)
+
+    assert [job.max_attempts for job in made(world.driver)] == [4]
+
+
+def test_a_schedule_goes_on_after_each_fire_time(world: World) -> None:
+    world.scheduler.put([hourly()])
+
+    for _ in range(3):
+        world.pass_by(HOUR)
+        world.scheduler.tick()
+
+    assert world.hours() == [1, 2, 3]
+    assert world.schedule().next_at == START + 3 * HOUR + HOUR / 2
+    assert world.schedule().last_job_id == made(world.driver)[-1].id
+
+
+def test_what_is_stored_is_what_was_defined(world: World) -> None:
+    spec = hourly(
+        timezone="Europe/Paris", missed="all", overlap="queue", jitter=1.5 * SECOND, window=HOUR, timeout=0.25 * SECOND,
+        max_attempts=2, priority=-3, queue="mail",
+    )  # fmt: skip
+
+    world.scheduler.put([spec])
+
+    assert spec_of(world.schedule()) == spec
+
+
+def test_a_process_that_starts_more_often_than_its_schedule_fires_still_fires_it(world: World) -> None:
+    for n in range(12):
+        Scheduler(world.driver).put([hourly(cron=f"0 {' ' * n}*/2 * * *")])
+        world.pass_by(HOUR / 3)
+
+    assert world.hours() == [2, 4]
+
+
+def test_another_cron_counts_from_now_on(world: World) -> None:
+    world.scheduler.put([hourly()])
+    world.scheduler.put([hourly(cron="45 * * * *")])
+
+    world.pass_by(HOUR)
+
+    assert [time.minute for time in fire_times(world.driver, "hourly")] == [45]
+
+
+def test_a_schedule_fires_in_processes_that_never_heard_of_it(world: World) -> None:
+    Scheduler(world.driver).put([hourly("one")])
+    Scheduler(world.driver).put([hourly("two")])
+
+    world.pass_by(HOUR)
+
+    assert (world.hours("one"), world.hours("two")) == ([1], [1])
+
+
+def test_two_schedules_of_one_name_are_refused(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="name is 'hourly': two schedules cannot share it"):
+        world.scheduler.put([hourly(), hourly(cron="5 * * * *")])
+
+    assert not world.driver.inspector.schedules()
+
+
+def test_a_payload_that_cannot_be_stored_is_refused_when_it_is_put(world: World) -> None:
+    with pytest.raises(PayloadNotEncodable):
+        world.scheduler.put([hourly(payload={1, 2})])
+
+
+def test_a_paused_schedule_fires_no_more_until_it_is_resumed(world: World) -> None:
+    world.scheduler.put([hourly(missed="skip")])
+    world.driver.control.pause_schedules(["hourly"])
+    world.pass_by(2 * HOUR)
+    while_paused = world.hours()
+    world.driver.control.resume_schedules(["hourly"])
+
+    world.pass_by(HOUR / 2)
+
+    assert (while_paused, world.hours()) == ([], [3])
+
+
+def test_jitter_delays_jobs_by_less_than_it_says_and_every_process_by_the_same(world: World) -> None:
+    other = World()
+    for each in (world, other):
+        each.scheduler.put([hourly(jitter=10 * MINUTE), hourly("other", jitter=10 * MINUTE)])
+        for _ in range(20):
+            each.pass_by(HOUR)
+
+    delays = [job.scheduled_for.minute * MINUTE + job.scheduled_for.second * SECOND for job in made(world.driver)]
+    assert [job.scheduled_for for job in made(world.driver)] == [job.scheduled_for for job in made(other.driver)]
+    assert all(delay < 10 * MINUTE for delay in delays)
+    assert max(delays) - min(delays) > 5 * MINUTE
+    assert len(set(delays)) > 35
+
+
+def test_a_job_can_be_made_now_and_the_schedule_goes_on_as_before(world: World) -> None:
+    world.scheduler.put([hourly(payload=[7], priority=2)])
+    before = world.schedule()
+
+    enqueued = world.scheduler.run_now("hourly")
+
+    [job] = made(world.driver)
+    assert (job.id, job.data, job.priority, job.metadata) == (enqueued.id, [7], 2, {"schedule": "hourly"})
+    assert world.schedule() == before
+
+
+def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: World) -> None:
+    world.scheduler.put([hourly()])
+
+    first, second = (world.scheduler.run_now("hourly", idempotency_key="button") for _ in range(2))
+
+    assert (first.id, first.existed, second.existed) == (second.id, False, True)
+
+
+def test_a_schedule_that_is_not_there_cannot_be_run_and_the_nearest_is_named(world: World) -> None:
+    world.scheduler.put([hourly()])
+
+    with pytest.raises(ScheduleNotFound, match="there is no schedule 'hourli'; did you mean 'hourly'"):
+        world.scheduler.run_now("hourli")
+
+
+def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: World) -> None:
+    codec = AesGcmCodec({"k": bytes(32)})
+    scheduler = Scheduler(world.driver, codec=codec)
+    scheduler.put([hourly(payload={"card": "4111"})])
+    world.clock.advance(HOUR)
+
+    scheduler.tick()
+    scheduler.run_now("hourly")
+
+    jobs = made(world.driver)
+    assert [replace(job, codec=codec).data for job in jobs] == [{"card": "4111"}] * 2
+    assert b"4111" not in world.schedule().payload + jobs[0].payload + jobs[1].payload
+
+
+def test_what_one_process_cannot_fire_is_told_once_left_to_others_and_holds_nobody_up(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_key = Scheduler(world.driver, codec=AesGcmCodec({"k": bytes(32)}))
+    with_key.put([hourly("secret")])
+    world.scheduler.put([hourly("plain", cron="5 * * * *")])
+
+    with caplog.at_level(logging.ERROR):
+        world.pass_by(HOUR)
+        world.pass_by(MINUTE)
+    without_key = world.hours("secret"), world.hours("plain")
+    with_key.tick()
+
+    assert without_key == ([], [1])
+    assert world.hours("secret") == [1]
+    assert len([line for line in caplog.messages if "cannot fire the schedule secret here" in line]) == 1
+
+
+def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: World) -> None:
+    world.scheduler.put([hourly("a"), hourly("b"), hourly("good", cron="5 * * * *")])
+    world.driver.control.put_schedules(
+        [
+            replace(world.schedule("a"), options={"jitter": "much"}),
+            replace(world.schedule("b"), timezone="Mars/Phobos", next_at=START),
+        ]
+    )
+
+    world.pass_by(HOUR)
+
+    assert world.hours("good") == [1]
+
+
+def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world: World) -> None:
+    waiting = [hourly(f"waits-{n}", overlap="queue") for n in range(2 * BATCH)]
+    world.scheduler.put([*waiting, hourly("other", cron="5 * * * *")])
+
+    world.pass_by(HOUR)
+    world.pass_by(HOUR)
+
+    assert world.hours("other") == [1, 2]
+    assert len(made(world.driver)) == 2 * BATCH + 2
+
+
+def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: World) -> None:
+    pauses = []
+    for seconds in (20, 59.75, 60):
+        world.clock.advance(START + timedelta(seconds=seconds) - world.clock.now())
+        pauses.append(world.scheduler.tick())
+
+    assert pauses == [LOOK, 0.25 * SECOND, LOOK]
+
+
+def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_says(world: World) -> None:
+    world.scheduler.put([hourly()])
+    janitor = Janitor(ThreadRuntime(plain=1), world.driver, lease=MINUTE, scheduler=world.scheduler)
+    world.clock.advance(HOUR / 2 - 0.5 * SECOND)
+
+    pause = janitor.tick()
+    world.clock.advance(0.5 * SECOND)
+    Janitor(ThreadRuntime(plain=1), world.driver, lease=MINUTE, scheduler=world.scheduler).tick()
+
+    assert timedelta(0) <= pause <= 0.5 * SECOND
+    assert world.hours() == [1]
+
+
+def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: World) -> None:
+    def refuse(verb: str, call: Callable[[], Any]) -> Any:
+        if verb == "schedules_due":
+            raise StoreUnavailable("unplugged by a test")
+        return call()
+
+    away = Scheduler(meddled(world.driver, refuse))
+    pause = Janitor(ThreadRuntime(plain=1), world.driver, lease=MINUTE, scheduler=away).tick()
+
+    assert timedelta(0) < pause <= LOOK

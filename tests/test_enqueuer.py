@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.core.errors import StoreUnavailable, UsageError
+from taskharbor.core.messages import parse
+from taskharbor.core.states import Status
+from taskharbor.delivery.transport import Failed, Outgoing, TransportRefused
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.enqueuer import DueTaskEnqueuer
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.testing.simulation.queue_service import QueueService
+from tests.ringing import CAP, FIRST, LOCK, Rig
+from tests.waiting import wait_until
+from tests.worker.working import Outage, enqueue, meddled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.ids import JobId
+
+PERIOD = timedelta(seconds=1)
+
+
+def _rung(rig: Rig, queue: str = "default") -> list[tuple[JobId, int]]:
+    messages = [parse(copy.body) for copy in rig.service.queues.get(queue, [])]
+    return [(message.job_id, message.seq) for message in messages if message is not None]
+
+
+def test_a_due_job_is_marked_then_sent_then_noted_as_sent() -> None:
+    rig = Rig()
+    job_id = rig.enqueue()
+
+    pause = rig.enqueuer().tick()
+
+    job = rig.job(job_id)
+    assert _rung(rig) == [(job_id, 1)]
+    assert (job.status, job.sends, job.sent_at) == (Status.ENQUEUED, 1, rig.world.store_time())
+    assert pause == PERIOD
+
+
+def test_a_job_is_not_sent_before_it_is_due() -> None:
+    rig = Rig()
+    job_id = rig.enqueue(delay=timedelta(seconds=30))
+    enqueuer = rig.enqueuer()
+
+    enqueuer.tick()
+    assert _rung(rig) == []
+    rig.run(30)
+    enqueuer.tick()
+
+    assert _rung(rig) == [(job_id, 1)]
+
+
+def test_thousands_of_jobs_go_out_in_tens() -> None:
+    rig = Rig()
+    jobs = {rig.enqueue() for _ in range(2_500)}
+    enqueuer = rig.enqueuer()
+
+    pauses = [enqueuer.tick() for _ in range(3)]
+
+    assert {job_id for job_id, _ in _rung(rig)} == jobs
+    assert rig.service.calls["send"] == 250
+    assert pauses == [timedelta(0), timedelta(0), PERIOD]
+
+
+def test_a_job_that_nobody_claims_is_sent_again_ever_more_seldom() -> None:
+    rig = Rig()
+    rig.enqueue()
+    enqueuer = rig.enqueuer()
+    sent_at = []
+    for second in range(600):
+        before = len(_rung(rig))
+        enqueuer.tick()
+        sent_at += [second] * (len(_rung(rig)) - before)
+        rig.run(1)
+
+    gaps = [after - before for before, after in zip(sent_at, sent_at[1:], strict=False)]
+    assert gaps == [FIRST.seconds, 2 * FIRST.seconds, CAP.seconds, CAP.seconds]
+
+
+def test_no_more_than_so_many_unclaimed_jobs_are_out_at_once() -> None:
+    rig = Rig()
+    for _ in range(30):
+        rig.enqueue()
+    enqueuer = rig.enqueuer(unclaimed=12)
+
+    for _ in range(3):
+        enqueuer.tick()
+
+    assert len(_rung(rig)) == 12
+
+
+def test_two_enqueuers_send_each_job_once() -> None:
+    rig = Rig()
+    for _ in range(40):
+        rig.enqueue()
+    one, other = rig.enqueuer(batch=7), rig.enqueuer(batch=7)
+
+    for _ in range(4):
+        one.tick()
+        other.tick()
+
+    assert len(_rung(rig)) == len(set(_rung(rig))) == 40
+
+
+def test_what_was_certainly_not_sent_can_be_sent_at_once_and_does_not_count() -> None:
+    rig = Rig()
+    job_id = rig.enqueue()
+    refused = QueueService(lambda: rig.world.now)
+    refused.send = lambda _queue, messages: [Failed("Throttled", "slow down", is_ours=False) for _ in messages]  # type: ignore[method-assign,misc]
+    DueTaskEnqueuer(rig.runtime("e"), rig.driver, refused, queues=["default"]).tick()
+    assert (rig.job(job_id).sent_at, rig.job(job_id).resends) == (None, 0)
+
+    rig.enqueuer().tick()
+
+    assert _rung(rig) == [(job_id, 2)]
+
+
+def test_a_send_without_an_answer_is_left_to_the_end_of_its_lock() -> None:
+    rig = Rig()
+    job_id = rig.enqueue()
+    enqueuer = rig.enqueuer()
+    rig.service.broken.add("send")
+    enqueuer.tick()
+    rig.service.broken.clear()
+
+    rig.run(LOCK.seconds - 1)
+    enqueuer.tick()
+    assert _rung(rig) == []
+    rig.run(1)
+    enqueuer.tick()
+
+    assert _rung(rig) == [(job_id, 2)]
+
+
+def test_after_a_failure_the_rest_of_the_batch_is_left_unsent() -> None:
+    rig = Rig()
+    for _ in range(35):
+        rig.enqueue()
+    rig.service.broken.add("send")
+    rig.enqueuer().tick()
+    rig.service.broken.clear()
+
+    rig.enqueuer().tick()
+
+    assert rig.service.calls["send"] == 1 + 3
+    assert len(_rung(rig)) == 25  # of the others nobody knows
+
+
+def test_while_sending_fails_a_queue_is_tried_ever_more_seldom_and_with_few_jobs() -> None:
+    rig = Rig()
+    for _ in range(500):
+        rig.enqueue()
+    enqueuer = rig.enqueuer()
+    rig.service.broken.add("send")
+    for _ in range(120):
+        enqueuer.tick()
+        rig.run(1)
+
+    assert rig.service.calls["send"] <= 10
+    rig.service.broken.clear()
+    for _ in range(60):
+        enqueuer.tick()
+        rig.run(1)
+    assert len({job_id for job_id, _ in _rung(rig)}) == 500
+
+
+def test_a_queue_that_is_refused_does_not_keep_others_from_being_served() -> None:
+    rig = Rig()
+    service = rig.service
+
+    class Picky:
+        def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Any]:
+            if queue == "missing":
+                raise TransportRefused("there is no queue 'missing'", "make it")
+            return list(service.send(queue, messages))
+
+    lost, fine = rig.enqueue(queue="missing"), rig.enqueue(queue="mail")
+    enqueuer = DueTaskEnqueuer(rig.runtime("e"), rig.driver, Picky(), queues=["missing", "mail"])  # type: ignore[arg-type]
+    enqueuer.tick()
+    enqueuer.tick()
+
+    assert _rung(rig, "mail") == [(fine, 1)]
+    assert (rig.job(lost).status, rig.job(lost).resends) == (Status.ENQUEUED, 0)
+
+
+def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent() -> None:
+    rig = Rig()
+    outage = Outage("dispatched")
+    enqueuer = rig.enqueuer(meddled(rig.driver, outage))
+    job_id = rig.enqueue()
+    outage.is_on.set()
+    enqueuer.tick()
+    assert rig.job(job_id).sent_at is None
+
+    outage.is_on.clear()
+    enqueuer.tick()
+
+    assert rig.job(job_id).sent_at is not None
+    assert len(_rung(rig)) == 1
+
+
+def test_a_store_out_of_reach_is_asked_again_a_period_later() -> None:
+    rig = Rig()
+    outage = Outage()
+    outage.is_on.set()
+    rig.enqueue()
+
+    assert rig.enqueuer(meddled(rig.driver, outage)).tick() == PERIOD
+    assert _rung(rig) == []
+
+
+def test_a_job_is_sent_long_before_the_next_period() -> None:
+    rig = Rig()
+    driver = MemoryDriver()
+    enqueuer = DueTaskEnqueuer(
+        ThreadRuntime(plain=1), driver, rig.service, queues=["default"], period=timedelta(seconds=20)
+    )
+    enqueuer.start()
+    try:
+        wait_until(lambda: driver.statements > 0)
+        enqueue(driver, "run")
+
+        assert wait_until(lambda: len(_rung(rig)) == 1) < 5
+    finally:
+        enqueuer.stop()
+
+
+def test_many_jobs_are_sent_by_several_threads_and_each_once() -> None:
+    rig = Rig()
+    driver = MemoryDriver()
+    jobs = {enqueue(driver, "run") for _ in range(300)}
+
+    DueTaskEnqueuer(ThreadRuntime(plain=1), driver, rig.service, queues=["default"], senders=4).tick()
+
+    assert {job_id for job_id, _ in _rung(rig)} == jobs
+    assert len(_rung(rig)) == 300
+
+
+@pytest.mark.parametrize("queues", [[], ["no spaces"]], ids=str)
+def test_queues_that_make_no_sense_are_refused(queues: list[str]) -> None:
+    with pytest.raises(UsageError):
+        Rig().enqueuer(queues=queues)
+
+
+def test_an_error_of_the_store_is_no_error_of_the_enqueuer() -> None:
+    rig = Rig()
+
+    def away(verb: str, call: Any) -> Any:
+        if verb == "dispatch":
+            raise StoreUnavailable("unplugged by a test")
+        return call()
+
+    enqueuer = rig.enqueuer(meddled(rig.driver, away))
+    enqueuer.start()
+    rig.run(5)
+
+    assert rig.failed == []

@@ -1,0 +1,73 @@
+"""What users write, and both checkers must accept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import assert_type
+
+from taskharbor import Call, Context, Fixed, Handle, Harbor, RetryPolicy, Status
+
+harbor = Harbor("memory://")
+
+
+@dataclass
+class Order:
+    number: int
+
+
+@harbor.task
+def plain(number: int, *, lang: str = "en") -> str:
+    return lang * number
+
+
+@harbor.task
+async def later(order: Order) -> list[int]:
+    return [order.number]
+
+
+@harbor.task
+def told(ctx: Context, number: int) -> float:
+    ctx.progress(number, 10, "half")
+    return 0.5
+
+
+@harbor.task
+async def told_later(ctx: Context, number: int) -> None:
+    ctx.raise_if_cancelled()
+
+
+@harbor.task(queue="mail", max_attempts=5, timeout=30, aliases=("old",), retry=RetryPolicy(backoff=Fixed(timedelta(1))))
+def optioned(number: int) -> bytes:
+    return b"" * number
+
+
+@harbor.task(type="reports.render")
+async def optioned_later(ctx: Context, doc: int) -> str:
+    return str(doc)
+
+
+@harbor.schedule("0 2 * * *", tz="Europe/Paris", missed="once", overlap="skip")
+@harbor.task
+def nightly() -> None: ...
+
+
+async def main() -> None:
+    assert_type(plain(1, lang="fr"), str)
+    assert_type(await later(Order(1)), list[int])
+    assert_type(plain.enqueue(1), Handle[str])
+    assert_type(plain.enqueue(1, lang="fr").result(5), str)
+    assert_type(await later.aenqueue(Order(1)), Handle[list[int]])
+    assert_type(later.enqueue(Order(1)).result(), list[int])
+    assert_type(await told.enqueue(3).aresult(), float)
+    assert_type(told_later.enqueue(3), Handle[None])
+    assert_type(optioned.enqueue(1).result(), bytes)
+    assert_type(await (await optioned_later.aenqueue(7)).aresult(timedelta(seconds=5)), str)
+    assert_type(plain.using(delay=300, priority=5, idempotency_key="a").enqueue(7), Handle[str])
+    assert_type(await plain.using(queue="mail").aenqueue(7, lang="fr"), Handle[str])
+    assert_type(plain.call(1), Call[str])
+    assert_type(harbor.enqueue_many(plain.call(n) for n in range(3)), list[Handle[str]])
+    assert_type(await harbor.aenqueue_many([later.call(Order(1))]), list[Handle[list[int]]])
+    assert_type(plain.enqueue(1).status(), Status)
+    assert_type(plain.enqueue(1).cancel(), bool)
+    nightly.enqueue()

@@ -1,0 +1,61 @@
+"""What users write by mistake: both checkers must refuse every line that is marked, and no other."""
+
+from __future__ import annotations
+
+from taskharbor import Context, Harbor
+
+harbor = Harbor("memory://")
+
+
+@harbor.task
+def plain(number: int, *, lang: str = "en") -> str:
+    return lang * number
+
+
+@harbor.task
+async def later(number: int) -> int:
+    return number
+
+
+@harbor.task
+def told(ctx: Context, number: int) -> float:
+    return number / 2
+
+
+@harbor.task(queue=7)  # wrong
+def queued() -> None: ...
+
+
+@harbor.task(retires=3)  # wrong
+def optioned() -> None: ...
+
+
+@harbor.schedule("0 2 * * *", missed="sometimes")  # wrong
+@harbor.task
+def nightly() -> None: ...
+
+
+plain("7")  # wrong
+plain.enqueue("7")  # wrong
+plain.enqueue()  # wrong
+plain.enqueue(7, 8)  # wrong
+plain.enqueue(7, language="fr")  # wrong
+plain.enqueue(7, lang=3)  # wrong
+plain.using(delay=5).enqueue("7")  # wrong
+plain.using(delay="5 minutes")  # wrong
+plain.using(dealy=5)  # wrong
+plain.call("7")  # wrong
+told.enqueue("7")  # wrong
+told.enqueue(Context, 7)  # wrong
+number: int = plain.enqueue(7).result()  # wrong
+text: str = told.enqueue(7).result()  # wrong
+harbor.enqueue_many([plain.call(7), later.call("7")])  # wrong
+harbor.enqueue_many([plain.enqueue(7)])  # wrong
+handles: list[str] = harbor.enqueue_many([plain.call(7)])  # wrong
+
+
+async def main() -> None:
+    await later.aenqueue("7")  # wrong
+    await plain.using(priority="high").aenqueue(7)  # wrong
+    text: str = await later.enqueue(7).aresult()  # wrong
+    other: str = await later(7)  # wrong
