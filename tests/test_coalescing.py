@@ -175,10 +175,41 @@ def test_a_batch_is_sent_by_one_of_its_own_callers(client: Client, driver: Gated
 
     driver.may_go.set()
 
-    for each in (first, *behind):
-        each.result(LIMIT)
+    wait_for([first, *behind])
     assert driver.threads[0] is not driver.threads[1]
     assert all(each.name.startswith("ThreadPoolExecutor") for each in driver.threads)
+
+
+def test_who_comes_back_first_waits_a_moment_for_the_others_and_no_longer_than_until_they_are_there(
+    client: Client, driver: Gated, pool: ThreadPoolExecutor
+) -> None:
+    first, behind = gathered(client, driver, pool, *[request()] * 3)
+    driver.may_go.set()
+    wait_for([first, *behind])
+    client._line._expected, client._line._pause = 4, LIMIT  # noqa: SLF001  a moment that no machine is too slow for
+
+    leader = pool.submit(client.enqueue, request())
+    wait_until(lambda: client._line._gathering is not None)  # noqa: SLF001  as above
+    others = [pool.submit(client.enqueue, request()) for _ in range(3)]
+
+    wait_for([leader, *others])
+    assert driver.sizes == [1, 3, 4]
+
+
+def test_a_lone_caller_waits_for_nobody_and_after_a_crowd_only_once(client: Client, driver: Gated) -> None:
+    driver.may_go.set()
+    client._line._expected = 32  # noqa: SLF001  as after a crowd, which is gone
+
+    client.enqueue(request())
+    client._line._pause = LIMIT  # noqa: SLF001  would be too long for this test
+
+    client.enqueue(request())
+    assert driver.sizes == [1, 1]
+
+
+def wait_for(callers: Sequence[Future[Enqueued]]) -> None:
+    for each in callers:
+        each.result(LIMIT)
 
 
 def test_a_batch_has_a_bounded_number_of_jobs(
@@ -203,8 +234,7 @@ def test_a_batch_has_a_bounded_number_of_bytes_or_one_job(
 
     driver.may_go.set()
 
-    for each in (first, *behind):
-        each.result(LIMIT)
+    wait_for([first, *behind])
     assert driver.sizes == [1, 2, 1, 1, 1]
 
 
@@ -500,8 +530,7 @@ def test_a_child_of_a_fork_does_not_wait_for_threads_of_its_parent(
     code = in_a_child(lambda: client.enqueue(request(type="child")))
 
     driver.may_go.set()
-    for each in (first, *behind):
-        each.result(LIMIT)
+    wait_for([first, *behind])
     assert code == 0
     assert len(driver.stored()) == 3
 
@@ -795,12 +824,11 @@ def test_closing_a_client_ends_its_threads_and_not_its_driver(driver: Gated) -> 
     client.close()
 
 
-def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves(
-    driver: Gated, monkeypatch: pytest.MonkeyPatch
+def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves_and_come_back(
+    client: Client, driver: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "IDLE", 0.01)
     driver.may_go.set()
-    client = Client(driver)
 
     run(client.aenqueue(request()))
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.deadletters import QUEUE, Relay, to_queue
-from taskharbor.delivery.transport import Failed, TransportRefused, TransportUnavailable
+from taskharbor.deadletters import Relay, to_queue
+from taskharbor.delivery.transport import DEAD_EVENTS, Failed, TransportRefused
 from tests.ringing import Rig
 from tests.worker.working import Outage, meddled
 
@@ -39,7 +39,7 @@ def _event(rig: Rig, job_id: JobId) -> OutboxRow:
 
 
 def _told(rig: Rig) -> list[dict[str, object]]:
-    return [json.loads(copy.body) for copy in rig.service.queues.get(QUEUE, [])]
+    return [json.loads(copy.body) for copy in rig.service.queues.get(DEAD_EVENTS, [])]
 
 
 def test_a_death_is_told_once_with_all_that_people_need() -> None:
@@ -149,21 +149,14 @@ def test_a_death_is_told_at_once_by_the_worker_whose_job_it_was() -> None:
 
 def test_a_queue_for_dead_letters_that_is_away_does_not_keep_the_message_of_the_job() -> None:
     rig = Rig()
-    service = rig.service
-    send = service.send
-
-    def refuse_events(queue: str, messages: Sequence[object]) -> object:
-        if queue == QUEUE:
-            raise TransportUnavailable("unplugged by a test")
-        return send(queue, messages)  # type: ignore[arg-type]
-
-    service.send = refuse_events  # type: ignore[method-assign,assignment]
+    rig.service.broken.add(f"send {DEAD_EVENTS}")
     job_id = _dead(rig)
     rig.worker({"run": lambda _job: None})
     rig.run()
-
     assert rig.left() == 0
     assert _event(rig, job_id).published_at is None
-    service.send = send  # type: ignore[method-assign]
+
+    rig.service.broken.clear()
     rig.run(30)
+
     assert _event(rig, job_id).published_at is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,11 +9,10 @@ import pytest
 from taskharbor.core.errors import StoreUnavailable, UsageError
 from taskharbor.core.messages import parse
 from taskharbor.core.states import Status
-from taskharbor.delivery.transport import Failed, Outgoing, TransportRefused
+from taskharbor.delivery.transport import Failed, TransportRefused
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.testing.simulation.queue_service import QueueService
 from tests.ringing import CAP, FIRST, LOCK, Rig
 from tests.waiting import wait_until
 from tests.worker.working import Outage, enqueue, meddled
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
+    from taskharbor.delivery.transport import Outgoing
 
 PERIOD = timedelta(seconds=1)
 
@@ -78,7 +79,7 @@ def test_a_job_that_nobody_claims_is_sent_again_ever_more_seldom() -> None:
         sent_at += [second] * (len(_rung(rig)) - before)
         rig.run(1)
 
-    gaps = [after - before for before, after in zip(sent_at, sent_at[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(sent_at)]
     assert gaps == [FIRST.seconds, 2 * FIRST.seconds, CAP.seconds, CAP.seconds]
 
 
@@ -110,9 +111,9 @@ def test_two_enqueuers_send_each_job_once() -> None:
 def test_what_was_certainly_not_sent_can_be_sent_at_once_and_does_not_count() -> None:
     rig = Rig()
     job_id = rig.enqueue()
-    refused = QueueService(lambda: rig.world.now)
-    refused.send = lambda _queue, messages: [Failed("Throttled", "slow down", is_ours=False) for _ in messages]  # type: ignore[method-assign,misc]
-    DueTaskEnqueuer(rig.runtime("e"), rig.driver, refused, queues=["default"]).tick()
+    rig.service.throttled.add("default")
+    rig.enqueuer().tick()
+    rig.service.throttled.clear()
     assert (rig.job(job_id).sent_at, rig.job(job_id).resends) == (None, 0)
 
     rig.enqueuer().tick()
@@ -133,6 +134,24 @@ def test_a_send_without_an_answer_is_left_to_the_end_of_its_lock() -> None:
     assert _rung(rig) == []
     rig.run(1)
     enqueuer.tick()
+
+    assert _rung(rig) == [(job_id, 2)]
+
+
+def test_a_message_of_which_nothing_is_known_is_left_to_the_end_of_its_lock_too() -> None:
+    rig = Rig()
+
+    class Silent:
+        def send(self, _queue: str, messages: Sequence[Outgoing]) -> list[Any]:
+            return [Failed("Unanswered", "not mentioned", is_ours=False, is_unknown=True) for _ in messages]
+
+    job_id = rig.enqueue()
+    DueTaskEnqueuer(rig.runtime("e"), rig.driver, Silent(), queues=["default"], lock=LOCK).tick()  # type: ignore[arg-type]
+    rig.enqueuer().tick()
+    assert _rung(rig) == []
+
+    rig.run(LOCK.seconds)
+    rig.enqueuer().tick()
 
     assert _rung(rig) == [(job_id, 2)]
 

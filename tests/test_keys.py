@@ -19,7 +19,7 @@ class Door:
     def __init__(self) -> None:
         self.clock = ManualClock(NOW)
         self.driver = MemoryDriver(clock=self.clock)
-        self.ring = KeyRing(self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
+        self.ring = KeyRing(lambda: self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
 
     def issue(self, *scopes: str, **options: Any) -> tuple[str, str]:
         issued = issue("ci", scopes or ("jobs:read",), now=self.clock.now(), **options)

@@ -23,11 +23,15 @@ SLOW: Final = timedelta(seconds=120)
 
 APART: Final = (
     "tests/api",
+    "tests/cli",
     "tests/conformance",
     "tests/delivery",
     "tests/emulators",
+    "tests/harbor",
+    "tests/joining",
     "tests/parity",
     "tests/planted",
+    "tests/typing",
     "tests/worker",
 )
 POSTGRES: Final = sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))
@@ -43,6 +47,8 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "faults": [["pytest", *FAULTS]],
         "system": [["python", "-m", "tools.system_postgres"]],
         "worker": [["pytest", "tests/worker"]],
+        "harbor": [["pytest", "tests/harbor", "tests/joining", "tests/typing"]],
+        "cli": [["pytest", "tests/cli"]],
         "delivery": [["pytest", "tests/delivery"]],
         "emulators": [["pytest", "tests/emulators"]],
         "api": [["pytest", "tests/api"]],

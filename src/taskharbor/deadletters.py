@@ -11,7 +11,7 @@ from taskharbor.core.answers import Published, Unpublished
 from taskharbor.core.errors import StoreUnavailable, TaskHarborError
 from taskharbor.core.messages import resend_interval
 from taskharbor.core.text import storable
-from taskharbor.delivery.transport import Failed, Outgoing
+from taskharbor.delivery.transport import DEAD_EVENTS, Failed, Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     Publish = Callable[[Sequence[str]], Sequence[Failed | None]]
 
 _LOG: Final = logging.getLogger(__name__)
-QUEUE: Final = "dead-letters"
-"""Where events go, unless somebody says otherwise. No job is ever sent there."""
 BATCH: Final = 100
 LOCK: Final = timedelta(seconds=60)
 AT_ONCE: Final = timedelta(0)
@@ -87,8 +85,8 @@ class Relay:
         return Unpublished(event.event_id, why, again_in)
 
 
-def to_queue(transport: Transport, queue: str = QUEUE) -> Publish:
-    """Return what publishes events to *queue*."""
+def to_queue(transport: Transport, queue: str = DEAD_EVENTS) -> Publish:
+    """Return what publishes events to *queue*, where no job is ever sent."""
     return lambda bodies: transport.send(queue, [Outgoing(each) for each in bodies])
 
 

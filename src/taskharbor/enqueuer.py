@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.answers import Dispatch
-    from taskharbor.delivery.transport import Transport
+    from taskharbor.delivery.transport import Failed, Transport
     from taskharbor.drivers.base import Driver, Listener
     from taskharbor.runtime import Loop, Runtime
 
@@ -118,7 +118,7 @@ class DueTaskEnqueuer:
         if not due:
             return self._period
         chunks = deque(due[n : n + TENS] for n in range(0, len(due), TENS))
-        sending = Sending(chunks, ends_by=began + self._lock.total_seconds() / 2)
+        sending = Sending(len(due), chunks, ends_by=began + self._lock.total_seconds() / 2)
         self._send_all(line, sending)
         self._note(line, sending)
         self._record(sending.results)
@@ -138,8 +138,8 @@ class DueTaskEnqueuer:
             try:
                 sending.results += self._sent(line.queue, chunk)
             except TransportUnavailable as error:
-                # Sent or not, nobody knows: the end of the lock heals that, by a duplicate at worst.
                 sending.error = error
+                sending.results += [] if error.is_unknown else [Unsent(each) for each in chunk]
             except TransportRefused as error:
                 sending.error = error
                 sending.results += [Unsent(each) for each in chunk]
@@ -147,25 +147,25 @@ class DueTaskEnqueuer:
     def _sent(self, queue: str, chunk: Sequence[Dispatch]) -> list[Sent | Unsent]:
         messages = [Outgoing(body(Message(each.job_id, each.seq))) for each in chunk]
         answers = self._transport.send(queue, messages)
-        results: list[Sent | Unsent] = []
-        for each, failed in zip(chunk, answers, strict=True):
-            if failed is None:
-                again_in = resend_interval(each.resends, first=self._first, cap=self._cap)
-                results.append(Sent(each, again_in))
-            else:
-                results.append(Unsent(each))
-        return results
+        results = [self._result(each, failed) for each, failed in zip(chunk, answers, strict=True)]
+        return [each for each in results if each is not None]
+
+    def _result(self, dispatch: Dispatch, failed: Failed | None) -> Sent | Unsent | None:
+        """Return what the store shall know. Where nobody knows, the end of the lock heals it: by a duplicate at worst."""
+        if failed is None:
+            return Sent(dispatch, resend_interval(dispatch.resends, first=self._first, cap=self._cap))
+        return None if failed.is_unknown else Unsent(dispatch)
 
     def _note(self, line: Line, sending: Sending) -> None:
         """Leave a queue alone for a while that could not be sent to, and take it up again when it can."""
-        unsent = sum(1 for each in sending.results if isinstance(each, Unsent))
-        if sending.error is None and not unsent:
+        sent = sum(1 for each in sending.results if isinstance(each, Sent))
+        if sending.error is None and sent == sending.count:
             if line.rest:
                 _LOG.warning("messages of queue %s can be sent again", line.queue)
             line.rest = line.rests_until = 0.0
             return
         if not line.rest:
-            why = sending.error or f"{unsent} of {len(sending.results)} were refused"
+            why = sending.error or f"{sending.count - sent} of {sending.count} did not get through"
             _LOG.warning("cannot send messages of queue %s, and will try again: %s", line.queue, why)
         line.rest = min(2 * line.rest or FIRST_REST, LONGEST_REST)
         line.rests_until = self._runtime.monotonic() + line.rest
@@ -201,6 +201,7 @@ class Sending:
     ``ends_by``: whatever is not under way by then is left to the next tick, or the lock would run out.
     """
 
+    count: int
     chunks: deque[list[Dispatch]]
     ends_by: float
     results: list[Sent | Unsent] = field(default_factory=list)

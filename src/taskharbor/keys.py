@@ -86,9 +86,13 @@ class KeyRing:
     """Knows which keys are good, and remembers each answer for *seconds*: so late may a revoked key still open."""
 
     def __init__(
-        self, inspector: Inspector, *, seconds: float = 5.0, monotonic: Callable[[], float] = time.monotonic
+        self,
+        inspector: Callable[[], Inspector],
+        *,
+        seconds: float = 5.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inspector = inspector
+        self._inspector = inspector  # asked for each time: a store may be opened late, and anew
         self._seconds = seconds
         self._monotonic = monotonic
         self._known: OrderedDict[bytes, tuple[float, ApiKey | None]] = OrderedDict()
@@ -105,10 +109,11 @@ class KeyRing:
         if parts is None:
             return None
         given = digest(text)
-        stored = self._inspector.keys([parts["id"]]).get(parts["id"])
+        inspector = self._inspector()
+        stored = inspector.keys([parts["id"]]).get(parts["id"])
         # Compared in any case, so that the time taken does not tell which ids there are.
         is_same = hmac.compare_digest(given, _NOBODY if stored is None else stored.digest)
-        now, seconds = self._inspector.now(), self._seconds
+        now, seconds = inspector.now(), self._seconds
         key = stored if stored is not None and is_same and is_good(stored, now) else None
         if key is not None and key.expires_at is not None:
             seconds = min(seconds, (key.expires_at - now).total_seconds())

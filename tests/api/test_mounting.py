@@ -63,6 +63,19 @@ def test_the_document_of_a_mounted_api_says_where_it_lies() -> None:
     assert asyncio.run(read()).json()["servers"] == [{"url": "/background"}]
 
 
+def test_a_store_that_is_away_when_it_starts_keeps_nobody_from_starting() -> None:
+    harbor = Harbor("postgresql://127.0.0.1:1/nothing")
+    app = create_app(harbor, needs_keys=False)
+
+    async def start() -> list[int]:
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/v1/jobs")]
+
+    assert asyncio.run(start()) == [200, 503, 503]
+
+
 def _with_state(app: FastAPI, state: Any) -> Any:
     """Do what a server does: give each request what the lifespan yielded."""
 

@@ -63,6 +63,11 @@ def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) ->
     assert "choose another --host or --port" in capsys.readouterr().err
 
 
+def test_an_answer_does_not_wait_for_the_client_to_confirm_its_first_half() -> None:
+    with serving.listening("127.0.0.1", 0) as sock:
+        assert sock.proto == socket.IPPROTO_TCP  # or asyncio leaves Nagle's algorithm on
+
+
 @pytest.mark.usefixtures("_nothing_serves")
 def test_without_the_extra_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

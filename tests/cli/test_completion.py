@@ -27,7 +27,7 @@ def test_a_shell_that_nobody_knows_is_refused(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("taskharbor enq", {"enqueue"}),
+        ("taskharbor sched", {"schedules"}),
         ("taskharbor jobs ", {"cancel", "list", "requeue", "show", "wait", "why"}),
         ("taskharbor jobs list --stat", {"--status"}),
         ("taskharbor jobs list --status proc", {"processing"}),

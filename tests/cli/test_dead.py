@@ -143,6 +143,7 @@ def test_a_rate_lets_so_many_become_due_in_a_second(console: Console) -> None:
         ["requeue", "seven"],
         ["purge"],
         ["purge", "--older-than", "7"],
+        ["purge", str(uuid4()), "--all"],
         ["list", "--after", "7"],
     ],
     ids=" ".join,
@@ -162,20 +163,52 @@ def test_requeueing_nothing_is_no_failure(console: Console) -> None:
     assert (said.code, said.out, said.err) == (Exit.OK, "requeued 0 of 0\n", "no dead letter is like that\n")
 
 
-def test_a_dead_letter_is_purged_when_it_is_old_enough_and_told_of(console: Console) -> None:
+@pytest.mark.parametrize("kind", ["id", "queue", "older than", "all"])
+def test_dead_letters_are_purged_for_good_and_no_others(kind: str, any_console: Console) -> None:
+    wanted, other = any_console.dead(queue="mail"), any_console.dead()
+    done = any_console.done()
+    publish_all(any_console)
+    words = {
+        "id": [str(wanted)],
+        "queue": ["--queue", "mail"],
+        "older than": ["--queue", "mail", "--older-than", "0s"],
+        "all": ["--all"],
+    }[kind]
+
+    look = any_console("dead", "purge", "--dry-run", "--json", *words).data
+    said = any_console("dead", "purge", "--yes", "--json", *words).data
+
+    count = 2 if kind == "all" else 1
+    assert look == {"matched": count, "removed": 0, "dry_run": True}
+    assert said == {"matched": count, "removed": count, "dry_run": False}
+    left = {*any_console.driver.inspector.get([wanted, other, done])}
+    assert left == ({done} if kind == "all" else {other, done})
+    [entry] = any_console.audit()
+    assert (entry.action, entry.target) == ("dead-letters.purge", f"{count} jobs")
+
+
+def test_dead_letters_that_are_younger_than_that_stay(console: Console) -> None:
     job_id = console.dead()
     publish_all(console)
 
-    young = console("dead", "purge", "--older-than", "1h", "--yes", "--json").data
-    look = console("dead", "purge", "--older-than", "0s", "--dry-run", "--json").data
-    said = console("dead", "purge", "--older-than", "0s", "--yes", "--json")
+    by_age = console("dead", "purge", "--older-than", "1h", "--yes")
+    by_name = console("dead", "purge", str(job_id), "--older-than", "1h", "--yes")
 
-    assert young == {"found": 0, "removed": 0, "dry_run": False}
-    assert look == {"found": 1, "removed": 0, "dry_run": True}
-    assert said.data == {"found": 1, "removed": 1, "dry_run": False}
-    assert console.driver.inspector.get([job_id]) == {}
-    [entry] = console.audit()
-    assert (entry.action, entry.target) == ("dead-letters.purge", "1 jobs")
+    assert (by_age.code, by_age.out) == (Exit.OK, "removed 0 of 0\n")
+    assert (by_name.code, by_name.out) == (Exit.CONFLICT, "removed 0 of 1\n")
+    assert job_id in console.driver.inspector.get([job_id])
+
+
+def test_a_dead_letter_nobody_was_told_of_stays_unless_its_event_is_given_up(any_console: Console) -> None:
+    job_id = any_console.dead()
+
+    kept = any_console("dead", "purge", str(job_id), "--yes")
+    gone = any_console("dead", "purge", str(job_id), "--yes", "--unpublished")
+
+    assert (kept.code, kept.out) == (Exit.CONFLICT, "removed 0 of 1\n")
+    assert "--unpublished gives it up" in kept.err
+    assert (gone.code, gone.out) == (Exit.OK, "removed 1 of 1\n")
+    assert any_console.driver.inspector.get([job_id]) == {}
 
 
 def test_a_purge_that_nobody_confirmed_removes_nothing(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +216,7 @@ def test_a_purge_that_nobody_confirmed_removes_nothing(console: Console, monkeyp
     job_id = console.dead()
     publish_all(console)
 
-    said = console("dead", "purge", "--older-than", "0s")
+    said = console("dead", "purge", str(job_id))
 
     assert said.code == Exit.REFUSED
     assert job_id in console.driver.inspector.get([job_id])

@@ -137,12 +137,19 @@ def test_a_file_is_watched_with_its_neighbours_and_a_module_with_the_folder_one_
 
 
 @pytest.mark.parametrize(
-    ("port", "has_api", "names"), [(8000, True, ["worker", "api"]), (None, True, ["worker"]), (8000, False, ["worker"])]
+    ("port", "has_api", "delivers", "names"),
+    [
+        (8000, True, False, ["worker", "api"]),
+        (None, True, False, ["worker"]),
+        (8000, False, False, ["worker"]),
+        (8000, True, True, ["worker", "api", "enqueuer"]),
+    ],
 )
-def test_the_api_runs_beside_the_worker_where_it_is_installed_and_wanted(
-    port: int | None, has_api: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
+def test_what_is_installed_wanted_and_configured_runs_beside_the_worker(
+    port: int | None, has_api: bool, delivers: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(developing, "_has_api", lambda: has_api)
+    monkeypatch.setattr(developing, "_has_delivery", lambda: delivers)
 
     assert [child.name for child in children_for("tasks.py", "memory://", port=port)] == names
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def test_a_key_is_printed_once_and_opens_what_it_was_made_for(any_console: Console) -> None:
     said = any_console("keys", "create", "ci", "--scope", "jobs:write", "--scope", "jobs:read")
 
-    key = KeyRing(any_console.driver.inspector).find(said.out.strip())
+    key = KeyRing(lambda: any_console.driver.inspector).find(said.out.strip())
     assert said.code == Exit.OK
     assert key is not None
     assert (key.name, key.scopes, key.expires_at) == ("ci", ("jobs:read", "jobs:write"), None)
@@ -32,7 +32,7 @@ def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_console: Console)
 
     assert (revoked.code, revoked.out) == (Exit.OK, f"{made['id']}\n")
     assert (again.code, again.err) == (Exit.OK, f"key {made['id']} was revoked before\n")
-    assert KeyRing(any_console.driver.inspector).find(made["key"]) is None
+    assert KeyRing(lambda: any_console.driver.inspector).find(made["key"]) is None
     [view] = any_console("keys", "list", "--json").data["keys"]
     assert {name for name, value in view.items() if value is None} == set()
     assert [entry.action for entry in any_console.audit()] == ["keys.revoke", "keys.create"]

@@ -41,7 +41,7 @@ def test_every_command_of_the_page_prints_what_stands_below_it(
 
 def test_the_page_names_commands_that_there_are() -> None:
     ctx = click.Context(root)
-    for row in re.findall(r"^\| (`.+?) \|", PAGE.partition("## Jobs")[0], re.MULTILINE):
+    for row in re.findall(r"^\| (`.+?) \|", PAGE.partition("## Development")[0], re.MULTILINE):
         [(first, verb), *others] = re.findall(r"`([a-z]+)(?: ([a-z]+))?", row)
         group = root.get_command(ctx, first)
         verbs = set(group.commands) if isinstance(group, click.Group) else set()

@@ -273,6 +273,19 @@ def test_a_queue_that_differs_is_brought_in_line(transport: SqsTransport, sqs: A
     assert not found.get("RedrivePolicy")
 
 
+def test_several_may_make_a_queue_at_once_each_in_another_shape(transport: SqsTransport, sqs: Any) -> None:
+    barrier = threading.Barrier(8)
+
+    def ensure(n: int) -> None:
+        barrier.wait(10)
+        transport.ensure([QueueShape(name="raced", visibility=n * SECOND, retention=timedelta(days=4))])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ensure, range(8)))
+
+    assert int(attributes_at(sqs, transport.name("raced"))["VisibilityTimeout"]) in range(8)
+
+
 def test_a_message_that_is_received_too_often_is_put_aside(transport: SqsTransport) -> None:
     shape = QueueShape(
         name="poison", visibility=MINUTE, retention=timedelta(days=4), dead_letters=UNREADABLE, max_receives=2

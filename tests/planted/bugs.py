@@ -1,7 +1,7 @@
 """The bugs that are planted: each is one small change that a tired engineer could make.
 
 They stand in folders by what must catch them (``kit``, its ``racing`` and ``soaking``, the
-``simulation``, or the module's own tests), in one file for each module of TaskHarbor::
+``simulation``, that with ``messages``, or the module's own tests), in one file for each module of TaskHarbor::
 
     # a delay is ignored
     -new.scheduled_for or now + new.delay
@@ -27,6 +27,8 @@ KIT: Final = ("kit", "racing", "soaking")
 """All of the kit, but for what needs many threads; and the two parts of it that do."""
 WORLDS: Final = "simulation"
 """What only a world where everything goes wrong brings to light."""
+MESSAGES: Final = "messages"
+"""And what only one does in which messages go wrong, too."""
 
 
 @dataclass(frozen=True, slots=True)

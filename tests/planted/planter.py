@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 import hypothesis.strategies  # noqa: F401  loaded once for all, before the forks
 import pytest
 
-from tests.planted.bugs import KIT, WORLDS, Bug
+from tests.planted.bugs import KIT, MESSAGES, WORLDS, Bug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, ModuleType
 
-SEEDS: Final = 500
+SEEDS: Final = {WORLDS: 500, MESSAGES: 200}
 """How many worlds a bug may survive."""
+MODES: Final = {WORLDS: "polling", MESSAGES: "sqs"}
 QUIET: Final = (
     "-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "filterwarnings=",
     "--assert=plain",  # pytest rewrites what brings a plugin, TaskHarbor too, and would load it without the bug
@@ -89,8 +90,8 @@ def plant(bug: Bug) -> Report:
     report = Report()
     if bug.tests in KIT:
         run_kit(report, bug.tests)
-    elif bug.tests == WORLDS:
-        run_worlds(report)
+    elif bug.tests in SEEDS:
+        run_worlds(report, bug.tests)
     else:
         with redirect_stdout(io.StringIO()):
             pytest.main([*QUIET, suite(bug)], plugins=[report])
@@ -113,12 +114,12 @@ def run_kit(report: Report, part: str) -> None:
                 report.run(name + variant, case, {"subject": drivers.memory(), **arguments})
 
 
-def run_worlds(report: Report) -> None:
+def run_worlds(report: Report, kind: str) -> None:
     """Let simulated worlds happen until one of them goes wrong."""
     simulation = importlib.import_module("taskharbor.testing.simulation")
     logging.disable(logging.CRITICAL)
-    for seed in range(SEEDS):
-        report.run(f"seed {seed}", hold, {"history": simulation.simulate(seed)})
+    for seed in range(SEEDS[kind]):
+        report.run(f"seed {seed}", hold, {"history": simulation.simulate(seed, MODES[kind])})
         if report.failed:
             return
 

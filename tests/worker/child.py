@@ -1,4 +1,4 @@
-"""A worker in a process of its own, which may be told to kill itself at a certain call of the store.
+"""A worker, or an enqueuer, in a process of its own, which may be told to kill itself at a certain call of the store.
 
 python -m tests.worker.child '{"url": …, "effects": …, "lease": 1.0, "grace": 1.0, "fatal": ["settle", "after", 1]}'
 """
@@ -16,9 +16,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.enqueuer import DueTaskEnqueuer
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.service import until_signal
 from taskharbor.worker import Worker
+from taskharbor.worker.worker import PATIENCE
 from tests.worker.effects import Effects
 from tests.worker.working import meddled
 
@@ -36,15 +41,39 @@ def main(config: dict[str, Any]) -> None:
     if config.get("fatal"):
         driver = meddled(driver, Fatal(*config["fatal"]))
     lease = timedelta(seconds=config["lease"])
+    transport = SqsTransport(endpoint_url=config["sqs"], region="us-east-1") if "sqs" in config else None
+    if config.get("sends") and transport is not None:
+        _send(driver, transport)
+        return
     worker = Worker(
         driver,
         concurrency=config.get("concurrency", 4),
         lease=lease,
         grace=timedelta(seconds=config.get("grace", 1)),
         poll=timedelta(milliseconds=100),
+        transport=transport,
+        visibility=timedelta(seconds=2),
+        wait=timedelta(seconds=1),
+        patience=PATIENCE if transport is None else timedelta(seconds=4),
     )
     _register(worker, Effects(Path(config["effects"])))
     worker.run()
+    driver.close()
+
+
+def _send(driver: Driver, transport: SqsTransport) -> None:
+    enqueuer = DueTaskEnqueuer(
+        ThreadRuntime(plain=1),
+        driver,
+        transport,
+        queues=["default"],
+        period=timedelta(milliseconds=100),
+        lock=timedelta(seconds=2),
+        first=timedelta(seconds=2),
+        cap=timedelta(seconds=4),
+    )
+    until_signal(enqueuer.start, enqueuer.stop, is_over=lambda: False)
+    transport.close()
     driver.close()
 
 

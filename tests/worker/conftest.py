@@ -25,8 +25,8 @@ BY_MESSAGES: Final = "memory, by messages"
 def driver(request: pytest.FixtureRequest, tmp_path: Path, new_file: Path) -> Iterator[Driver]:
     """Every store in turn, and jobs that come by messages: a worker is the same on all of them."""
     if request.param == BY_MESSAGES:
-        with closing(MemoryDriver()) as made, ringing(made):
-            yield made
+        with closing(MemoryDriver()) as rung, ringing(rung):
+            yield rung
         return
     with closing(_made(request.param, tmp_path, new_file)) as made:
         yield made

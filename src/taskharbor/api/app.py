@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,9 +15,11 @@ from taskharbor.api.backend import Store
 from taskharbor.api.feed import Feed
 from taskharbor.api.problems import add_handlers
 from taskharbor.api.state import Api
+from taskharbor.core.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from taskharbor.api.backend import Backend
 
@@ -71,6 +73,8 @@ def close_streams(app: FastAPI) -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    with suppress(StoreUnavailable):  # it opens when it can be reached; until then /readyz tells
+        await app.state.taskharbor.store.ask()
     yield
     close_streams(app)
 
@@ -80,7 +84,9 @@ def harbor_of(request: HTTPConnection) -> Any:
     return request.state.harbor
 
 
-def lifespan_of(harbor: Any) -> Any:
+def lifespan_of(
+    harbor: AbstractAsyncContextManager[Any],
+) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
     """Return a lifespan for an application of your own: it closes *harbor* with it, and `harbor_of` finds it.
 
     >>> from fastapi import Depends, FastAPI

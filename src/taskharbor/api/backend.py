@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
@@ -23,7 +23,6 @@ from taskharbor.views import last_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime
 
     from taskharbor.awaiting import Watcher
     from taskharbor.client import Client
@@ -31,13 +30,15 @@ if TYPE_CHECKING:
     from taskharbor.core.failure import Failure
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import ApiKey, Job
-    from taskharbor.drivers.base import Driver, Inspector
+    from taskharbor.drivers.base import Driver
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _LOG: Final = logging.getLogger(__name__)
 THREADS: Final = 8
+DOOR_THREADS: Final = 2
+"""Keys are looked up apart, so that a flood of wrong ones keeps nobody from the store who is in."""
 MOST_WAITING: Final = 1_000
 """Store calls that may wait for a thread; whoever comes later is asked to come back."""
 CLOCK_KEPT: Final = 10.0  # seconds
@@ -86,8 +87,8 @@ class Calls:
 class StoreClock:
     """Tells the store's time to a few milliseconds, without asking it each time."""
 
-    def __init__(self, inspector: Inspector) -> None:
-        self._inspector = inspector
+    def __init__(self, read: Callable[[], datetime]) -> None:
+        self._ask = read
         self._reading = threading.Lock()
         self._read: tuple[float, datetime] | None = None
 
@@ -95,9 +96,13 @@ class StoreClock:
         """Return the store's time; it may ask the store."""
         with self._reading:
             if self._read is None or time.monotonic() - self._read[0] > CLOCK_KEPT:
-                moment = self._inspector.now()
+                moment = self._ask()
                 self._read = (time.monotonic(), moment)
-            at, moment = self._read
+        return self.last()
+
+    def last(self) -> datetime:
+        """Return the store's time by the last reading, without asking; by this machine's clock, before any."""
+        at, moment = self._read or (time.monotonic(), datetime.now(UTC))
         return moment + timedelta(seconds=time.monotonic() - at)
 
 
@@ -116,8 +121,9 @@ class Store:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.call = Calls()
-        self.clock = StoreClock(backend.driver.inspector)
-        self._ring = KeyRing(backend.driver.inspector)
+        self.clock = StoreClock(self._now)
+        self._ring = KeyRing(lambda: backend.driver.inspector)
+        self._at_the_door = Calls(DOOR_THREADS)
         self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: self.call(self._read, ids))
         self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: self.call(self._record, entries))
         self._readiness: Batcher[None, None] = Batcher(lambda asked: self.call(self._ask, asked))
@@ -137,7 +143,7 @@ class Store:
     async def key(self, text: str) -> ApiKey | None:
         """Return the key that *text* is, if it opens anything."""
         is_known, key = self._ring.remembered(text)
-        return key if is_known else await self.call(self._ring.find, text)
+        return key if is_known else await self._at_the_door(self._ring.find, text)
 
     async def record(self, caller: Caller, action: str, target: str, **detail: str) -> None:
         """Write down what was done. It is done: where that cannot be written, the log has to keep it."""
@@ -159,8 +165,11 @@ class Store:
         now = self.clock.now()
         return [Seen(jobs[job_id], failures.get(job_id), now) if job_id in jobs else None for job_id in job_ids]
 
+    def _now(self) -> datetime:
+        return self.backend.driver.inspector.now()
+
     def _ask(self, asked: list[None]) -> Sequence[None]:
-        self.backend.driver.inspector.now()
+        self._now()
         return asked
 
     def _record(self, entries: list[AuditEntry]) -> Sequence[None]:

@@ -55,6 +55,11 @@ def _storable(value: str) -> str:
     return value
 
 
+def _whole(value: object) -> object:
+    """Take 7.0 for the 7 that it is, in JSON Schema as in languages that know one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _job_id(value: object) -> JobId:
     if isinstance(value, str) and re.fullmatch(_UUID, value):
         return JobId(UUID(value))
@@ -76,15 +81,28 @@ Moment = Annotated[
 ]
 Delay = Annotated[float, Field(ge=0, le=MAX_DELAY.total_seconds(), allow_inf_nan=False)]
 Timeout = Annotated[float, Field(ge=0.001, le=MAX_TIMEOUT.total_seconds(), allow_inf_nan=False)]
-Attempts = Annotated[int, Field(ge=ATTEMPTS[0], le=ATTEMPTS[-1])]
-Priority = Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])]
+# The bounds stand before the validator, or the schema would not have them.
+Attempts = Annotated[int, Field(ge=ATTEMPTS[0], le=ATTEMPTS[-1]), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1]), BeforeValidator(_whole)]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY, pattern=_STORABLE), AfterValidator(_storable)]
 Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=_STORABLE), AfterValidator(_storable)]
 _MetadataKey = Annotated[
     str, Field(min_length=1, max_length=MAX_METADATA_KEY, pattern=_STORABLE), AfterValidator(_storable)
 ]
 _MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE, pattern=_STORABLE), AfterValidator(_storable)]
-Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=MAX_METADATA)]
+Metadata = Annotated[
+    dict[_MetadataKey, _MetadataValue],
+    Field(max_length=MAX_METADATA),
+    # pydantic's own would let any other key have any value
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_METADATA,
+            "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY, "pattern": _STORABLE},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE, "pattern": _STORABLE},
+        }
+    ),
+]
 
 # A job that breaks a rule is answered by itself, and so the batch may hold anything.
 _ANY_JOB: Final[dict[str, Any]] = {"anyOf": [{"$ref": "#/components/schemas/NewJobBody"}, {}]}
@@ -189,7 +207,7 @@ class BulkRequeueBody(Body):
     rate: Annotated[float, Field(ge=0.01, le=10_000, allow_inf_nan=False)] | None = None
     budget: Attempts | None = None
     reason: Reason = ""
-    limit: Annotated[int, Field(ge=1, le=MAX_BATCH)] = MAX_BATCH
+    limit: Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_whole)] = MAX_BATCH
 
 
 class ScheduleBody(Body):

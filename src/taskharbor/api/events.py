@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 from datetime import timedelta
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ from taskharbor.api.state import Api
 from taskharbor.api.streaming import MEDIA_TYPE, EventStream, Listener, event
 from taskharbor.core.errors import JobNotFound, TaskHarborError
 from taskharbor.core.ids import JobId
-from taskharbor.core.model import Job
 from taskharbor.views import job_view
 
+_LOG: Final = logging.getLogger(__name__)
 router: Final = APIRouter(prefix="/v1", tags=["events"], route_class=ApiRoute)
 
 LONGEST: Final = timedelta(hours=1)
@@ -77,11 +77,12 @@ async def follow_all(request: ApiRequest) -> Response:
 
 
 async def _follow(api: Api, job_id: JobId, listener: Listener, root: str) -> None:
-    job: Job | None = None
-    with suppress(TaskHarborError):  # the job was pruned, or the store is out of reach: the client connects anew
+    try:
         async for job in api.store.backend.watcher.watch(job_id, LONGEST):
-            now = await api.store.call(api.store.clock.now)
-            listener.offer(event("job", job_view(job, now=now, root=root)))
-    if job is not None and job.status.is_final:
-        listener.offer(event("end", {"status": job.status}))
-    listener.end()
+            listener.offer(event("job", job_view(job, now=api.store.clock.last(), root=root)))
+            if job.status.is_final:
+                listener.offer(event("end", {"status": job.status}))
+    except TaskHarborError as error:  # the job was pruned, or the store is out of reach: the client connects anew
+        _LOG.info("stopped following job %s: %s", job_id, error)
+    finally:
+        listener.end()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.api.streaming import Listener, event
 from taskharbor.core.answers import JobFilter
-from taskharbor.core.errors import TaskHarborError
 from taskharbor.views import job_view, queue_view
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Feed:
         while True:
             try:
                 events = await self._store.call(sight.changes)
-            except TaskHarborError as error:
+            except Exception as error:  # noqa: BLE001  whatever it was, the next look may fare better
                 _LOG.warning("cannot see what happens: %s", error)
             else:
                 self._tell(events)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def reply(data: Any, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
     body = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
-    return Response(body, status, headers, "application/json")
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
 def reply_job(

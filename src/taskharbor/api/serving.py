@@ -67,11 +67,17 @@ def addresses_of(host: str) -> set[str]:
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on that address."""
+    # Named as TCP: asyncio turns Nagle's algorithm off for no other, and each answer would wait 40 ms for an ACK.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
+        sock.close()
         raise CannotListen(host, port, str(error)) from error
+    return sock
 
 
 class Server(uvicorn.Server):

@@ -1,7 +1,8 @@
-"""Giving many dead letters a new life: what is meant, a look at it, a yes, and then all of it."""
+"""Many dead letters at once: which are meant, a look at them, a yes, and then a new life for all of them."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -23,12 +24,12 @@ from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
 from taskharbor.core.spreading import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Iterator, Sequence
 
     from taskharbor.core.answers import JobFilter
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
 
 SAMPLE: Final = 5
@@ -38,11 +39,18 @@ class NothingNamed(click.UsageError):
     """Neither ids nor a filter: that would mean every dead letter there is."""
 
     def __init__(self) -> None:
-        super().__init__("name the jobs, or give --queue, --type or --fingerprint, or --all for every dead letter")
+        super().__init__("name jobs or give a filter; --all means every dead letter there is")
 
 
-def selected(driver: Driver, texts: Sequence[str], wanted: JobFilter, *, everything: bool) -> list[JobId]:
-    """Return the ids that a command is about: those named, or those that are like *wanted* now."""
+def selected(
+    driver: Driver,
+    texts: Sequence[str],
+    wanted: JobFilter,
+    *,
+    everything: bool,
+    is_meant: Callable[[Job], bool] = lambda _: True,
+) -> list[JobId]:
+    """Return the ids that a command is about: those named, or those that are like *wanted* now, and meant."""
     is_filtered = any((wanted.queue, wanted.type, wanted.fingerprint))
     if texts and (is_filtered or everything):
         raise NotBoth("ids", "filters")
@@ -51,7 +59,21 @@ def selected(driver: Driver, texts: Sequence[str], wanted: JobFilter, *, everyth
     if not is_filtered and not everything:
         raise NothingNamed
     with Progress("looking", None) as progress:
-        return [*_found(driver, wanted, progress)][::-1]  # whoever died first comes first
+        return [*_found(driver, wanted, is_meant, progress)][::-1]  # whoever died first comes first
+
+
+def died_before(driver: Driver, older_than: timedelta | None) -> Callable[[Job], bool]:
+    """Return what tells of a dead letter whether it died longer ago than *older_than*."""
+    moment = driver.inspector.now() - (older_than or timedelta(0))
+    return lambda job: job.dead_at is not None and job.dead_at <= moment
+
+
+def preview(driver: Driver, found: Sequence[JobId]) -> None:
+    """Say what was found, some of it by name."""
+    for job in driver.inspector.get(found[:SAMPLE]).values():
+        say(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
+    if len(found) > SAMPLE:
+        say(f"  and {len(found) - SAMPLE:,} more")
 
 
 class Requeue:
@@ -66,7 +88,7 @@ class Requeue:
 
     def run(self, found: Sequence[JobId], *, yes: bool, dry_run: bool, as_json: bool) -> None:
         """Show what was found; unless it is a dry run, ask, requeue, and tell what became of it."""
-        self._preview(found)
+        preview(self._driver, found)
         refused: list[TaskHarborError] = []
         if found and not dry_run:
             confirm(f"requeue {len(found):,} dead letters", yes=yes or len(found) == 1)
@@ -76,12 +98,6 @@ class Requeue:
         show(facts, as_json=as_json, plain=f"requeued {done} of {len(found)}")
         if refused:
             raise LeftAlone(len(refused), len(found))
-
-    def _preview(self, found: Sequence[JobId]) -> None:
-        for job in self._driver.inspector.get(found[:SAMPLE]).values():
-            say(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
-        if len(found) > SAMPLE:
-            say(f"  and {len(found) - SAMPLE:,} more")
 
     def _requeue(self, found: Sequence[JobId]) -> list[TaskHarborError]:
         """Requeue all, and return why some could not be."""
@@ -112,7 +128,7 @@ def _refusal(error: TaskHarborError) -> dict[str, str]:
     return {"code": code, "message": str(error)}
 
 
-def _found(driver: Driver, wanted: JobFilter, progress: Progress) -> Iterator[JobId]:
+def _found(driver: Driver, wanted: JobFilter, is_meant: Callable[[Job], bool], progress: Progress) -> Iterator[JobId]:
     for page in all_pages(driver, wanted):
-        yield from (job.id for job in page.jobs)
+        yield from (job.id for job in page.jobs if is_meant(job))
         progress.advance(len(page.jobs))

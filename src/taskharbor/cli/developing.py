@@ -14,6 +14,7 @@ from taskharbor.cli.reloading import SavedFiles
 from taskharbor.cli.root import COMMANDS
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import tick_until_signal
+from taskharbor.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +25,13 @@ GRACE: Final = "2s"
 
 def children_for(app: str, url: str, *, port: int | None) -> list[Child]:
     """Return what runs for *app*: its worker first."""
-    children = [Child(["worker", app, "--url", url, "--grace", GRACE], url=url)]
+    delivers = _has_delivery()
+    commands = [["worker", app, "--grace", GRACE, *(["--sqs"] if delivers else [])]]
     if port is not None and _has_api():
-        children.append(Child(["api", "--host", "127.0.0.1", "--port", str(port), "--url", url], url=url))
-    return children
+        commands.append(["api", "--host", "127.0.0.1", "--port", str(port)])
+    if delivers:
+        commands.append(["enqueuer"])
+    return [Child([*words, "--url", url], url=url) for words in commands]
 
 
 class Development:
@@ -77,6 +81,11 @@ def folder_of(app: str) -> Path:
     place, colon, _ = app.rpartition(":")
     file = Path(place if colon and not app.endswith(".py") else app)
     return file.resolve().parent if file.suffix == ".py" else Path.cwd()
+
+
+def _has_delivery() -> bool:
+    """Tell whether jobs shall go through SQS: somebody has said what its queues are called."""
+    return "enqueuer" in COMMANDS and Settings.from_env().sqs_prefix is not None
 
 
 def _has_api() -> bool:

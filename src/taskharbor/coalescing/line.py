@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import NewJob
 
 AT_ONCE: Final = 1
-"""Batches under way."""
+"""Batches under way. Two of half the size each were measured, and are slower."""
 LINGER: Final = 0.001  # seconds that a leader waits for more, if half the time of the last insert is not less
 PATIENCE: Final = 1.0  # seconds; a batch that is under way for longer holds up nobody but those in it
 GIVE_UP: Final = 120.0  # seconds
@@ -49,8 +49,7 @@ class Line:
         self._waiting: deque[_Ticket] = deque()
         self._under_way: list[_Batch] = []
         self._gathering: _Batch | None = None
-        self._expected = 0  # besides the leader
-        self._pause = 0.0
+        self._expected, self._pause = 1, 0.0
 
     def insert(self, job: NewJob) -> Answer:
         """Store *job*, maybe together with others, and return when it is committed."""
@@ -79,7 +78,6 @@ class Line:
             else:
                 if not isinstance(mail, _Batch):
                     return mail
-                self._linger(mail)
                 batch = mail
 
     def _enter(self, ticket: _Ticket) -> _Batch | None:
@@ -88,7 +86,7 @@ class Line:
             if self._has_room():
                 return self._begin(ticket)
             self._waiting.append(ticket)
-            if self._gathering is not None and len(self._waiting) >= self._expected:
+            if self._gathering is not None and len(self._waiting) + 1 >= self._expected:
                 self._gathering.enough.put(None)
             return None
 
@@ -101,6 +99,8 @@ class Line:
             return self._begin(ticket)
 
     def _send(self, batch: _Batch) -> None:
+        if self._expected > 1:
+            self._linger(batch)
         if self._waiting:
             with self._lock:
                 take(self._waiting, batch.tickets)
@@ -110,18 +110,19 @@ class Line:
         for ticket, answer in zip(batch.tickets, outcomes(self._store, jobs, repeat=is_repeat), strict=True):
             ticket.mail.put(answer)
             ticket.is_over = True
-        self._expected = len(jobs) - 1
+        self._expected = len(jobs) + len(self._waiting)
         self._pause = min(LINGER, (time.monotonic() - start) / 2)
         self._leave(batch)
 
     def _linger(self, batch: _Batch) -> None:
-        """Wait a moment for as many as were answered just now: many of them have the next job at hand.
+        """Wait a moment for those who were answered just now: many of them have the next job at hand.
 
-        Otherwise they would fall into two halves that take turns, and each commit would carry
-        only one of them. Who waits in vain has a smaller batch, and the next one waits for fewer.
+        Otherwise the first to come back would go alone, or callers fall into halves that take
+        turns, and each commit would carry few of them. Who waits in vain has a smaller
+        batch, and the next leader waits for fewer; a lone caller waits for nobody.
         """
         with self._lock:
-            if len(self._waiting) >= self._expected:
+            if len(self._waiting) + 1 >= self._expected:
                 return
             self._gathering = batch
         with suppress(Empty):

@@ -335,8 +335,8 @@ class Upkeep(Protocol):
         published nor given up stays. Keys, attempts and events go with the job.
         """
 
-    def purge(self, *, older_than: timedelta, limit: int) -> int:
-        """Remove DEAD jobs, by the rules of `prune`. Nobody but a person decides that."""
+    def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
+        """Remove DEAD jobs, or those of *job_ids*, by the rules of `prune`. Nobody but a person decides that."""
 
     def take_duty(self, name: str, *, every: timedelta) -> bool:
         """Pass the turnstile of a periodic duty: True for one caller in each period."""

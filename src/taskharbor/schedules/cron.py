@@ -51,8 +51,9 @@ class Cron:
         self._is_fixed = not minute.startswith("*") and not hour.startswith("*")
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        """Give the fire times later than *moment*, in UTC, for the next fifty years at least."""
-        return self._fixed(moment) if self._is_fixed else self._whenever(moment)
+        """Give the fire times later than *moment*, in UTC, without end."""
+        last = moment.astimezone(UTC)
+        return self._fixed(last) if self._is_fixed else self._whenever(last)
 
     def _fixed(self, last: datetime) -> Iterator[datetime]:
         for wall in wall_times(self._cron, wall_time(self._zone, last)):
@@ -62,7 +63,6 @@ class Cron:
                 last = moment
 
     def _whenever(self, last: datetime) -> Iterator[datetime]:
-        last = last.astimezone(UTC)
         since: datetime | None = last
         while since is not None:  # once for each stretch of time in which clocks run evenly
             offset, change = offset_at(self._zone, since), None

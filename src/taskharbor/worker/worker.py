@@ -19,7 +19,8 @@ from taskharbor.core.model import WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.request import QUEUE_PATTERN
 from taskharbor.core.states import Status
-from taskharbor.deadletters import QUEUE, Relay, to_queue
+from taskharbor.deadletters import Relay, to_queue
+from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.schedules.scheduler import Scheduler
@@ -113,7 +114,7 @@ class Worker:
         transport: Transport | None = None,
         visibility: timedelta = VISIBILITY,
         wait: timedelta = WAIT,
-        dead_letters: str | None = QUEUE,
+        dead_letters: str | None = DEAD_EVENTS,
         janitor: bool = True,
         scheduler: Scheduler | None = None,
         schedules: Sequence[ScheduleSpec] = (),

@@ -111,17 +111,46 @@ def requeue(
 
 
 @dead.command()
-@click.option("--older-than", type=duration, required=True, metavar="TIME", help="Only those that died before that.")
+@click.argument("job_ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "everything", is_flag=True, help="Every dead letter that the filters leave.")
+@dead_options
+@click.option("--older-than", type=duration, metavar="TIME", help="Only those that died before that.")
+@click.option(
+    "--unpublished", is_flag=True, help="Even if the event of their death is still to be published: give it up."
+)
 @confirm_options
 @url_option
 @json_option
-def purge(*, url: str, older_than: timedelta, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove dead letters for good, with their history.
+def purge(
+    *,
+    url: str,
+    job_ids: tuple[str, ...],
+    everything: bool,
+    older_than: timedelta | None,
+    unpublished: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **asked: Asked,
+) -> None:
+    """Remove dead letters for good, with their history: those named, or all that the filters leave.
 
-    One whose event is still to be published stays; a store may keep some for up to a day longer.
-    With --json: {"found": N, "removed": N, "dry_run": BOOL}
+    It shows what it found, and asks. What died after that is left alone, and so is a dead letter
+    whose event is still to be published. With --json: {"matched": N, "removed": N, "dry_run": BOOL}
     """
-    from taskharbor.cli.removing import purge_dead
+    from taskharbor.cli.bulk import died_before, selected
+    from taskharbor.cli.removing import Purge
 
     with opened(url) as driver:
-        purge_dead(driver, older_than, yes=yes, dry_run=dry_run, as_json=as_json)
+        found = selected(
+            driver,
+            job_ids,
+            dead_filter(**asked),
+            everything=everything or (older_than is not None and not job_ids),
+            is_meant=died_before(driver, older_than),
+        )
+        if not found:
+            say(nothing_like_that(driver, "dead letter", asked["queue"]))
+        Purge(driver, older_than=older_than, unpublished=unpublished).run(
+            found, yes=yes, dry_run=dry_run, as_json=as_json
+        )

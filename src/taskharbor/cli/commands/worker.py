@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
+    from taskharbor.delivery.transport import Transport
     from taskharbor.harbor import Harbor
     from taskharbor.worker import Worker
 
@@ -63,9 +64,10 @@ CONCURRENCY: Final = 16
     show_default=True,
     help="What becomes of jobs without a handler here.",
 )
+@click.option("--sqs", is_flag=True, help="Take jobs by the messages that an enqueuer sends.")
 @url_of_app_option
 @json_option
-def worker(*, app: str | None, url: str | None, as_json: bool, **options: Any) -> None:
+def worker(*, app: str | None, url: str | None, as_json: bool, sqs: bool, **options: Any) -> None:
     """Run jobs until a signal.
 
     APP is module:attribute or file.py[:attribute]: a Harbor, a mapping from types to handlers, or
@@ -77,23 +79,28 @@ def worker(*, app: str | None, url: str | None, as_json: bool, **options: Any) -
     back. A second signal ends the worker now. The log, one line for each attempt, goes to
     stderr; with --json, and errors too, as JSON lines: {"at", "level", "logger", "message"}.
     """
+    from contextlib import nullcontext
+
     from taskharbor.cli.app import load
     from taskharbor.cli.discovery import find_app
     from taskharbor.cli.logs import log_to_stderr
+    from taskharbor.cli.sqs import sqs_transport
     from taskharbor.harbor import Harbor
 
     loaded = load(find_app() if app is None else app)
     log_to_stderr(as_json=as_json)
-    with loaded.harbor or Harbor() as harbor:
+    pollers = max(8, len(options["queues"] or ()))  # one for each queue, of which tasks may name more
+    with loaded.harbor or Harbor() as harbor, sqs_transport(pollers=pollers) if sqs else nullcontext() as transport:
         if url is not None:
             harbor.point_to(url)
-        made = _worker(harbor, **options)
+        made = _worker(harbor, transport, **options)
         loaded(made)
         _run(made, options["grace"])
 
 
 def _worker(
     harbor: Harbor,
+    transport: Transport | None,
     *,
     queues: Mapping[str, int | None] | None,
     concurrency: int | None,
@@ -106,7 +113,13 @@ def _worker(
     most = concurrency or _in_all(named)
     limits = {name: limit or most for name, limit in named.items()}
     return harbor.worker(
-        queues=limits, concurrency=most, grace=grace, lease=lease, poll=poll, unknown_types=unknown_types
+        queues=limits,
+        concurrency=most,
+        grace=grace,
+        lease=lease,
+        poll=poll,
+        unknown_types=unknown_types,
+        transport=transport,
     )
 
 

@@ -64,7 +64,7 @@ _LOCAL: Final[Mapping[type[Exception], tuple[str, str]]] = {
     boto.CredentialRetrievalError: _KEYS_NOT_HAD,
     boto.TokenRetrievalError: _KEYS_NOT_HAD,
     boto.SSOError: _KEYS_NOT_HAD,
-    boto.LoginError: _KEYS_NOT_HAD,
+    getattr(boto, "LoginError", boto.SSOError): _KEYS_NOT_HAD,  # younger than the oldest boto3 that we take
     boto.NoRegionError: _NO_REGION,
     Exception: _BAD_CONFIG,
 }

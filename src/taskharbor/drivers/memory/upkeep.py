@@ -91,14 +91,17 @@ class MemoryUpkeep:
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         return self._remove({Status.SUCCEEDED, Status.CANCELED}, older_than, limit)
 
-    def purge(self, *, older_than: timedelta, limit: int) -> int:
-        return self._remove({Status.DEAD}, older_than, limit)
+    def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
+        return self._remove({Status.DEAD}, older_than, limit, job_ids)
 
-    def _remove(self, statuses: set[Status], older_than: timedelta, limit: int) -> int:
+    def _remove(
+        self, statuses: set[Status], older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None
+    ) -> int:
         with self._tables.statement() as now:
             rows = self._tables.rows
             untold = {row.event.job_id for row in rows.outbox.values() if not row.is_done}
-            ended = [job for job in rows.jobs.values() if job.status in statuses and job.id not in untold]
+            meant = [job for job in rows.jobs.values() if job_ids is None or job.id in job_ids]
+            ended = [job for job in meant if job.status in statuses and job.id not in untold]
             old = [job for job in ended if job.completed_at is not None and job.completed_at <= now - older_than]
             for job in old[:limit]:
                 self._tables.remove(job)

@@ -11,8 +11,11 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres.rows import NOW
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import psycopg
 
+    from taskharbor.core.ids import JobId
     from taskharbor.drivers.postgres.connection import Connections, Row
 
 DAYS_AHEAD: Final = 7
@@ -71,6 +74,7 @@ _ENTANGLED: Final[LiteralString] = """
 """
 _OLDEST_FIRST: Final[LiteralString] = "ORDER BY job.completed_at"  # a day has no index for it, and goes as a whole
 _FROM_DEAD: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_dead", only=_OLDEST_FIRST)
+_OF_THE_DEAD: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_dead", only="AND job.id = ANY (%(ids)s)")
 _FROM_DEFAULT: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_finished_default", only=_OLDEST_FIRST)
 _UNHURRIED: Final[LiteralString] = "SET LOCAL statement_timeout = '10min'"
 
@@ -79,8 +83,10 @@ class Retention:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    def purge(self, *, older_than: timedelta, limit: int) -> int:
-        return self._remove(_FROM_DEAD, older_than, limit)
+    def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
+        if job_ids is None:
+            return self._remove(_FROM_DEAD, older_than, limit)
+        return self._remove(_OF_THE_DEAD, older_than, limit, ids=list(job_ids))
 
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         """Drop the days that are over; first the jobs go one by one on which something else hangs."""
@@ -97,10 +103,10 @@ class Retention:
                 raise
         return removed + self._remove(_FROM_DEFAULT, older_than, limit - removed)
 
-    def _remove(self, statement: LiteralString, older_than: timedelta, limit: int) -> int:
+    def _remove(self, statement: LiteralString, older_than: timedelta, limit: int, **more: Any) -> int:
         if limit <= 0:
             return 0
-        [(removed,)] = self._fetch(statement, older_than=older_than, limit=limit)
+        [(removed,)] = self._fetch(statement, older_than=older_than, limit=limit, **more)
         count: int = removed
         return count
 

@@ -43,8 +43,8 @@ class PostgresUpkeep:
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         return self._retention.prune(older_than=older_than, limit=limit)
 
-    def purge(self, *, older_than: timedelta, limit: int) -> int:
-        return self._retention.purge(older_than=older_than, limit=limit)
+    def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
+        return self._retention.purge(older_than=older_than, limit=limit, job_ids=job_ids)
 
     _TAKE_DUTY: LiteralString = f"""
         INSERT INTO th_duties AS duty (name, next_at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, LiteralString
+from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import UUID
 
 from taskharbor.core.answers import Published
@@ -62,14 +62,17 @@ class SqliteUpkeep:
     def prune(self, *, older_than: timedelta, limit: int) -> int:
         return self._remove(self._PRUNE, older_than, limit)
 
-    def purge(self, *, older_than: timedelta, limit: int) -> int:
-        return self._remove(self._PURGE, older_than, limit)
+    def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
+        if job_ids is None:
+            return self._remove(self._PURGE, older_than, limit)
+        return self._remove(self._PURGE_ONE, older_than, limit, [job_id.bytes for job_id in job_ids])
 
     # Who is dead is told as the index tells it: SQLite uses it for nothing less.
     _PRUNE: LiteralString = _OLD.format(
         index="th_jobs_finished", states="status IN ('SUCCEEDED', 'CANCELED') AND dead_at IS NULL"
     )
     _PURGE: LiteralString = _OLD.format(index="th_jobs_dead", states="status = 'DEAD' AND dead_at IS NOT NULL")
+    _PURGE_ONE: LiteralString = _OLD.replace("INDEXED BY {index}", "").format(states="status = 'DEAD' AND id = :id")
 
     _REMOVE_WITH: tuple[LiteralString, ...] = (
         """
@@ -86,9 +89,14 @@ class SqliteUpkeep:
         """,
     )
 
-    def _remove(self, old: LiteralString, older_than: timedelta, limit: int) -> int:
+    def _remove(
+        self, old: LiteralString, older_than: timedelta, limit: int, ids: Sequence[bytes | None] = (None,)
+    ) -> int:
         with self._connections.write() as (db, now):
-            removed = db.execute(old, {"until": now - span(older_than), "limit": limit}).fetchall()
+            removed: list[Any] = []
+            for job_id in ids:
+                asked = {"until": now - span(older_than), "limit": limit - len(removed), "id": job_id}
+                removed += db.execute(old, asked)
             for statement in self._REMOVE_WITH:
                 db.executemany(statement, removed)
         return len(removed)

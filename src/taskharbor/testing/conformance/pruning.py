@@ -12,6 +12,8 @@ from taskharbor.core.states import Status
 from taskharbor.testing.conformance.subject import MOMENT, Subject, new_job
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taskharbor.core.ids import JobId
 
 RETENTION: Final = timedelta(days=30)
@@ -43,6 +45,37 @@ def test_a_dead_letter_stays_until_it_is_purged(subject: Subject) -> None:
 
     assert purge(subject) == 1
     assert subject.driver.inspector.get([job_id]) == {}
+
+
+def test_of_dead_letters_that_are_named_no_other_is_purged(subject: Subject) -> None:
+    job_ids = [subject.bring(Status.DEAD) for _ in range(3)]
+    for job_id in job_ids:
+        publish(subject, job_id)
+    subject.advance(LATEST)
+
+    assert purge(subject, job_ids=job_ids[1:]) == 2
+    assert purge(subject, job_ids=[]) == 0
+    assert set(subject.driver.inspector.get(job_ids)) == {job_ids[0]}
+
+
+def test_being_named_makes_nobody_old_enough_to_be_purged_nor_told_of_nor_dead(subject: Subject) -> None:
+    untold, succeeded = subject.bring(Status.DEAD), subject.bring(Status.SUCCEEDED)
+    subject.advance(LATEST)
+    young = subject.bring(Status.DEAD)
+    publish(subject, young)
+
+    assert purge(subject, job_ids=[untold, succeeded, young]) == 0
+
+
+def test_a_bite_of_those_that_are_named_is_no_larger_than_its_limit(subject: Subject) -> None:
+    job_ids = [subject.bring(Status.DEAD) for _ in range(3)]
+    for job_id in job_ids:
+        publish(subject, job_id)
+    subject.advance(LATEST)
+
+    bites = [purge(subject, job_ids=job_ids, limit=2) for _ in range(3)]
+
+    assert bites == [2, 1, 0]
 
 
 def test_purging_dead_letters_leaves_finished_jobs_alone(subject: Subject) -> None:
@@ -156,8 +189,8 @@ def prune(subject: Subject, *, limit: int = 10) -> int:
     return subject.driver.upkeep.prune(older_than=RETENTION, limit=limit)
 
 
-def purge(subject: Subject) -> int:
-    return subject.driver.upkeep.purge(older_than=RETENTION, limit=10)
+def purge(subject: Subject, *, job_ids: Sequence[JobId] | None = None, limit: int = 10) -> int:
+    return subject.driver.upkeep.purge(older_than=RETENTION, limit=limit, job_ids=job_ids)
 
 
 def publish(subject: Subject, job_id: JobId) -> None:

@@ -30,8 +30,6 @@ ALL: Final = (*FATAL, *LONG, *SHORT)
 CAN_JAM: Final = ("settle", "settle", "reserve", "read_back", "expire")
 CAN_BE_LATE: Final = frozenset({"reserve", "claim", "dispatch", "extend", "settle", "expire", "cancel"})
 TAKES: Final = frozenset({"reserve", "claim"})
-RINGS: Final = frozenset({"send", "receive", "delete", "hide"})
-"""The verbs of a queue service. It is out of reach at other times than the store."""
 SLOW: Final = 1.0
 LATE: Final = 1.5
 

@@ -24,6 +24,8 @@ VISIBILITY: Final = timedelta(seconds=6)
 LOCK: Final = timedelta(seconds=2)
 RESEND: Final = timedelta(seconds=6)
 """How long a job that was sent may wait for its claim, at first; and after which a worker takes it without."""
+RINGS: Final = frozenset({"send", "receive", "delete", "hide"})
+"""The verbs of a queue service. It is out of reach at other times than the store."""
 LONGEST_RESEND: Final = timedelta(seconds=12)
 UNCLAIMED: Final = 500
 
@@ -74,13 +76,17 @@ class DeliveryPlan:
 
     enqueuers: int
     habits: Habits
+    off: frozenset[str]
+    """What the queue service does not do any more, ever, once all else is quiet."""
 
 
 def draw_delivery(chance: Random) -> DeliveryPlan:
     """Swarm, as for other faults: what a queue service may do wrong, it does in half of the worlds."""
     loss, double = (chance.choice((0.05, 0.3)) if chance.random() < 0.5 else 0.0 for _ in range(2))
     delay = chance.choice((0.5, 4.0, 20.0)) if chance.random() < 0.5 else 0.0
-    return DeliveryPlan(enqueuers=chance.randint(1, 2), habits=Habits(loss=loss, double=double, delay=delay))
+    habits = Habits(loss=loss, double=double, delay=delay)
+    off = chance.choice((RINGS, frozenset({"send"}))) if chance.random() < 0.15 else frozenset()
+    return DeliveryPlan(enqueuers=chance.randint(1, 2), habits=habits, off=off)
 
 
 def _rates(chance: Random) -> dict[str, float]:

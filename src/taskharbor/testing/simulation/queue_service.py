@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.delivery.transport import Delivery, Depth, TransportUnavailable
+from taskharbor.delivery.transport import Delivery, Depth, Failed, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
-    from taskharbor.delivery.transport import Failed, Outgoing, QueueShape
+    from taskharbor.delivery.transport import Outgoing, QueueShape
 
 TENS: Final = 10
 
@@ -43,13 +43,15 @@ class Copy:
 class QueueService:
     """Keeps the promises of `taskharbor.delivery.transport.Transport`, and not one more.
 
-    *clock* gives seconds, *chance* decides what goes wrong. While a verb is in ``broken``, it raises.
+    *clock* gives seconds, *chance* decides what goes wrong. While a verb, or a verb and a
+    queue ("send mail"), is in ``broken``, it raises; a queue in ``throttled`` takes no message.
     """
 
     clock: Callable[[], float]
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable is what it must be
     habits: Habits = field(default_factory=Habits)
     broken: set[str] = field(default_factory=set)
+    throttled: set[str] = field(default_factory=set)
     queues: dict[str, list[Copy]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     _count: int = 0
@@ -61,7 +63,9 @@ class QueueService:
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Failed | None]:
         with self._changed:
-            self._begin("send", len(messages))
+            self._begin("send", queue, len(messages))
+            if queue in self.throttled:
+                return [Failed("Throttled", "slow down", is_ours=False)] * len(messages)
             for message in messages:
                 self._arrive(queue, message)
             self._changed.notify_all()
@@ -70,7 +74,7 @@ class QueueService:
     def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[Delivery]:
         ends_at = self.clock() + wait.total_seconds()
         with self._changed:
-            self._begin("receive", 1)
+            self._begin("receive", queue, 1)
             while not (ready := self._ready(queue)) and (left := ends_at - self.clock()) > 0:
                 hidden = [copy.visible_at - self.clock() for copy in self.queues.get(queue, ())]
                 self._changed.wait(min([left, *hidden]))
@@ -79,14 +83,14 @@ class QueueService:
 
     def delete(self, queue: str, receipts: Sequence[str]) -> list[Failed | None]:
         with self._changed:
-            self._begin("delete", len(receipts))
+            self._begin("delete", queue, len(receipts))
             kept = [copy for copy in self.queues.get(queue, ()) if copy.receipt not in receipts]
             self.queues[queue] = kept
         return [None] * len(receipts)
 
     def hide(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[Failed | None]:
         with self._changed:
-            self._begin("hide", len(changes))
+            self._begin("hide", queue, len(changes))
             hidden_for = dict(changes)
             for copy in self.queues.get(queue, ()):
                 if copy.receipt in hidden_for:
@@ -103,9 +107,9 @@ class QueueService:
     def close(self) -> None:
         """Do nothing: what is in memory goes with the process."""
 
-    def _begin(self, verb: str, items: int) -> None:
+    def _begin(self, verb: str, queue: str, items: int) -> None:
         self.calls[verb] = self.calls.get(verb, 0) + max(1, -(-items // TENS))
-        if verb in self.broken:
+        if not self.broken.isdisjoint({verb, f"{verb} {queue}"}):
             raise TransportUnavailable(f"{verb} is broken")
 
     def _arrive(self, queue: str, message: Outgoing) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.messages import parse
 from taskharbor.core.model import Claim
-from taskharbor.deadletters import QUEUE
+from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.testing.simulation.world import shown
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Ringing:
                     if isinstance(claim, Claim):
                         ring = (call.process, claim.job.id, self._seqs[call.process, claim.job.id])
                         self._tokens[ring].add(claim.lease.token)
-            case "send" if call.asked["what"] == QUEUE:
+            case "send" if call.asked["what"] == DEAD_EVENTS:
                 self.told |= {json.loads(message.body)["event_id"] for message in call.asked["more"]}
             case "delete":
                 return next(self._too_early(call, jobs), None)
@@ -69,7 +69,7 @@ class Ringing:
 def wrong_messages(store: Store, service: QueueService, told: Collection[str]) -> Iterator[str]:
     """Yield what is wrong with what is left in the queues, long after the last job ended."""
     for queue, copies in service.queues.items():
-        for message in (parse(copy.body) for copy in copies if queue != QUEUE):
+        for message in (parse(copy.body) for copy in copies if queue != DEAD_EVENTS):
             job = None if message is None else store.rows.get(message.job_id)
             if job is not None and job.status.is_final:
                 yield f"a message of job {shown(job.id)} is left, which is {job.status}"

@@ -90,6 +90,7 @@ class Watcher:
                 self.seen.add("a job was requeued")
             case _ if call.is_committed:
                 self.seen |= set(self._ring(call))
+
     def _ring(self, call: Call) -> Iterator[str]:
         match call.verb:
             case "dispatch":

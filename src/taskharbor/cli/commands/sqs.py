@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.options import json_option
+from taskharbor.cli.output import say, show
+from taskharbor.cli.sqs import queue_shapes, queues_option, sqs_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@click.group(cls=LazyGroup)
+def sqs() -> None:
+    """Make the queues of SQS, and look at them.
+
+    Besides one for each queue of jobs there is one for news of dead jobs, and one for messages
+    that nobody can read.
+    """
+
+
+@sqs.command()
+@queues_option
+@json_option
+def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
+    """Make what is missing, and mend what is set otherwise.
+
+    It can be called again at any time, and removes nothing.
+    """
+    with sqs_transport() as transport:
+        shapes = queue_shapes(queues)
+        transport.ensure(shapes)
+        names = {shape.name: transport.name(shape.name) for shape in shapes}
+        show({"queues": names}, as_json=as_json, plain="\n".join(names.values()))
+        say(f"{len(names)} queues are as they shall be")
+
+
+@sqs.command()
+@queues_option
+@json_option
+def status(*, queues: tuple[str, ...], as_json: bool) -> None:
+    """Show how many messages there are, about."""
+    with sqs_transport() as transport:
+        depths = {name: transport.depth(name) for name in _all_names(queues)}
+        rows = [
+            {
+                "queue": name,
+                "sqs_name": transport.name(name),
+                "ready": depth.ready,
+                "in_flight": depth.in_flight,
+                "delayed": depth.delayed,
+            }
+            for name, depth in depths.items()
+        ]
+    lines = ["\t".join(map(str, row.values())) for row in rows]
+    show({"queues": rows}, as_json=as_json, plain="\n".join(["\t".join(rows[0]), *lines]))
+
+
+@sqs.command()
+@queues_option
+@click.option("--account", default="*", show_default=True, help="The number of the AWS account.")
+@click.option("--region", default="*", show_default=True, help="The region of the queues.")
+@click.option(
+    "--role",
+    type=click.Choice(["worker", "enqueuer", "setup"]),
+    help="Print the policy of this role alone, as IAM takes it.",
+)
+def policy(*, queues: tuple[str, ...], account: str, region: str, role: str | None) -> None:
+    """Print what each role must be allowed, and no more, as IAM policies in JSON."""
+    import json
+
+    with sqs_transport() as transport:
+        roles = _policies(queues, lambda queue: f"arn:aws:sqs:{region}:{account}:{transport.name(queue)}")
+    click.echo(json.dumps(roles if role is None else roles[role], indent=2))
+
+
+def _all_names(queues: Sequence[str]) -> list[str]:
+    from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE
+
+    return [*queues, DEAD_EVENTS, UNREADABLE]
+
+
+def _policies(queues: Sequence[str], arn: Callable[[str], str]) -> dict[str, Any]:
+    from taskharbor.delivery.transport import DEAD_EVENTS
+
+    jobs, events, everything = list(map(arn, queues)), [arn(DEAD_EVENTS)], list(map(arn, _all_names(queues)))
+    receive = ("GetQueueUrl", "ReceiveMessage", "DeleteMessage", "ChangeMessageVisibility")
+    shape = ("CreateQueue", "GetQueueUrl", "GetQueueAttributes", "SetQueueAttributes")
+    return {
+        "worker": _policy((receive, jobs), (("GetQueueUrl", "SendMessage"), events)),
+        "enqueuer": _policy((("GetQueueUrl", "SendMessage"), jobs)),
+        "setup": _policy((shape, everything)),
+    }
+
+
+def _policy(*statements: tuple[Sequence[str], Sequence[str]]) -> dict[str, Any]:
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": [f"sqs:{action}" for action in actions], "Resource": list(resources)}
+            for actions, resources in statements
+        ],
+    }

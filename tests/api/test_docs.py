@@ -1,0 +1,50 @@
+"""The page about the API says what is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.api.problems import VERDICTS
+
+if TYPE_CHECKING:
+    from tests.api.site import Site
+
+PAGE: Final = (Path(__file__).resolve().parent.parent.parent / "docs" / "http.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_request_of_the_page_is_answered_as_it_says(site: Site) -> None:
+    known = {"{id}": "", "{etag}": ""}
+    sent = blocks("http")
+    assert len(sent) > 8
+
+    for block in sent:
+        for name, value in known.items():
+            block = block.replace(name, value)  # noqa: PLW2901  what earlier requests were answered
+        head, *rest = block.strip().split("\n\n")
+        body = rest[0] if len(rest) > 1 else ""
+        first, *lines = head.splitlines()
+        method, path = first.split()
+        headers = dict(line.split(": ") for line in lines) | ({"Content-Type": "application/json"} if body else {})
+
+        answer = site.request(method, path, content=body, headers=headers)
+
+        assert f"# {answer.status_code}" == rest[-1], (block, answer.text)
+        if "etag" in answer.headers:
+            known = {"{id}": answer.json()["id"], "{etag}": answer.headers["etag"]}
+
+
+def test_the_python_block_of_the_page_runs() -> None:
+    for block in blocks("python"):
+        exec(compile(block, "http.md", "exec"), {})
+
+
+def test_every_code_of_a_refusal_is_on_the_page() -> None:
+    codes = {verdict.code for verdict in VERDICTS.values()} - {"unexpected", "payload-not-decodable"}
+
+    assert [code for code in codes if f"`{code}`" not in PAGE] == []

@@ -1,0 +1,71 @@
+"""Processes at a real PostgreSQL and an SQS over HTTP that loses and doubles messages, killed all the while."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.cli.sqs import queue_shapes
+from taskharbor.delivery.sqs import SqsTransport
+from taskharbor.testing.sqs import Endpoint, Faults
+from tests.delivery.subjects import REGION
+from tests.postgres import emptied
+from tests.waiting import wait_until
+from tests.worker.fleet import LIMIT, Fleet
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+WORKERS: Final = 3
+ENQUEUERS: Final = 2
+
+
+def test_no_job_is_lost_or_run_twice_at_once_when_messages_are_lost_and_doubled_and_processes_killed(
+    tmp_path: Path,
+) -> None:
+    figures = torment(emptied(), tmp_path, jobs=60, every=2.0, kills=2)
+
+    assert figures["dead"] == 0
+    assert figures["processes killed"] >= 1
+
+
+def torment(url: str, folder: Path, *, jobs: int, every: float, kills: int) -> dict[str, int]:
+    """Let *jobs* be run while a process is killed, and replaced, *every* so many seconds, at most *kills* times."""
+    faults = Faults(lose=0.05, duplicate=0.05)
+    with Endpoint.start(seed=1, faults=faults) as endpoint, Fleet.at(url, folder) as fleet:
+        _make_queues(endpoint)
+        crew = [fleet.start(sqs=endpoint.url) for _ in range(WORKERS)]
+        crew += [fleet.start(sqs=endpoint.url, sends=True) for _ in range(ENQUEUERS)]
+        fleet.enqueue(jobs)
+        killed = _kill_until_done(fleet, crew, endpoint.url, every, kills)
+        fleet.wait_until_done()
+        endpoint.faults = Faults()
+        wait_until(lambda: sum(endpoint.depth("taskharbor-default")) == 0, limit=LIMIT)
+        for each in crew:
+            fleet.end(each)
+        messages = {f"messages {name}d": endpoint.happened[name] for name in ("lose", "duplicate")}
+        return fleet.verdict() | {"processes killed": killed, **messages}
+
+
+def _make_queues(endpoint: Endpoint) -> None:
+    transport = SqsTransport(endpoint_url=endpoint.url, region=REGION)
+    transport.ensure(queue_shapes(["default"]))
+    transport.close()
+
+
+def _kill_until_done(fleet: Fleet, crew: list[subprocess.Popen[bytes]], url: str, every: float, most: int) -> int:
+    """Kill one process after the other, in turn, and start another for it, until all jobs have ended."""
+    killed, next_at = 0, time.monotonic() + every
+
+    def is_done() -> bool:
+        nonlocal killed, next_at
+        if time.monotonic() >= next_at and killed < most:
+            place = killed % len(crew)
+            crew[place].kill()
+            crew[place] = fleet.start(sqs=url, sends=place >= WORKERS)
+            killed, next_at = killed + 1, time.monotonic() + every
+        return killed > 0 and fleet.waiting() == 0
+
+    wait_until(is_done, limit=10 * LIMIT)
+    return killed
