@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import FastAPI
 
 from taskharbor.api import create_app
 from taskharbor.api.serving import listening
 from taskharbor.harbor import Harbor
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 def application(url: str) -> FastAPI:

@@ -62,7 +62,7 @@ def measured(*, jobs: int, dead: int, pairs: int, creates: int, reads: int) -> d
         Server.start(Path(folder), durable=True) as server,
         store(server) as (driver, url),
     ):
-        key = issue("benchmark", ["admin"], now=driver.inspector.now())
+        key = issue("benchmark", ["jobs:read", "jobs:write"], now=driver.inspector.now())
         driver.control.put_keys([key.key])
         with served(url) as port:
             site = Site(port, key.text)

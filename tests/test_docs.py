@@ -33,7 +33,7 @@ def named_tests(page: str) -> dict[str, list[str]]:
     return {row: re.findall(r"`(test_\w+)`", row) for row in re.findall(r"^\|(.+)\|$", rows, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", ["guarantees.md", "mapping.md"])
+@pytest.mark.parametrize("page", ["delivery.md", "guarantees.md", "mapping.md"])
 def test_every_test_that_a_table_names_exists(page: str) -> None:
     assert {name for names in named_tests(page).values() for name in names} <= known_tests()
 

@@ -151,7 +151,7 @@ class DueTaskEnqueuer:
         return [each for each in results if each is not None]
 
     def _result(self, dispatch: Dispatch, failed: Failed | None) -> Sent | Unsent | None:
-        """Return what the store shall know. Where nobody knows, the end of the lock heals it: by a duplicate at worst."""
+        """Return what the store shall know. What nobody knows, the end of the lock heals: by a duplicate at worst."""
         if failed is None:
             return Sent(dispatch, resend_interval(dispatch.resends, first=self._first, cap=self._cap))
         return None if failed.is_unknown else Unsent(dispatch)

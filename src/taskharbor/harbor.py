@@ -20,7 +20,7 @@ from taskharbor.schedules.scheduler import Scheduler
 from taskharbor.schedules.spec import DAY, ScheduleSpec
 from taskharbor.settings import Settings
 from taskharbor.store import Store
-from taskharbor.tasks import Call, Handle, Task, TaskOptions, check_options, duration
+from taskharbor.tasks import Call, Handle, Task, TaskOptions, check_options, duration, own_calls, scheduled
 from taskharbor.worker.context import Context
 from taskharbor.worker.lifespan import check_lifespan
 from taskharbor.worker.worker import Worker
@@ -74,8 +74,8 @@ class Harbor:
     """Tasks and the store that their jobs are kept in.
 
     *store* is its URL, or a driver of yours; without one TASKHARBOR_URL names it. Nothing is
-    opened before it is needed. *notify* lets a job that joins your transaction wake a worker
-    as you commit.
+    opened before it is needed. *policy* says how tasks are tried again that have no *retry* of their
+    own. *notify* lets a job that joins your transaction wake a worker as you commit.
 
     >>> from taskharbor import Harbor
     >>> harbor = Harbor("memory://")
@@ -99,11 +99,12 @@ class Harbor:
     ) -> None:
         self.codec: Codec = codec or JsonCodec()
         self._given = store
-        self._policy = policy
+        self.policy = policy
         self._hooks = tuple(hooks)
         self._notify = notify
         self._opening = threading.Lock()
         self._store: Store | None = None
+        self._lent: Store | None = None
         self._tasks: dict[str, Task[..., Any, Any]] = {}
         self._schedules: dict[str, ScheduleSpec] = {}
         self._lifespan: Lifespan | None = None
@@ -126,7 +127,7 @@ class Harbor:
     @property
     def store(self) -> Store:
         """What is open; it is opened now if it was not."""
-        if (store := self._store) is not None:
+        if (store := self._lent or self._store) is not None:
             return store
         with self._opening:
             if self._store is None:
@@ -194,7 +195,7 @@ class Harbor:
         """
 
         def define(task: T) -> T:
-            request = task.request((), {}, {})
+            request = scheduled(self, task)
             spec = ScheduleSpec(
                 name=name or task.type,
                 cron=cron,
@@ -210,7 +211,9 @@ class Harbor:
                 window=duration(window, "window"),
                 jitter=duration(jitter, "jitter"),
             )
-            self._schedules[spec.name] = spec
+            if (other := self._schedules.setdefault(spec.name, spec)) is not spec:
+                rule = f"a schedule of {other.type!r} has it; give one of them another with name=…"
+                raise UsageError(Problem(field="name", value=repr(spec.name), rule=rule))
             return task
 
         return define
@@ -244,23 +247,23 @@ class Harbor:
 
     def scheduler(self) -> Scheduler:
         """Return what fires the schedules in the store; every worker has one."""
-        return Scheduler(self.driver, codec=self.codec, policy=self._policy)
+        return Scheduler(self.driver, codec=self.codec, policy=self.policy)
 
     def register(self, worker: Worker) -> None:
         """Let *worker* run the tasks."""
         for task in self._tasks.values():
             for each in task.types:
-                worker.register(each, task.handler(), policy=task.retry)
+                worker.register(each, task.handler(), policy=task.retry or self.policy)
 
     def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Handle[R]]:
         """Store calls in one statement, in the transaction of *connection* if given; all or none for a bad one."""
-        made = list(calls)
+        made = own_calls(self, calls)
         client = self.client if connection is None else self._joined_client(connection)
         return _handles(self, made, client.enqueue_many([call.request for call in made]))
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Store calls in one statement, without blocking the event loop."""
-        made = list(calls)
+        made = own_calls(self, calls)
         return _handles(self, made, await self.client.aenqueue_many([call.request for call in made]))
 
     def handle(self, job_id: JobId) -> Handle[Any]:
@@ -288,12 +291,12 @@ class Harbor:
 
     @contextmanager
     def swapped(self, store: Store) -> Iterator[None]:
-        """Use *store* instead of this harbor's own, for a while."""
-        before, self._store = self._store, store
+        """Use *store* instead of this harbor's own, for a while; `close` does not touch it."""
+        before, self._lent = self._lent, store
         try:
             yield
         finally:
-            self._store = before
+            self._lent = before
 
     def point_to(self, store: str | Driver) -> None:
         """Keep jobs in another store from now on."""
@@ -334,7 +337,7 @@ class Harbor:
 
     def client_of(self, inserter: Inserter, *, clock: Clock | None = None) -> Client:
         """Return a client that stores jobs through *inserter* as this harbor does."""
-        return Client(inserter, codec=self.codec, policy=self._policy, hooks=self._hooks, clock=clock)
+        return Client(inserter, codec=self.codec, policy=self.policy, hooks=self._hooks, clock=clock)
 
     def made_ready(self) -> Iterator[Any] | AsyncIterator[Any]:
         """Return a run of the lifespan, not begun; without one, of one that makes nothing ready."""
@@ -372,6 +375,7 @@ class Harbor:
                 rule = f"{other.__module__}.{other.__qualname__} has it; give one of them another with type=…"
                 raise UsageError(Problem(field="type", value=repr(each), rule=rule))
         self._tasks[task.type] = task
+        self._schedules = {name: spec for name, spec in self._schedules.items() if spec.type != task.type}
         return task
 
     def _owner(self, type: str) -> Any:

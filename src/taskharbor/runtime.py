@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
 AFTER_AN_ERROR: Final = timedelta(seconds=1)
+MOMENT: Final = 1.0  # seconds in which work may end by itself, once it was cancelled
 
 
 class SystemClock:
@@ -132,7 +133,7 @@ class ThreadRuntime:
 def finished(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedelta) -> T:
     """Let *work* run on the event loop, wait for its end, and return what it returns or raise what it raises.
 
-    Raises `TimeoutError` when *timeout* has passed, and cancels the work then.
+    Raises `TimeoutError` when *timeout* has passed, and cancels the work then, which has a moment more.
     """
     ended: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
@@ -149,7 +150,9 @@ def finished(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedel
         told = ended.get(timeout=timeout.total_seconds())
     except Empty:
         running.cancel()
-        raise TimeoutError(timeout) from None
+        with suppress(Empty):
+            ended.get(timeout=MOMENT)  # for what it does on being cancelled
+        raise TimeoutError(f"it did not end within {timeout}") from None  # noqa: TRY003  the class is Python's
     return told()
 
 

@@ -19,10 +19,11 @@ from taskharbor.core.errors import (
 )
 from taskharbor.core.model import result_context
 from taskharbor.core.request import JobRequest, check
+from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from taskharbor.awaiting import Watcher
     from taskharbor.client import Enqueued
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job, Progress
-    from taskharbor.core.retry import RetryPolicy
     from taskharbor.drivers.base import Driver
 
 P = ParamSpec("P")
@@ -118,23 +118,27 @@ class Task(Generic[P, R, F]):
         self.arguments = arguments
         self.is_async = is_async
         self.type = type
+        _check_own(options)
         for each in self.types:
             check(replace(self._request(None, {}), type=each))
+
+    def __repr__(self) -> str:
+        return f"Task({self.type!r})"
 
     @property
     def __call__(self) -> F:
         """The function, to be called as it was written."""
         return self._function
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job. When this returns, it is committed."""
         return Bound[P, R](self, {}).enqueue(*args, **kwargs)
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job, without blocking the event loop."""
         return await Bound[P, R](self, {}).aenqueue(*args, **kwargs)
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call that is not stored yet, for `Harbor.enqueue_many`."""
         return Bound[P, R](self, {}).call(*args, **kwargs)
 
@@ -164,7 +168,7 @@ class Task(Generic[P, R, F]):
 
     @property
     def retry(self) -> RetryPolicy | None:
-        """How it is tried again; None leaves that to the worker."""
+        """How it is tried again; None leaves that to its harbor."""
         return self._options.get("retry")
 
     def request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: CallOptions) -> JobRequest:
@@ -211,7 +215,7 @@ class Task(Generic[P, R, F]):
             args, kwargs = self.arguments.unpack(job.data)
         except CallNotReadable as error:
             raise DeadLetter(str(error)) from error  # trying again would not change it
-        ctx.packs_results_by(self.arguments.pack_result)
+        ctx.packs_results_by(self._packed)
         injected = (ctx,) if self.arguments.takes_context else ()
         return cast("Callable[..., Any]", self._function)(*injected, *args, **kwargs)
 
@@ -223,19 +227,19 @@ class Bound(Generic[P, R]):
         self._task = task
         self._options = options
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job. When this returns it is committed, or with a *connection* will be with it."""
         enqueued = self._task.sender.send(self._request(args, kwargs), self._options.get("connection"))
         return self._handle(enqueued)
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job, without blocking the event loop."""
         enqueued = await self._task.sender.asend(self._request(args, kwargs), self._options.get("connection"))
         return self._handle(enqueued)
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call that is not stored yet, for `Harbor.enqueue_many`."""
-        if "connection" in self._options:
+        if self._options.get("connection") is not None:
             rule = "give it to enqueue_many(…, connection=…), which stores all calls in one transaction"
             raise UsageError(Problem(field="connection", value="given to a single call", rule=rule))
         return Call(self._request(args, kwargs), self._task)
@@ -296,6 +300,8 @@ class Handle(Generic[R_co]):
         """Wait until the job has ended, and return what the task returned.
 
         Raises `JobFailed` where it ended otherwise, and `ResultTimeout` where it has not ended in time.
+        A handler that waits so keeps its own slot meanwhile: where all slots of the workers do, nobody is
+        left to run what they wait for, and they time out. In a coroutine `aresult` is the one to use.
         """
         return self._result_of(self._sender.watcher.wait(self.id, duration(timeout, "timeout")))
 
@@ -310,6 +316,42 @@ class Handle(Generic[R_co]):
             return cast("R_co", None)  # which is what the task returned
         stored = self._sender.codec.decode(job.result, context=result_context(job.id))
         return cast("R_co", stored if self._arguments is None else self._arguments.unpack_result(stored))
+
+
+def own_calls(sender: Sender, calls: Iterable[Call[R]]) -> list[Call[R]]:
+    """Return *calls* as a list; raise `UsageError` where one is of a task that belongs to another harbor."""
+    made = list(calls)
+    for call in made:
+        _check_sender(call.task, sender)
+    return made
+
+
+def scheduled(sender: Sender, task: Any) -> JobRequest:
+    """Return what a schedule of *task* enqueues; raise `UsageError` where it cannot."""
+    if not isinstance(task, Task):
+        rule = "it is no task yet: write @harbor.schedule(…) above @harbor.task"
+        raise UsageError(Problem(field="schedule", value=repr(getattr(task, "__name__", task)), rule=rule))
+    _check_sender(task, sender)
+    try:
+        return task.request((), {}, {})
+    except InvalidRequest as error:
+        rule = f"it is called without arguments, and needs some ({error.problems[0].rule}): give them defaults"
+        raise UsageError(Problem(field="schedule", value=repr(task.type), rule=rule)) from error
+
+
+def _check_sender(task: Task[..., Any, Any], sender: Sender) -> None:
+    if task.sender is not sender:
+        rule = "it belongs to another harbor, which has a store of its own: use that one"
+        raise UsageError(Problem(field="task", value=repr(task.type), rule=rule))
+
+
+def _check_own(options: Mapping[str, Any]) -> None:
+    aliases, policy = options.get("aliases", ()), options.get("retry")
+    if isinstance(aliases, str):
+        raise UsageError(Problem(field="aliases", value=repr(aliases), rule=f"give a tuple: ({aliases!r},)"))
+    if policy is not None and not isinstance(policy, RetryPolicy):
+        rule = "give a RetryPolicy; for a number of attempts there is max_attempts"
+        raise UsageError(Problem(field="retry", value=repr(policy), rule=rule))
 
 
 def check_options(options: Mapping[str, Any], known: type[Any]) -> None:

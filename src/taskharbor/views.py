@@ -96,7 +96,7 @@ def stored_value(data: bytes) -> Any:
     """
     try:
         text = data.decode()
-        value = json.loads(text, parse_constant=_no_constant)
+        value = _PARSER.decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8 form
         return _unescaped(value) if "$$" in text else value
@@ -303,4 +303,5 @@ def _unescaped(value: Any) -> Any:
             return value
 
 
+_PARSER: Final = json.JSONDecoder(parse_constant=_no_constant)
 _ERROR: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*): (?P<message>.*)", re.DOTALL)

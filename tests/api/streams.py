@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.waiting import LIMIT
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -16,7 +18,8 @@ class Stream:
     """Reads events while inside, and goes away at the end."""
 
     def __init__(self, site: Site, path: str, *, reads: bool = True) -> None:
-        self._site, self._path = site, path
+        self._site = site
+        self._path, _, self._query = path.partition("?")
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._reads = asyncio.Event()
@@ -36,7 +39,7 @@ class Stream:
             "scheme": "http",
             "path": self._path,
             "raw_path": self._path.encode(),
-            "query_string": b"",
+            "query_string": self._query.encode(),
             "root_path": "",
             "headers": [(b"host", b"localhost")],
             "server": ("localhost", 80),
@@ -48,12 +51,12 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._gone.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             await self._task
 
     async def next(self) -> tuple[str, Any]:
         """Return the next event's name and data."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             chunk = b""
             while not chunk.startswith(b"event: "):
                 chunk = await self._chunks.get()
@@ -61,12 +64,12 @@ class Stream:
         return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
     async def chunk(self) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             return await self._chunks.get()
 
     async def dropped(self) -> None:
         """Return once the server has let go of this client."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             await asyncio.shield(self._task)
 
     async def _receive(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from taskharbor.api.app import close_streams
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.outcome import Outcome
 from tests.api.streams import Stream
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.api.site import Site
@@ -34,7 +35,7 @@ def test_a_job_is_followed_from_where_it_is_to_its_end(site: Site) -> None:
             seen.append(await stream.next())
             site.settle(claim, Outcome.ack())
             seen += [await stream.next(), await stream.next()]
-            await asyncio.wait_for(stream.ended.wait(), 10)
+            await asyncio.wait_for(stream.ended.wait(), 30)
             assert stream.status == 200
             assert stream.headers[b"content-type"].startswith(b"text/event-stream")
         return [(name, data["status"]) for name, data in seen]
@@ -129,13 +130,15 @@ def test_nobody_looks_at_the_store_while_nobody_listens(site: Site) -> None:
     async def listen() -> None:
         async with Stream(site, "/v1/events") as stream:
             await stream.next()
-        await asyncio.sleep(0.1)
+
+    def is_quiet() -> bool:
+        before = site.driver.statements  # type: ignore[attr-defined]
+        site.run(asyncio.sleep(0.1))  # five looks, if anybody looked
+        return bool(site.driver.statements == before)  # type: ignore[attr-defined]
 
     site.run(listen())
-    before = site.driver.statements  # type: ignore[attr-defined]
-    site.run(asyncio.sleep(0.2))
 
-    assert site.driver.statements == before  # type: ignore[attr-defined]
+    wait_until(is_quiet)
     assert site.app.state.taskharbor.open.count == 0
 
 
@@ -155,14 +158,35 @@ def test_a_store_that_is_away_for_a_while_does_not_end_a_stream(site: Site, monk
     assert site.run(listen())["type"] == "greet"
 
 
-def test_closing_ends_every_stream(site: Site) -> None:
-    async def listen() -> None:
-        async with Stream(site, "/v1/events") as stream:
-            await stream.next()
-            close_streams(site.app)
-            await asyncio.wait_for(stream.ended.wait(), 10)
+def test_closing_ends_every_stream_and_answers_every_wait(site: Site) -> None:
+    job_id = site.create()
 
-    site.run(listen())
+    async def listen() -> str:
+        async with Stream(site, "/v1/events") as all_jobs, Stream(site, f"/v1/jobs/{job_id}/events") as one_job:
+            waiting = asyncio.ensure_future(site.client.get(f"/v1/jobs/{job_id}?wait=60"))
+            await all_jobs.next()
+            await one_job.next()
+            async with asyncio.timeout(30):
+                while site.app.state.taskharbor.open.count < 3:  # noqa: ASYNC110  it is counted, not told
+                    await asyncio.sleep(0.01)
+                close_streams(site.app)
+                await asyncio.gather(all_jobs.ended.wait(), one_job.ended.wait())
+                return str((await waiting).json()["status"])
+
+    assert site.run(listen()) == "PENDING"
+
+
+def test_a_wait_whose_client_went_away_is_given_up(site: Site) -> None:
+    job_id = site.create()
+
+    async def leave() -> int:
+        async with Stream(site, f"/v1/jobs/{job_id}?wait=60"):
+            async with asyncio.timeout(30):
+                while site.app.state.taskharbor.open.count == 0:  # noqa: ASYNC110  it is counted, not told
+                    await asyncio.sleep(0.01)
+        return int(site.app.state.taskharbor.open.count)
+
+    assert site.run(leave()) == 0
 
 
 def test_a_thousand_open_waits_and_streams_take_no_thread_each(site: Site) -> None:

@@ -127,9 +127,7 @@ def test_jobs_reach_a_worker_by_messages(tmp_path: Path, environment: dict[str, 
 
     def start(*words: str) -> None:
         command = [sys.executable, "-m", "taskharbor.cli", *words, "--url", url]
-        processes.append(
-            subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-        )
+        processes.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True))
 
     try:
         start("enqueuer")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,11 +12,16 @@ from taskharbor.core.arguments import Arguments
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 class Ctx:
     """Stands for what a worker fills in."""
+
+
+@dataclass
+class Tree:
+    children: list[Tree]
 
 
 def arguments(function: Callable[..., Any]) -> Arguments:
@@ -81,6 +88,11 @@ def test_a_call_that_does_not_fit_is_refused_before_it_is_stored(
         ({"named": True}, "'mixed': first: is missing, and has no default"),
         ({"first": 1, "named": True, "gone": 2}, "'mixed': gone: there is no such parameter"),
         ({"first": "1", "named": True}, "'mixed': first: must be int, and is str"),
+        (
+            {"first": 1, "named": True, "more": {"named": "x"}},
+            r"'mixed': more\['named'\]: there is a parameter of this",
+        ),
+        ({"first": 1, "named": True, "more": {"second": "x"}}, r"'mixed': more\['second'\]: there is a parameter"),
     ],
 )
 def test_a_stored_call_that_does_not_fit_any_more_is_refused(stored: object, refusal: str) -> None:
@@ -101,6 +113,52 @@ def test_a_parameter_without_an_annotation_is_refused_by_name() -> None:
 
     with pytest.raises(UsageError, match="parameter 'number' is not annotated: annotate it"):
         arguments(untyped)
+
+
+def test_a_context_that_is_not_the_first_parameter_is_refused_by_name() -> None:
+    def second(number: int, ctx: Ctx) -> None: ...
+
+    def named(*, ctx: Ctx) -> None: ...
+
+    def perhaps(ctx: Ctx | None = None) -> None: ...
+
+    for each in (second, named, perhaps):
+        with pytest.raises(UsageError, match=r"parameter 'ctx' is annotated Ctx: only the first parameter"):
+            arguments(each).pack((), {})
+
+
+def test_what_is_no_function_or_yields_is_refused_where_it_is_defined() -> None:
+    class Kind:
+        number: int
+
+        def method(self) -> None: ...
+
+    def plain() -> Iterator[int]:
+        yield 1
+
+    async def later() -> AsyncIterator[int]:
+        yield 1
+
+    for each, refusal in (
+        (partial(mixed, 1), r"task is an object of type partial: write a function with 'def'"),
+        (7, r"task is an object of type int: write a function"),
+        (Kind, r"task is 'Kind': write a function"),
+        (Kind.method, r"parameter 'self' is not annotated: a task cannot be a method"),
+        (plain, r"task is 'plain': it yields, and a job has one result"),
+        (later, r"task is 'later': it yields, and a job has one result"),
+    ):
+        with pytest.raises(UsageError, match=refusal):
+            arguments(each)  # type: ignore[arg-type]
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    def grow(tree: Tree) -> None: ...
+
+    tree = Tree([])
+    tree.children.append(tree)
+
+    with pytest.raises(InvalidRequest, match="nested too deeply, or holds itself"):
+        arguments(grow).pack((tree,), {})
 
 
 def test_names_that_only_type_checkers_see_are_refused_when_they_are_needed() -> None:

@@ -13,20 +13,26 @@ import pytest
 from taskharbor.client import Enqueued
 from taskharbor.core import errors
 from taskharbor.core.errors import (
+    CallNotReadable,
+    CannotListen,
     EnqueueRefused,
     IdempotencyConflict,
     IllegalTransition,
     InvalidRequest,
+    JobFailed,
     JobNotFound,
     JobNotInflight,
     JobTimedOut,
     LeaseExpired,
     LeaseLost,
     LeaseMismatch,
+    OpenToStrangers,
     PayloadNotDecodable,
     PayloadNotEncodable,
     PayloadTooLarge,
     Problem,
+    ResultTimeout,
+    ScheduleNotFound,
     SchemaOutOfDate,
     StoreUnavailable,
     TaskHarborError,
@@ -55,11 +61,24 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     IllegalTransition(JOB, "SUCCEEDED", "requeue"): (
         "cannot requeue job 00000000-0000-0000-0000-000000000007: it is SUCCEEDED"
     ),
+    OpenToStrangers("0.0.0.0"): (
+        "refused to listen on '0.0.0.0': others can reach it, and this store has no API key; "
+        "make one with 'taskharbor keys create', or listen on 127.0.0.1"
+    ),
+    CannotListen("127.0.0.1", 8000, "it is taken"): (
+        "cannot listen on '127.0.0.1', port 8000: it is taken; choose another --host or --port"
+    ),
     PayloadNotEncodable("$.items[0]", "not a finite number"): "$.items[0]: not a finite number",
     PayloadTooLarge(2_097_152, 1_048_576): (
         "$: 2,097,152 bytes encoded, the limit is 1,048,576: store it elsewhere and pass a reference"
     ),
     PayloadNotDecodable("not JSON"): "cannot decode the stored bytes: not JSON",
+    CallNotReadable("greet", "name: is missing"): "what is stored does not fit task 'greet': name: is missing",
+    JobFailed(JOB, "DEAD", "no luck"): "job 00000000-0000-0000-0000-000000000007 is DEAD: no luck",
+    ResultTimeout(JOB, timedelta(seconds=5)): (
+        "job 00000000-0000-0000-0000-000000000007 did not end within 0:00:05; it goes on"
+    ),
+    ScheduleNotFound("nigthly", "nightly"): "there is no schedule 'nigthly'; did you mean 'nightly'?",
     EnqueueRefused([Enqueued(JOB, existed=False), CONFLICT]): (
         "1 of 2 jobs refused, 1 stored; job 1: idempotency key 'welcome-7' of queue 'mail' belongs to job "
         "00000000-0000-0000-0000-000000000007, which has another type or payload: use another key, or send the same job"

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
-from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 
 import pydantic
 import pytest
 
 from taskharbor.core.codec import JsonCodec
-from taskharbor.core.shapes import Misfit, shape_of
+from taskharbor.core.errors import UsageError
+from taskharbor.core.fitting import Misfit
+from taskharbor.core.shapes import shape_of
 
 UserId = NewType("UserId", int)
+T = TypeVar("T")
 
 
 class Color(Enum):
@@ -49,15 +53,67 @@ class Positive:
             raise ValueError("must be above zero")
 
 
+@dataclass(slots=True)
+class Spot(Point):
+    label: str = ""
+
+
+@dataclass
+class Box(Generic[T]):
+    item: T
+    rest: list[T] = field(default_factory=list)
+
+
+@dataclass
+class Scaled:
+    number: int
+    factor: InitVar[int] = 2
+
+
+class Range(NamedTuple):
+    low: int
+    high: int = 9
+
+
+Pair = namedtuple("Pair", "left right")  # noqa: PYI024  what nobody annotated is stored, too
+
+
 class Address(TypedDict):
     street: str
     zip: NotRequired[str]
+
+
+class Flags(TypedDict, total=False):
+    loud: bool
+
+
+class Call(Flags):
+    number: str
 
 
 class Person(pydantic.BaseModel):
     name: str
     born: date
     tags: set[str] = set()
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+    born: date
+
+    @pydantic.computed_field
+    def year(self) -> int:
+        return self.born.year
+
+
+class Login(pydantic.BaseModel):
+    user: str
+    password: pydantic.SecretStr
+
+
+class Worker(Person):
+    salary: int = 0
 
 
 ROUND_TRIPS: list[tuple[Any, object]] = [
@@ -96,6 +152,17 @@ ROUND_TRIPS: list[tuple[Any, object]] = [
     (Address, {"street": "Main"}),
     (Person, Person(name="Ada", born=date(1815, 12, 10), tags={"x"})),
     (list[Person], [Person(name="Ada", born=date(1815, 12, 10))]),
+    (Strict, Strict(born=date(1815, 12, 10))),
+    (Spot, Spot(1, 2.0, "here")),
+    (Point | Spot, Spot(1, 2.0, "here")),
+    (Box[tuple[int, ...]], Box[Any]((1, 2), [(3,)])),
+    (Box[Box[int]], Box(Box(1))),
+    (Range, Range(1)),
+    (list[Range], [Range(1, 2)]),
+    (Pair, Pair(1, "b")),
+    (Literal[Color.RED], Color.RED),
+    (Color | str, "blue"),
+    (Call, {"number": "1"}),
     (Any, {"whatever": 1}),
 ]
 
@@ -134,6 +201,29 @@ def test_what_is_stored_comes_back_equal_and_of_the_same_type(annotation: Any, v
         (Point | None, Point("1"), "$.x: must be int, and is str"),  # type: ignore[arg-type]
         (Address, {"street": 1}, "$.street: must be str, and is int"),
         (Person, {"name": "Ada"}, "$: must be Person, and is dict"),
+        (Point, Spot(1), "$: must be Point itself, and is Spot: it would come back as Point"),
+        (
+            Person,
+            Worker(name="Ada", born=date(1815, 12, 10)),
+            "$: must be Person itself, and is Worker: it would come back as Person",
+        ),
+        (Box[int], Box[Any](1, ["2"]), "$.rest[0]: must be int, and is str"),
+        (Range, Range("1"), "$.low: must be int, and is str"),  # type: ignore[arg-type]
+        (Range, (1, 2), "$: must be Range, and is tuple"),
+        (Literal[Color.RED], "red", "$: must be one of <Color.RED: 'red'>"),
+        (float, 10**400, "$: is too large for a float"),
+        (timedelta, timedelta.max, "$: is longer than a timedelta can be"),
+        (timedelta, timedelta(days=900_000, microseconds=1), "$: is too long to be stored to the microsecond"),
+        (
+            list[int] | set[int],
+            {1},
+            "$: would come back as list: in list[int] | set[int] name set first, or give it a field of its own",
+        ),
+        (
+            Login,
+            Login(user="Ada", password=pydantic.SecretStr("hunter2")),
+            "$.password: would not come back as it is: see what its model makes of it as JSON",
+        ),
     ],
     ids=lambda each: repr(each)[:40],
 )
@@ -154,6 +244,8 @@ def test_what_does_not_fit_is_refused_on_the_way_in_with_its_path(annotation: An
         (Positive, {"number": -1}, "$: is no Positive: must be above zero"),
         (Address, {}, "$.street: is missing: Address needs it"),
         (timedelta, "1h", "$: must be float, and is str"),
+        (timedelta, 1e300, "$: is longer than a timedelta can be"),
+        (Strict, {"born": 7}, "$: is no Strict: born: Input should be a valid date"),
         (tuple[int, ...], {"a": 1}, "$: must be list, and is dict"),
         (dict[int, str], {"1": "a"}, "$: must be list, and is dict"),
         (Person, {"name": "Ada", "born": "long ago"}, "$: is no Person: born: Input should be a valid date .*"),
@@ -177,6 +269,59 @@ def test_what_is_stored_of_a_dataclass_is_plain_json() -> None:
     stored = shape_of(dict[str, Tree]).pack({"oak": Tree("a", [Tree("b")])}, "$")
 
     assert json.dumps(stored) == '{"oak": {"name": "a", "children": [{"name": "b", "children": []}]}}'
+
+
+def test_a_model_is_stored_by_its_aliases_where_it_reads_these_and_by_its_names_where_not() -> None:
+    class Aliased(pydantic.BaseModel):
+        first_name: str = pydantic.Field(alias="firstName")
+
+    class WrittenSo(pydantic.BaseModel):
+        age: int = pydantic.Field(serialization_alias="years")
+
+    aliased, written_so = Aliased(firstName="Ada"), WrittenSo(age=36)
+
+    assert shape_of(Aliased).pack(aliased, "$") == {"firstName": "Ada"}
+    assert shape_of(Aliased).unpack({"firstName": "Ada"}, "$") == aliased
+    assert shape_of(WrittenSo).pack(written_so, "$") == {"age": 36}
+    assert shape_of(WrittenSo).unpack({"age": 36}, "$") == written_so
+
+
+def test_one_of_two_classes_that_look_the_same_when_stored_is_refused_and_the_other_is_not() -> None:
+    @dataclass
+    class Cat:
+        name: str
+        lives: int = 9
+
+    @dataclass
+    class Dog:
+        name: str
+
+    with pytest.raises(Misfit, match=r"would come back as Cat: in .* name Dog first, or give it a field of its own"):
+        shape_of(Cat | Dog).pack(Dog("Rex"), "$")
+    assert shape_of(Dog | Cat).unpack(shape_of(Dog | Cat).pack(Dog("Rex"), "$"), "$") == Dog("Rex")
+    assert shape_of(Dog | Cat).unpack(shape_of(Dog | Cat).pack(Cat("Tom"), "$"), "$") == Cat("Tom")
+
+
+def test_a_dataclass_that_does_not_keep_what_it_is_made_of_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Scaled.factor is an InitVar: .* make it a field"):
+        shape_of(Scaled).pack(Scaled(1, 5), "$")
+
+
+def test_a_class_defined_inside_of_a_function_may_hold_itself_and_is_refused_where_it_holds_another() -> None:
+    @dataclass
+    class Inner:
+        number: int
+        below: Inner | None = None
+
+    @dataclass
+    class Outer:
+        inner: Inner
+
+    shape = shape_of(Inner)
+
+    assert shape.unpack(shape.pack(Inner(1, Inner(2)), "$"), "$") == Inner(1, Inner(2))
+    with pytest.raises(UsageError, match=r"annotation is of .*Outer: name 'Inner' is not defined; define or import"):
+        shape_of(Outer).pack(Outer(Inner(1)), "$")
 
 
 def test_a_model_that_was_changed_for_the_worse_is_refused_at_the_enqueue() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from taskharbor import Context, Fixed, Harbor, RetryPolicy, Snooze, Status
+from taskharbor.core.errors import UsageError
 from taskharbor.testing.harness import DrainedForTooLong, EventLoopRuns, Step
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture
@@ -207,6 +210,89 @@ def test_a_task_that_enqueues_itself_for_ever_is_found_out(shop: Harbor, monkeyp
         again.enqueue()
         with pytest.raises(DrainedForTooLong, match=r"after 20 attempts .* does a task enqueue itself"):
             harness.drain()
+
+
+def test_an_async_handler_completes_in_a_transaction_that_is_taken_for_committed(shop: Harbor) -> None:
+    @shop.task
+    async def ship(ctx: Context, order: int) -> int:
+        await ctx.acomplete_in(orders, result=order + 1)
+        return 0
+
+    below = psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1")
+    below.finish()
+    orders = psycopg.AsyncConnection(below)
+    with shop.testing() as harness:
+        handle = ship.using(connection=orders).enqueue(7)
+        [ran] = harness.drain()
+
+        assert (ran.status, ran.error) == (Status.SUCCEEDED, None)
+        assert handle.result() == 8
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_lifespan_runs_to_its_end_in_a_plain_drain_even_if_that_fails(
+    *, is_async: bool, shop: Harbor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def plain() -> Iterator[None]:
+        seen.append("made ready")
+        yield
+        seen.append("given back")
+
+    async def later() -> AsyncIterator[None]:
+        seen.append("made ready")
+        yield
+        seen.append("given back")
+
+    shop.lifespan(later if is_async else plain)
+
+    @shop.task
+    def again() -> None:
+        again.enqueue()
+
+    monkeypatch.setattr("taskharbor.testing.harness.MANY", 20)
+    with shop.testing() as harness:
+        harness.drain()
+        again.enqueue()
+        with pytest.raises(DrainedForTooLong):
+            harness.drain()
+
+    assert seen == ["made ready", "given back"] * 2
+
+
+def test_a_lifespan_that_does_not_yield_is_found_out(shop: Harbor) -> None:
+    @shop.lifespan
+    def nothing() -> Iterator[None]:
+        yield from ()
+
+    with shop.testing() as harness, pytest.raises(UsageError, match="lifespan is nothing: it must yield once"):
+        harness.drain()
+
+
+def test_a_harbor_that_is_closed_under_test_does_not_open_its_own_store(shop: Harbor) -> None:
+    @shop.task
+    def greet() -> None: ...
+
+    with shop.testing() as harness:
+        with shop:  # as an application does that is started and ended in a test
+            greet.enqueue()
+
+        assert len(harness.drain()) == 1
+        assert greet.enqueue().status() is Status.PENDING
+
+
+def test_a_test_inside_of_a_test_has_a_store_of_its_own(shop: Harbor) -> None:
+    @shop.task
+    def greet() -> None: ...
+
+    with shop.testing() as outer:
+        greet.enqueue()
+        with suppress(LookupError), shop.testing() as inner:
+            assert inner.enqueued() == []
+            raise LookupError
+
+        assert len(outer.drain()) == 1
 
 
 def test_afterwards_the_harbor_has_its_own_store_back(quick: Harbor) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from taskharbor import Context, Harbor
 from taskharbor.core.errors import UsageError
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -79,6 +83,29 @@ def test_a_lifespan_that_fails_to_begin_keeps_the_worker_from_starting(quick: Ha
     assert handle.job().attempt_count == 0
 
 
+def test_an_async_lifespan_that_fails_or_hangs_leaves_no_thread_behind(
+    quick: Harbor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = []
+
+    @quick.lifespan
+    async def resources() -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            given_back.append("all")
+
+    monkeypatch.setattr("taskharbor.worker.lifespan.LONGEST", timedelta(milliseconds=50))
+    before = threading.active_count()
+
+    with pytest.raises(TimeoutError, match="it did not end within"):
+        quick.worker().start()
+
+    assert given_back == ["all"]
+    wait_until(lambda: threading.active_count() == before)
+
+
 def test_a_lifespan_that_fails_to_end_is_told_and_changes_nothing(
     quick: Harbor, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,6 +138,19 @@ def test_a_lifespan_that_does_not_yield_once_or_comes_second_is_refused(quick: H
 
 
 def test_a_lifespan_that_is_no_generator_is_refused_where_it_is_defined(quick: Harbor) -> None:
+    @contextmanager
+    def managed() -> Iterator[int]:
+        yield 7
+
+    def needy(app: object) -> Iterator[object]:
+        yield app
+
+    with pytest.raises(
+        UsageError, match=r"lifespan is managed: write a function that yields: .* needs no @contextmanager"
+    ):
+        quick.lifespan(managed)  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="lifespan is needy: it is called without arguments"):
+        quick.lifespan(needy)  # type: ignore[type-var]
     with pytest.raises(UsageError, match="lifespan is plain: write a function that yields"):
 
         @quick.lifespan  # type: ignore[type-var]

@@ -154,6 +154,26 @@ def test_the_retry_policy_of_a_task_decides_when_it_is_tried_again(harbor: Harbo
     assert stored(hopeless).attempt_count == 1
 
 
+def test_the_retry_policy_of_a_harbor_is_for_tasks_without_their_own() -> None:
+    harbor = Harbor("memory://", policy=RetryPolicy(give_up_on=(ValueError,)))
+
+    @harbor.task
+    def fails() -> None:
+        raise ValueError("never")
+
+    @harbor.task(retry=RetryPolicy(backoff=Fixed(timedelta(hours=1))))
+    def tries() -> None:
+        raise ValueError("later")
+
+    hopeless, hopeful = fails.enqueue(), tries.enqueue()
+    harbor.worker().drain()
+    with harbor.testing() as harness:
+        fails.enqueue()
+        [ran] = harness.drain()
+
+    assert (hopeless.status(), hopeful.status(), ran.status) == (Status.DEAD, Status.FAILED, Status.DEAD)
+
+
 def test_a_task_that_was_renamed_still_runs_jobs_of_its_old_name(harbor: Harbor) -> None:
     @harbor.task(aliases=("old.welcome",))
     def welcome(name: str) -> str:
@@ -293,6 +313,8 @@ def test_a_handle_on_a_job_that_is_not_there_says_so(harbor: Harbor) -> None:
         ({"queue": "two words"}, "queue is 'two words': must match"),
         ({"timeout": "5 minutes"}, "timeout is '5 minutes': give a timedelta, or seconds"),
         ({"max_attempts": 0}, "max_attempts is 0: must be from 1"),
+        ({"aliases": "old"}, r"aliases is 'old': give a tuple: \('old',\)"),
+        ({"retry": 3}, "retry is 3: give a RetryPolicy; for a number of attempts there is max_attempts"),
     ],
 )
 def test_an_option_of_a_task_that_is_wrong_is_refused_where_the_task_is_defined(
@@ -337,3 +359,85 @@ def test_a_method_or_an_unannotated_function_is_refused_by_name(quick: Harbor) -
 
         @quick.task
         def greet(name) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001  that is the point
+
+    with pytest.raises(UsageError, match=r"parameter 'self' is not annotated: a task cannot be a method"):
+
+        class Greeter:
+            @quick.task
+            def greet(self) -> None: ...
+
+
+def test_a_task_is_not_made_of_a_task(quick: Harbor) -> None:
+    with pytest.raises(UsageError, match=r"task is 'greet': it is one already; .*aliases="):
+
+        @quick.task(type="other")
+        @quick.task
+        def greet() -> None: ...
+
+
+def test_parameters_may_have_any_name(quick: Harbor) -> None:
+    @quick.task
+    def odd(self: int, args: int, /, kwargs: int, *, options: int, **rest: int) -> list[int]:
+        return [self, args, kwargs, options, rest["self"]]
+
+    handle = odd.using(priority=1).enqueue(1, 2, kwargs=3, options=4, self=5)
+    quick.worker().drain()
+
+    assert handle.result() == [1, 2, 3, 4, 5]
+
+
+def test_a_task_shows_its_type(quick: Harbor) -> None:
+    @quick.task(type="mail.send")
+    def send() -> None: ...
+
+    assert repr(send) == "Task('mail.send')"
+
+
+def test_calls_of_another_harbors_tasks_are_refused_rather_than_stored_here(quick: Harbor) -> None:
+    other = Harbor("memory://")
+
+    @other.task
+    def send() -> None: ...
+
+    with pytest.raises(UsageError, match=r"task is 'send': it belongs to another harbor"):
+        quick.enqueue_many([send.call()])
+    with pytest.raises(UsageError, match=r"task is 'send': it belongs to another harbor"):
+        quick.schedule("0 2 * * *")(send)
+
+
+@pytest.mark.parametrize("said", [(float("nan"),), ("1",), (1, 1.5), (None,), (1, 2, 3)], ids=repr)
+def test_progress_that_is_no_number_is_refused_at_once(said: tuple[Any, ...], quick: Harbor) -> None:
+    @quick.task(max_attempts=1)
+    def render(ctx: Context) -> None:
+        ctx.progress(*said)
+
+    handle = render.enqueue()
+    quick.worker().drain()
+
+    with pytest.raises(
+        JobFailed, match=r"progress is .*: give whole numbers for done and total, and text for the note"
+    ):
+        handle.result()
+
+
+def test_ten_thousand_words_of_progress_are_stored_in_few_statements(
+    monkeypatch: pytest.MonkeyPatch, quick: Harbor
+) -> None:
+    statements = []
+    note = quick.driver.note_progress
+
+    def counted(said: Any) -> None:
+        statements.append(said)
+        note(said)
+
+    monkeypatch.setattr(quick.driver, "note_progress", counted)
+
+    @quick.task
+    def render(ctx: Context) -> None:
+        for page in range(10_000):
+            ctx.progress(page, 10_000, "pages")
+
+    render.enqueue()
+    quick.worker().drain()
+
+    assert len(statements) <= 10

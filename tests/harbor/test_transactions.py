@@ -171,6 +171,37 @@ def test_an_error_after_the_commit_changes_nothing(shop: Shop) -> None:
     assert handle.status() is Status.SUCCEEDED
 
 
+def test_a_job_that_is_completed_twice_keeps_the_first_result(shop: Shop) -> None:
+    @shop.harbor.task(retry=ONCE)
+    def charge(ctx: Context) -> int:
+        with psycopg.connect(shop.url) as db:
+            ctx.complete_in(db, result=1)
+            ctx.complete_in(db, result=2)
+        return 3
+
+    handle = charge.enqueue()
+    shop.harbor.worker().drain()
+
+    assert handle.result() == 1
+
+
+def test_a_completion_with_a_result_that_does_not_fit_rolls_back_and_is_not_tried_again(shop: Shop) -> None:
+    @shop.harbor.task
+    def charge(ctx: Context, order: int) -> int:
+        with psycopg.connect(shop.url) as db:
+            db.execute("INSERT INTO orders VALUES (%s)", [order])
+            ctx.complete_in(db, result="eight")
+        return 0
+
+    handle = charge.enqueue(7)
+    shop.harbor.worker().drain()
+
+    with pytest.raises(JobFailed, match=r"is DEAD: .*result is not what the task returns: must be int, and is str"):
+        handle.result()
+    assert handle.job().attempt_count == 1
+    assert shop.orders() == []
+
+
 def test_who_lost_the_lease_cannot_complete_and_its_effects_roll_back(shop: Shop) -> None:
     refusals = []
 

@@ -93,11 +93,11 @@ class Fatal:
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
         if verb != self._verb:
             return call()
-        self._left -= 1
-        if self._left == 0 and self._when == "before":
+        left = self._left = self._left - 1  # while this call is under way another thread may make the next
+        if left == 0 and self._when == "before":
             _die()
         answer = call()
-        if self._left == 0:
+        if left == 0:
             _die()
         return answer
 

@@ -9,9 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from taskharbor.client import Client
+from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.request import JobRequest
-from taskharbor.core.states import FINAL
+from taskharbor.core.states import FINAL, WAITING
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.simulation.queue_service import QueueService
@@ -51,6 +52,14 @@ class Bells:
             enqueuer.start()
             self._enqueuers[queue] = enqueuer
         return {"transport": self.service, "wait": timedelta(milliseconds=50)}
+
+    def wait_until_sent(self) -> None:
+        """Wait until messages are out for all jobs that can have one: whoever drains then finds them."""
+        now = self._driver.inspector.now()
+        queues = {view.name for view in self._driver.inspector.queues() if view.paused_at is None}
+        page = self._driver.inspector.find(JobFilter(statuses=WAITING), limit=1_000)
+        due = [job.id for job in page.jobs if job.scheduled_for <= now and job.queue in queues & {*self._enqueuers}]
+        wait_until(lambda: all(job.sent_at for job in self._driver.inspector.get(due).values()))
 
     def close(self) -> None:
         for enqueuer in self._enqueuers.values():
@@ -93,7 +102,10 @@ def at_work(driver: Driver, handlers: Handlers, **options: Any) -> Iterator[Work
 
 def drained(driver: Driver, handlers: Handlers, **options: Any) -> None:
     """Let a worker run until nothing is due."""
-    worker_for(driver, handlers, **options).drain(LONG)
+    worker = worker_for(driver, handlers, **options)
+    if _rung:
+        _rung[-1].wait_until_sent()
+    worker.drain(LONG)
 
 
 def enqueue(driver: Driver, job_type: str, payload: object = None, **fields: Any) -> JobId:

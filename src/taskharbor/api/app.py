@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.requests import HTTPConnection
 
 from taskharbor._version import __version__
-from taskharbor.api import batch, deadletters, docs, events, health, jobs, queues, schedules, stats
+from taskharbor.api import batch, deadletters, docs, events, health, jobs, queues, schedules, stats, steering
 from taskharbor.api.backend import Store
 from taskharbor.api.feed import Feed
 from taskharbor.api.problems import add_handlers
@@ -58,7 +58,7 @@ def create_app(
         only_local_hosts=only_local_hosts,
         max_body=max_body,
     )
-    for each in (batch, jobs, events, deadletters, queues, schedules, stats, health, docs):
+    for each in (batch, jobs, steering, events, deadletters, queues, schedules, stats, health, docs):
         app.router.routes.extend(each.router.routes)  # the routes themselves: each has to know what it needs
     add_handlers(app)
     app.openapi = partial(docs.document, app)  # type: ignore[method-assign]
@@ -66,9 +66,9 @@ def create_app(
 
 
 def close_streams(app: FastAPI) -> None:
-    """End the streams of *app*, which would keep a server from stopping."""
+    """End the waits and streams of *app*, which would keep a server from stopping."""
     api: Api = app.state.taskharbor
-    api.feed.close()
+    api.open.close()
 
 
 @asynccontextmanager

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 from taskharbor.api.batching import Batcher
 from taskharbor.api.problems import Refusal
-from taskharbor.core.errors import TaskHarborError
-from taskharbor.core.ids import new_token
+from taskharbor.core.errors import JobNotFound, TaskHarborError
+from taskharbor.core.ids import Token, new_job_id
 from taskharbor.core.model import AuditEntry
 from taskharbor.keys import KeyRing
 from taskharbor.views import last_failure
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Callable, Sequence
 
     from taskharbor.awaiting import Watcher
@@ -124,13 +126,20 @@ class Store:
         self.clock = StoreClock(self._now)
         self._ring = KeyRing(lambda: backend.driver.inspector)
         self._at_the_door = Calls(DOOR_THREADS)
-        self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: self.call(self._read, ids))
-        self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: self.call(self._record, entries))
-        self._readiness: Batcher[None, None] = Batcher(lambda asked: self.call(self._ask, asked))
+        own = Calls(3)  # one for each batcher: what was committed already must not wait in line to be told
+        self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids))
+        self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: own(self._record, entries))
+        self._readiness: Batcher[None, None] = Batcher(lambda asked: own(self._ask, asked))
 
-    async def job(self, job_id: JobId) -> Seen | None:
-        """Return a job, if there is one."""
-        return await self._jobs(job_id)
+    async def get(self, job_id: JobId) -> Seen:
+        """Return a job, or raise `JobNotFound`."""
+        return await self._existing(job_id, self._jobs(job_id))
+
+    async def get_made(self, caller: Caller, job_id: JobId, **detail: str) -> Seen:
+        """Return a job that *caller* just made, once that is written down: both at the same time."""
+        reading = self._jobs(job_id)
+        await self.record(caller, "jobs.enqueue", str(job_id), **detail)
+        return await self._existing(job_id, reading)
 
     async def read(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, datetime]:
         """Return what a read gives, and the store's time."""
@@ -147,11 +156,18 @@ class Store:
 
     async def record(self, caller: Caller, action: str, target: str, **detail: str) -> None:
         """Write down what was done. It is done: where that cannot be written, the log has to keep it."""
-        entry = AuditEntry(id=new_token(), actor=caller.name, action=action, target=target, detail=detail)
+        entry = AuditEntry(id=Token(new_job_id()), actor=caller.name, action=action, target=target, detail=detail)
         try:
             await self._audit(entry)
         except TaskHarborError as error:
             _LOG.error("this was done and is not in the audit, %r: %s", entry, error)
+
+    @staticmethod
+    async def _existing(job_id: JobId, reading: Future[Seen | None]) -> Seen:
+        seen = await reading
+        if seen is None:
+            raise JobNotFound(job_id)
+        return seen
 
     def _read_now(self, call: Callable[[], R]) -> tuple[R, datetime]:
         return call(), self.clock.now()
@@ -160,8 +176,8 @@ class Store:
         inspector = self.backend.driver.inspector
         jobs = inspector.get(list(dict.fromkeys(job_ids)))
         failed = [job.id for job in jobs.values() if job.last_error is not None]
-        attempts = inspector.attempts(failed) if failed else []
-        failures = {each: last_failure(a for a in attempts if a.job_id == each) for each in failed}
+        by_job = groupby(inspector.attempts(failed) if failed else [], lambda attempt: attempt.job_id)
+        failures = {job_id: last_failure(attempts) for job_id, attempts in by_job}
         now = self.clock.now()
         return [Seen(jobs[job_id], failures.get(job_id), now) if job_id in jobs else None for job_id in job_ids]
 

@@ -27,13 +27,14 @@ class Batcher(Generic[Asked, Answer]):
         self._waiting: deque[tuple[Asked, Future[Answer]]] = deque()
         self._running: Task[None] | None = None
 
-    async def __call__(self, item: Asked) -> Answer:
+    def __call__(self, item: Asked) -> Future[Answer]:
+        """Return what will be the answer. It is under way from here on, awaited or not."""
         loop = asyncio.get_running_loop()
         future: Future[Answer] = loop.create_future()
         self._waiting.append((item, future))
         if self._running is None:
             self._running = loop.create_task(self._run())
-        return await future
+        return future
 
     async def _run(self) -> None:
         batch: list[tuple[Asked, Future[Answer]]] = []

@@ -37,11 +37,12 @@ IF_MATCH: Final = {
     "schema": {"type": "string"},
     "example": '"0123456789abcdef"',
 }
+KEY_PATTERN: Final = "^[!-~]{1,255}$"
 IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "description": "Makes a repeat of this call harmless: it is answered with the job that the first one made.",
-    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "schema": {"type": "string", "pattern": KEY_PATTERN},
     "example": "welcome-7",
 }
 

@@ -16,7 +16,7 @@ from taskharbor.api.jobs import ThatJob
 from taskharbor.api.routing import ApiRequest, ApiRoute, needs
 from taskharbor.api.state import Api
 from taskharbor.api.streaming import MEDIA_TYPE, EventStream, Listener, event
-from taskharbor.core.errors import JobNotFound, TaskHarborError
+from taskharbor.core.errors import TaskHarborError
 from taskharbor.core.ids import JobId
 from taskharbor.views import job_view
 
@@ -43,15 +43,13 @@ async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
     It begins anew with every connection, so that nothing needs to be remembered.
     """
     api = request.api
-    seen = await api.store.job(job_id)
-    if seen is None:
-        raise JobNotFound(job_id)
-    api.open.enter()
+    await api.store.get(job_id)
     listener = Listener()
+    leave = api.open.enter(listener.end)
     following = asyncio.get_running_loop().create_task(_follow(api, job_id, listener, request.root))
 
     def closed() -> None:
-        api.open.leave()
+        leave()
         following.cancel()
 
     return EventStream(listener, closed)
@@ -66,11 +64,12 @@ async def follow_all(request: ApiRequest) -> Response:
     100 events behind is disconnected, and finds the counts at the beginning of its next stream.
     """
     api = request.api
-    api.open.enter()
-    listener = api.feed.join()
+    listener = Listener()
+    leave = api.open.enter(listener.end)
+    api.feed.join(listener)
 
     def closed() -> None:
-        api.open.leave()
+        leave()
         api.feed.leave(listener)
 
     return EventStream(listener, closed)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.api.streaming import Listener, event
+from taskharbor.api.streaming import event
 from taskharbor.core.answers import JobFilter
 from taskharbor.views import job_view, queue_view
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from asyncio import Task
 
     from taskharbor.api.backend import Store
+    from taskharbor.api.streaming import Listener
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
 
@@ -36,16 +37,14 @@ class Feed:
         self._looking: Task[None] | None = None
         self._sight = Sight(store)
 
-    def join(self) -> Listener:
-        """Return a new listener. Whoever joins leaves again."""
-        listener = Listener()
+    def join(self, listener: Listener) -> None:
+        """Tell *listener* what happens. Whoever joins leaves again."""
         if self._looking is None:
             self._sight = Sight(self._store)
             self._looking = asyncio.get_running_loop().create_task(self._look(self._sight))
         elif self._sight.queues:
             listener.offer(self._sight.queues)
         self._listeners.add(listener)
-        return listener
 
     def leave(self, listener: Listener) -> None:
         """Let go of a listener; with the last one the looking ends."""
@@ -53,11 +52,6 @@ class Feed:
         if not self._listeners and self._looking is not None:
             self._looking.cancel()
             self._looking = None
-
-    def close(self) -> None:
-        """End every stream."""
-        for listener in self._listeners:
-            listener.end()
 
     async def _look(self, sight: Sight) -> None:
         while True:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from http import HTTPStatus
-from typing import Annotated, Any, Final, ParamSpec
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
@@ -22,26 +22,19 @@ from taskharbor.api.bodies import (
     Moment,
     NewJobBody,
     QueueName,
-    RequeueBody,
-    RescheduleBody,
     TypeName,
-    span,
 )
-from taskharbor.api.describing import IDEMPOTENCY_KEY, IF_MATCH, WITH_BODY, described
+from taskharbor.api.describing import IDEMPOTENCY_KEY, KEY_PATTERN, WITH_BODY, described
 from taskharbor.api.problems import refuse_field
-from taskharbor.api.replying import check_match, reply, reply_job
+from taskharbor.api.replying import reply, reply_job
 from taskharbor.api.routing import ApiRequest, ApiRoute, needs
-from taskharbor.core.answers import JobFilter, Moved
-from taskharbor.core.errors import IllegalTransition, JobNotFound, ResultTimeout
-from taskharbor.core.ids import JobId, new_token
-from taskharbor.core.request import MAX_KEY
-from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
+from taskharbor.api.streaming import until_gone
+from taskharbor.core.answers import JobFilter
+from taskharbor.core.errors import ResultTimeout
+from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
-from taskharbor.core.text import is_storable
 from taskharbor.views import attempt_view, job_view
 from taskharbor.why import why
-
-P = ParamSpec("P")
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=ApiRoute)
 
@@ -77,12 +70,9 @@ async def create(request: ApiRequest, body: NewJobBody) -> Response:
     store = request.api.store
     enqueued = await store.backend.client.aenqueue(body.request(_key(request, body)))
     if enqueued.existed:
-        seen = await _found(store, enqueued.id)
+        seen = await store.get(enqueued.id)
         return reply_job(request, seen, HTTPStatus.OK, {"Idempotency-Replayed": "true"})
-    seen, _ = await asyncio.gather(
-        _found(store, enqueued.id),
-        store.record(request.caller, "jobs.enqueue", str(enqueued.id), type=body.type, queue=body.queue),
-    )
+    seen = await store.get_made(request.caller, enqueued.id, type=body.type, queue=body.queue)
     location = f"{request.root}/v1/jobs/{enqueued.id}"
     return reply_job(request, seen, HTTPStatus.CREATED, {"Location": location})
 
@@ -132,11 +122,10 @@ async def get(
 ) -> Response:
     """Return a job as it is now; with *wait*, as soon as it has ended, or after so many seconds as it is then."""
     store = request.api.store
-    seen = await _found(store, job_id)
+    seen = await store.get(job_id)
     if wait and not seen.job.status.is_final:
-        with request.api.open.one(), suppress(ResultTimeout):
-            await store.backend.watcher.await_final(job_id, timedelta(seconds=wait))
-        seen = await _found(store, job_id)
+        await _until_final(request, job_id, timedelta(seconds=wait))
+        seen = await store.get(job_id)
     return reply_job(request, seen)
 
 
@@ -149,7 +138,7 @@ async def get(
 async def attempts(request: ApiRequest, job_id: ThatJob) -> Response:
     """List what is recorded of a job, oldest first: every attempt but a plain success, and every requeue."""
     store = request.api.store
-    await _found(store, job_id)
+    await store.get(job_id)
     recorded = await store.call(store.backend.driver.inspector.attempts, [job_id])
     return reply({"attempts": [attempt_view(each) for each in recorded]})
 
@@ -164,76 +153,6 @@ async def why_job(request: ApiRequest, job_id: ThatJob) -> Response:
     """Say what a job waits for: its time, its queue, a worker, the jobs before it, or its message."""
     answer = await request.api.store.call(why, request.api.store.backend.driver.inspector, job_id)
     return reply(answer.view())
-
-
-@router.post(
-    "/{job_id}/cancel",
-    summary="Cancel a job",
-    **described(_JOB | {202: (shapes.JobShape, examples.JOB)}, 404, 409, 412, 422, headers=(IF_MATCH,)),
-)
-@needs("jobs:control")
-async def cancel(request: ApiRequest, job_id: ThatJob) -> Response:
-    """Call a job off: 200, a waiting one is canceled; 202, a running one is asked to stop."""
-    await _check(request, job_id)
-    seen = await _moved(request, job_id, "jobs.cancel", request.api.store.backend.driver.cancel, [job_id])
-    is_asked = seen.job.status is Status.PROCESSING
-    return reply_job(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
-
-
-@router.post(
-    "/{job_id}/requeue",
-    status_code=HTTPStatus.ACCEPTED,
-    summary="Give a job a new life",
-    **described(
-        {202: (shapes.JobShape, examples.JOB)},
-        *(*WITH_BODY, 404, 409, 412),
-        body={"budget": 5, "reason": "the mail server is back"},
-        headers=(IF_MATCH,),
-    ),
-)
-@needs("jobs:control")
-async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None = None) -> Response:
-    """Give a dead or canceled job a fresh set of attempts; 409 for any other."""
-    given = body or RequeueBody()
-    _check_one_time(given)
-    await _check(request, job_id)
-    seen = await _moved(
-        request,
-        job_id,
-        "jobs.requeue",
-        request.api.store.backend.driver.requeue,
-        [job_id],
-        token=new_token(),
-        budget=given.budget or DEFAULT_MAX_ATTEMPTS,
-        by=request.caller.name,
-        why=given.reason,
-        scheduled_for=given.scheduled_for,
-        delay=span(given.delay),
-    )
-    return reply_job(request, seen, HTTPStatus.ACCEPTED)
-
-
-@router.post(
-    "/{job_id}/reschedule",
-    summary="Reschedule a job",
-    **described(_JOB, *WITH_BODY, 404, 409, 412, body={"delay": 300, "priority": -5}, headers=(IF_MATCH,)),
-)
-@needs("jobs:control")
-async def reschedule(request: ApiRequest, job_id: ThatJob, body: RescheduleBody) -> Response:
-    """Let a waiting job be due at another time, or be more or less urgent; 409 for any other."""
-    _check_one_time(body)
-    await _check(request, job_id)
-    seen = await _moved(
-        request,
-        job_id,
-        "jobs.reschedule",
-        request.api.store.backend.driver.reschedule,
-        [job_id],
-        scheduled_for=body.scheduled_for,
-        delay=span(body.delay),
-        priority=body.priority,
-    )
-    return reply_job(request, seen)
 
 
 async def reply_page(request: ApiRequest, wanted: JobFilter, cursor: str | None, limit: int) -> Response:
@@ -253,47 +172,30 @@ def tag_of(text: str | None) -> tuple[str, str] | None:
     return key, value
 
 
-async def _found(store: Store, job_id: JobId) -> Seen:
-    seen = await store.job(job_id)
-    if seen is None:
-        raise JobNotFound(job_id)
-    return seen
-
-
-async def _check(request: ApiRequest, job_id: JobId) -> None:
-    """Hold If-Match against the job. The move itself is guarded by the job's state, in its own statement."""
-    if "if-match" in request.headers:
-        check_match(request, (await _found(request.api.store, job_id)).job)
-
-
-async def _moved(
-    request: ApiRequest,
-    job_id: JobId,
-    action: str,
-    verb: Callable[P, list[Moved | IllegalTransition | JobNotFound]],
-    *args: P.args,
-    **options: P.kwargs,
-) -> Seen:
-    """Run a verb on one job, write down who asked, and return the job as it is then."""
-    store = request.api.store
-    [answer] = await store.call(verb, *args, **options)
-    if not isinstance(answer, Moved):
-        raise answer
-    await store.record(request.caller, action, str(job_id))
-    return await _found(store, job_id)
-
-
-def _check_one_time(body: RequeueBody | RescheduleBody) -> None:
-    if body.scheduled_for is not None and body.delay is not None:
-        refuse_field("/delay", "give scheduled_for or delay, not both")
+async def _until_final(request: ApiRequest, job_id: JobId, longest: timedelta) -> None:
+    """Return when the job has ended, its time is over, nobody waits any more, or the server stops."""
+    stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    leave = request.api.open.enter(stopped.cancel)
+    final = asyncio.ensure_future(request.api.store.backend.watcher.await_final(job_id, longest))
+    gone = asyncio.ensure_future(until_gone(request.receive))
+    try:
+        ends: list[asyncio.Future[Any]] = [final, gone, stopped]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if final.done():
+            with suppress(ResultTimeout):
+                final.result()
+    finally:
+        leave()
+        final.cancel()
+        gone.cancel()
 
 
 def _key(request: ApiRequest, body: NewJobBody) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
-    if not 1 <= len(key) <= MAX_KEY or not is_storable(key):
-        refuse_field("header: Idempotency-Key", f"must have 1 to {MAX_KEY} characters")
+    if not re.fullmatch(KEY_PATTERN, key):
+        refuse_field("header: Idempotency-Key", "must have 1 to 255 visible characters of ASCII")
     if body.idempotency_key not in {None, key}:
         refuse_field("/idempotency_key", "is not that of the header: give one of them")
     return key

@@ -12,10 +12,10 @@ from fastapi.responses import Response
 from taskharbor.api import examples, shapes
 from taskharbor.api.backend import Store
 from taskharbor.api.bodies import ScheduleBody, ScheduleName, span
-from taskharbor.api.describing import WITH_BODY, described
+from taskharbor.api.describing import KEY_PATTERN, WITH_BODY, described
 from taskharbor.api.replying import reply, reply_job
 from taskharbor.api.routing import ApiRequest, ApiRoute, needs
-from taskharbor.core.errors import JobNotFound, ScheduleNotFound
+from taskharbor.core.errors import ScheduleNotFound
 from taskharbor.core.model import Schedule
 from taskharbor.schedules import Scheduler, ScheduleSpec
 from taskharbor.views import schedule_view
@@ -95,16 +95,14 @@ async def delete(request: ApiRequest, name: ThatSchedule) -> Response:
 async def run(
     request: ApiRequest,
     name: ThatSchedule,
-    idempotency_key: Annotated[str | None, Header(pattern="^[!-~]{1,255}$")] = None,
+    idempotency_key: Annotated[str | None, Header(pattern=KEY_PATTERN)] = None,
 ) -> Response:
     """Make a job of the schedule at once, paused or not; its next time stays as it is."""
     store = request.api.store
     made = await store.call(_scheduler(store).run_now, name, idempotency_key=idempotency_key)
     if not made.existed:
         await store.record(request.caller, "schedules.run", name, job=str(made.id))
-    seen = await store.job(made.id)
-    if seen is None:
-        raise JobNotFound(made.id)
+    seen = await store.get(made.id)
     headers = {"Location": f"{request.root}/v1/jobs/{made.id}"}
     return reply_job(request, seen, HTTPStatus.OK if made.existed else HTTPStatus.CREATED, headers)
 

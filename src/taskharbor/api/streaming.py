@@ -75,7 +75,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+                tasks.start_soon(_stop_when_gone, receive, tasks.cancel_scope)
                 await self._send(send)
                 tasks.cancel_scope.cancel()
         finally:
@@ -93,7 +93,12 @@ class EventStream(Response):
                 return
 
 
-async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Return once the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _stop_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    await until_gone(receive)
     scope.cancel()

@@ -10,16 +10,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, Problem, UsageError
-from taskharbor.core.shapes import Misfit, Shape, shape_of
+from taskharbor.core.fitting import Misfit, Shape
+from taskharbor.core.shapes import hints_of, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MANY: Final = inspect.Parameter.VAR_POSITIONAL
 _NAMED: Final = inspect.Parameter.VAR_KEYWORD
+_KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
+_IN_PLACE: Final = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
 
 
 class Arguments:
@@ -31,13 +34,14 @@ class Arguments:
     """
 
     def __init__(self, function: Callable[..., Any], *, context: type, scope: Mapping[str, Any] | None = None) -> None:
+        _check(function)
         self._function = function
         self._context = context
         self._scope = scope
         self._signature = inspect.signature(function)
         for name, parameter in self._signature.parameters.items():
             if parameter.annotation is inspect.Parameter.empty:
-                rule = "annotate it: by that its values are checked, stored and read back"
+                rule = _METHOD if name in {"self", "cls"} else _ANNOTATE
                 raise UsageError(Problem(field=f"parameter {name!r}", value="not annotated", rule=rule))
 
     @property
@@ -54,6 +58,8 @@ class Arguments:
             raise _refused("arguments", str(error)) from None
         except Misfit as misfit:
             raise _refused(misfit.path, misfit.why) from None
+        except RecursionError:
+            raise _refused("arguments", "one of them is nested too deeply, or holds itself") from None
 
     def unpack(self, payload: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the call that is stored as *payload*. Raise `CallNotReadable` where it does not fit (any more)."""
@@ -69,7 +75,7 @@ class Arguments:
         try:
             return self._result.pack(result, "result")
         except Misfit as misfit:
-            raise _refused(misfit.path, misfit.why) from None
+            raise _refused(misfit.path, misfit.why, value="not what the task returns") from None
 
     def unpack_result(self, stored: object) -> Any:
         """Return the result that is stored so."""
@@ -86,6 +92,8 @@ class Arguments:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for name, parameter in parameters.items():
+            if parameter.kind is _NAMED and isinstance(payload.get(name), Mapping):
+                _check_free(payload[name], parameters, name)
             if name in payload:
                 _place(parameter, self._shapes[name].unpack(payload[name], name), args, kwargs)
             elif parameter.kind in {_MANY, _NAMED}:
@@ -102,16 +110,19 @@ class Arguments:
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
-        try:
-            return get_type_hints(self._function, localns=dict(self._scope) if self._scope else None)
-        except NameError as error:
-            rule = f"{error}; define or import that name outside of 'if TYPE_CHECKING'"
-            raise UsageError(Problem(field="annotation", value=f"of {self._label}", rule=rule)) from error
+        return hints_of(self._function, self._scope)
 
     @cached_property
     def _takes_context(self) -> bool:
-        first = next(iter(self._signature.parameters), None)
-        return first is not None and self._hints[first] is self._context
+        takes = False
+        for place, (name, parameter) in enumerate(self._signature.parameters.items()):
+            hint = self._hints[name]
+            takes = takes or (place == 0 and hint is self._context and parameter.kind in _IN_PLACE)
+            if (place > 0 or not takes) and (hint is self._context or self._context in get_args(hint)):
+                label = self._context.__name__
+                rule = f"only the first parameter, 'def task(ctx: {label}, …)', is filled in by the worker"
+                raise UsageError(Problem(field=f"parameter {name!r}", value=f"annotated {label}", rule=rule))
+        return takes
 
     @cached_property
     def _own_signature(self) -> inspect.Signature:
@@ -141,11 +152,37 @@ def _place(parameter: inspect.Parameter, value: Any, args: list[Any], kwargs: di
         args.extend(value)
     elif parameter.kind is _NAMED:
         kwargs.update(value)
-    elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+    elif parameter.kind is _KEYWORD:
         kwargs[parameter.name] = value
     else:
         args.append(value)
 
 
-def _refused(field: str, why: str) -> InvalidRequest:
-    return InvalidRequest([Problem(field=field, value="not what the task takes", rule=why)])
+def _check_free(more: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], path: str) -> None:
+    """Raise `Misfit` where what ``**kwargs`` shall take belongs to a parameter of that name."""
+    for name in more:
+        if name in parameters and parameters[name].kind in {_KEYWORD, inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+            raise Misfit(f"{path}[{name!r}]", "there is a parameter of this name: store it under that")
+
+
+def _check(function: Any) -> None:
+    """Raise `UsageError` where *function* is nothing that a worker could call and be done with."""
+    kind = type(function).__name__
+    name = repr(function.__name__) if hasattr(function, "__name__") else f"an object of type {kind}"
+    if hasattr(function, "enqueue"):
+        rule = "it is one already; for jobs that are stored under other names, name these as aliases=(…,)"
+    elif not callable(function) or isinstance(function, type) or not hasattr(function, "__name__"):
+        rule = "write a function with 'def' that does the same; options have names, as in task(queue='mail')"
+    elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        rule = "it yields, and a job has one result: return a list, or say how far it is by ctx.progress(…)"
+    else:
+        return
+    raise UsageError(Problem(field="task", value=name, rule=rule))
+
+
+_ANNOTATE: Final = "annotate it: by that its values are checked, stored and read back"
+_METHOD: Final = "a task cannot be a method, whose object is not stored: write a function, or a staticmethod"
+
+
+def _refused(field: str, why: str, *, value: str = "not what the task takes") -> InvalidRequest:
+    return InvalidRequest([Problem(field=field, value=value, rule=why)])

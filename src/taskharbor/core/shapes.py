@@ -11,10 +11,11 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, InitVar, fields, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import (
     Annotated,
     Any,
@@ -23,6 +24,7 @@ from typing import (
     NewType,
     NotRequired,
     Required,
+    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -31,29 +33,9 @@ from typing import (
 )
 from uuid import UUID
 
-Walk = Callable[[Any, str], Any]
-"""Takes a value and its path, and returns the other form of it."""
-
-
-class Misfit(Exception):
-    """A value does not fit its annotation."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(path, why)
-        self.path, self.why = path, why
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.why}"
-
-
-class Shape:
-    """How values of one annotation are stored (`pack`) and come back (`unpack`)."""
-
-    __slots__ = ("pack", "unpack")
-
-    def __init__(self, pack: Walk, unpack: Walk) -> None:
-        self.pack = pack
-        self.unpack = unpack
+from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.fitting import Ambiguous, Misfit, Shape, Walk, checked, checked_number, exactly, name_of
+from taskharbor.core.models import model
 
 
 def shape_of(annotation: Any) -> Shape:  # noqa: PLR0911  one for each kind of annotation
@@ -80,74 +62,108 @@ def shape_of(annotation: Any) -> Shape:  # noqa: PLR0911  one for each kind of a
     return _ANYTHING
 
 
-def _plain(kind: type[Any]) -> Shape:  # noqa: PLR0911  as above
+def hints_of(annotated: Any, names: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Return the annotations of a function or class; *names* are those that its module does not have."""
+    try:
+        return get_type_hints(annotated, localns=names and dict(names), **options)
+    except NameError as error:
+        if names is None and isinstance(annotated, type):
+            # It holds itself, and was defined inside of a function. Not at once: its attributes are names too.
+            return hints_of(annotated, {annotated.__name__: annotated}, **options)
+        rule = f"{error}; define or import that name where a module is loaded, outside of 'if TYPE_CHECKING'"
+        raise UsageError(Problem(field="annotation", value=f"of {annotated.__qualname__}", rule=rule)) from error
+
+
+def _plain(kind: type[Any], arguments: tuple[Any, ...] = ()) -> Shape:  # noqa: PLR0911  as above
     if is_typeddict(kind):
-        return _Record(kind, dict, required=_required_keys).shape
+        return _Record(kind, arguments, required=_required_keys).shape
     if is_dataclass(kind):
-        return _Record(kind, kind, required=_required_fields).shape
-    if hasattr(kind, "model_validate") and hasattr(kind, "model_dump"):
-        return _model(kind)
+        return _Record(kind, arguments, required=_required_fields).shape
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _Record(kind, arguments, required=_required_items).shape
+    if hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump"):
+        return model(kind)
     if issubclass(kind, Enum):
         return _enum(kind)
     if kind in _GENERICS:
         return _generic(kind, ())
     if kind is timedelta:
-        return Shape(
-            lambda value, path: _checked(timedelta, value, path).total_seconds(),
-            lambda value, path: timedelta(seconds=_checked_number(value, path)),
-        )
+        return Shape(_seconds, _time_span)
     return _leaf(kind) if kind in _LEAVES else _ANYTHING
 
 
 def _leaf(kind: type[Any]) -> Shape:
     if kind is float:
-        return Shape(_checked_number, _checked_number)
+        return Shape(checked_number, checked_number)
 
     def check(value: Any, path: str) -> Any:
-        return _checked(kind, value, path)
+        return checked(kind, value, path)
 
     return Shape(check, check)
 
 
-def _checked(kind: type[Any], value: Any, path: str) -> Any:
-    is_other = (kind is int and isinstance(value, bool)) or (kind is date and isinstance(value, datetime))
-    if not isinstance(value, kind) or is_other:
-        raise Misfit(path, f"must be {_name(kind)}, and is {_name(type(value))}")
-    return value
+def _seconds(value: Any, path: str) -> float:
+    seconds: float = checked(timedelta, value, path).total_seconds()
+    if _time_span(seconds, path) != value:
+        raise Misfit(path, "is too long to be stored to the microsecond")
+    return seconds
 
 
-def _checked_number(value: Any, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Misfit(path, f"must be float, and is {_name(type(value))}")
-    return float(value)
+def _time_span(value: Any, path: str) -> timedelta:
+    try:
+        return timedelta(seconds=checked_number(value, path))
+    except OverflowError:
+        raise Misfit(path, "is longer than a timedelta can be") from None
 
 
 def _literal(allowed: tuple[Any, ...]) -> Shape:
-    def check(value: Any, path: str) -> Any:
-        if not any(value == each and type(value) is type(each) for each in allowed):
-            raise Misfit(path, f"must be one of {', '.join(map(repr, allowed))}")
-        return value
+    stored = [each.value if isinstance(each, Enum) else each for each in allowed]
 
-    return Shape(check, check)
+    def walk(ways: Sequence[tuple[Any, Any]], value: Any, path: str) -> Any:
+        for one, other in ways:
+            if value == one and type(value) is type(one):
+                return other
+        raise Misfit(path, f"must be one of {', '.join(map(repr, (one for one, _ in ways)))}")
+
+    there, back = [*zip(allowed, stored, strict=True)], [*zip(stored, allowed, strict=True)]
+    return Shape(lambda value, path: walk(there, value, path), lambda value, path: walk(back, value, path))
 
 
 def _union(shapes: Sequence[Shape], annotation: Any) -> Shape:
-    def first(walks: Sequence[Walk]) -> Walk:
-        def walk(value: Any, path: str) -> Any:
-            refusals = []
-            for each in walks:
-                try:
-                    return each(value, path)
-                except Misfit as refused:
-                    refusals.append(refused)
-            deepest = max(refusals, key=lambda refused: len(refused.path))
-            if deepest.path != path:
-                raise deepest
-            raise Misfit(path, f"must be {_name(annotation)}, and is {_name(type(value))}")
+    packs = [partial(_packed_as, place, shapes, annotation) for place in range(len(shapes))]
+    return Shape(_first(packs, annotation), _first([each.unpack for each in shapes], annotation))
 
-        return walk
 
-    return Shape(first([each.pack for each in shapes]), first([each.unpack for each in shapes]))
+def _first(walks: Sequence[Walk], annotation: Any) -> Walk:
+    def walk(value: Any, path: str) -> Any:
+        refusals = []
+        for each in walks:
+            try:
+                return each(value, path)
+            except Ambiguous:
+                raise
+            except Misfit as refused:
+                refusals.append(refused)
+        deepest = max(refusals, key=lambda refused: len(refused.path))
+        if deepest.path != path:
+            raise deepest
+        raise Misfit(path, f"must be {name_of(annotation)}, and is {name_of(type(value))}")
+
+    return walk
+
+
+def _packed_as(place: int, shapes: Sequence[Shape], annotation: Any, value: Any, path: str) -> Any:
+    """Return how one alternative stores *value*, if none before it would take that for its own."""
+    packed = shapes[place].pack(value, path)
+    for earlier in shapes[:place]:
+        try:
+            back = earlier.unpack(packed, path)
+        except Misfit:
+            continue
+        if back != value:
+            order = f"in {name_of(annotation)} name {name_of(type(value))} first"
+            raise Ambiguous(path, f"would come back as {name_of(type(back))}: {order}, or give it a field of its own")
+    return packed
 
 
 def _enum(kind: type[Enum]) -> Shape:
@@ -156,91 +172,94 @@ def _enum(kind: type[Enum]) -> Shape:
             return kind(value)
         except ValueError:
             raise Misfit(
-                path, f"must be the value of a {_name(kind)}: {', '.join(repr(e.value) for e in kind)}"
+                path, f"must be the value of a {name_of(kind)}: {', '.join(repr(e.value) for e in kind)}"
             ) from None
 
-    return Shape(lambda value, path: _checked(kind, value, path).value, unpack)
-
-
-def _model(kind: Any) -> Shape:
-    """Return the shape of a pydantic model, which is known by its methods: nothing of it is imported here."""
-
-    def pack(value: Any, path: str) -> Any:
-        return _validated(kind, _checked(kind, value, path).model_dump(warnings=False), path).model_dump(mode="json")
-
-    return Shape(pack, lambda value, path: _validated(kind, value, path))
-
-
-def _validated(kind: Any, value: Any, path: str) -> Any:
-    try:
-        return kind.model_validate(value)
-    except ValueError as error:
-        raise Misfit(path, _first_problem(error, kind)) from error
-
-
-def _first_problem(error: ValueError, kind: Any) -> str:
-    """Return what a model found, in a line; never the value, which may be a secret."""
-    found = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": type(error).__name__}
-    place = ".".join(str(part) for part in found["loc"])
-    return f"is no {_name(kind)}: {place + ': ' if place else ''}{found['msg']}"
+    return Shape(lambda value, path: checked(kind, value, path).value, unpack)
 
 
 class _Record:
-    """A dataclass or a TypedDict. What its fields are is found out when it is first needed: it may hold itself."""
+    """A dataclass, named tuple or TypedDict. What its fields are is found out when first needed: it may hold itself."""
 
-    def __init__(self, kind: Any, make: Callable[..., Any], *, required: Callable[[Any], Collection[str]]) -> None:
+    def __init__(self, kind: Any, arguments: tuple[Any, ...], *, required: Callable[[Any], Collection[str]]) -> None:
         self._kind = kind
-        self._make = make
+        self._given = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
         self._required = required
         self._fields: dict[str, Shape] | None = None
         self.shape = Shape(self._pack, self._unpack)
 
     def _shapes(self) -> dict[str, Shape]:
         if self._fields is None:
-            hints = get_type_hints(self._kind)
-            names = [f.name for f in fields(self._kind) if f.init] if is_dataclass(self._kind) else list(hints)
-            self._fields = {name: shape_of(hints[name]) for name in names}
+            hints = hints_of(self._kind)
+            self._fields = {
+                name: shape_of(_filled(hints.get(name, Any), self._given)) for name in _names(self._kind, hints)
+            }
         return self._fields
 
     def _pack(self, value: Any, path: str) -> dict[str, Any]:
-        if self._make is not dict:
-            checked = _checked(self._kind, value, path)
-            return {
-                name: shape.pack(getattr(checked, name), f"{path}.{name}") for name, shape in self._shapes().items()
-            }
-        return self._walk(_checked(dict, value, path), path, lambda shape: shape.pack)
+        if is_typeddict(self._kind):
+            return self._walk(checked(dict, value, path), path, lambda shape: shape.pack)
+        known = exactly(self._kind, value, path)
+        return {name: shape.pack(getattr(known, name), f"{path}.{name}") for name, shape in self._shapes().items()}
 
     def _unpack(self, value: Any, path: str) -> Any:
         values = self._walk(value, path, lambda shape: shape.unpack)
         try:
-            return self._make(**values)
+            return self._kind(**values)
         except (TypeError, ValueError) as error:  # its own __post_init__ refuses
-            raise Misfit(path, f"is no {_name(self._kind)}: {error}") from error
+            raise Misfit(path, f"is no {name_of(self._kind)}: {error}") from error
 
     def _walk(self, value: Any, path: str, way: Callable[[Shape], Walk]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise Misfit(path, f"must be an object with the fields of {_name(self._kind)}, and is {_name(type(value))}")
+            raise Misfit(
+                path, f"must be an object with the fields of {name_of(self._kind)}, and is {name_of(type(value))}"
+            )
         shapes = self._shapes()
         for name in value:
             if name not in shapes:
-                raise Misfit(f"{path}.{name}", f"{_name(self._kind)} has no such field")
+                raise Misfit(f"{path}.{name}", f"{name_of(self._kind)} has no such field")
         for name in self._required(self._kind):
             if name not in value:
-                raise Misfit(f"{path}.{name}", f"is missing: {_name(self._kind)} needs it")
+                raise Misfit(f"{path}.{name}", f"is missing: {name_of(self._kind)} needs it")
         return {name: way(shapes[name])(each, f"{path}.{name}") for name, each in value.items()}
+
+
+def _names(kind: Any, hints: Mapping[str, Any]) -> list[str]:
+    """Return the fields that are stored."""
+    if not is_dataclass(kind):
+        return list(getattr(kind, "_fields", hints))
+    for name, hint in hints.items():
+        if isinstance(hint, InitVar) or hint is InitVar:
+            rule = "its value is not kept by the object, and so cannot be stored: make it a field"
+            raise UsageError(Problem(field=f"{name_of(kind)}.{name}", value="an InitVar", rule=rule))
+    return [each.name for each in fields(kind) if each.init]
+
+
+def _filled(hint: Any, given: Mapping[Any, Any]) -> Any:
+    """Return an annotation with what stands for its type variables in place."""
+    if isinstance(hint, TypeVar):
+        return given.get(hint, Any)
+    names = getattr(hint, "__parameters__", ()) if get_origin(hint) is not None else ()
+    return hint[tuple(given.get(name, Any) for name in names)] if names else hint
 
 
 def _required_keys(kind: Any) -> frozenset[str]:
     """Return the keys of a TypedDict that must be there. It would tell itself, but not of annotations in quotes."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind, include_extras=True)
     said = {name: get_origin(hint) for name, hint in hints.items()}
     return frozenset(
-        name for name in hints if said[name] is Required or (said[name] is not NotRequired and kind.__total__)
+        name
+        for name in hints
+        if said[name] is Required or (said[name] is not NotRequired and name in kind.__required_keys__)
     )
 
 
 def _required_fields(kind: Any) -> frozenset[str]:
     return frozenset(f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING)
+
+
+def _required_items(kind: Any) -> frozenset[str]:
+    return frozenset(name for name in kind._fields if name not in kind._field_defaults)
 
 
 def _generic(origin: Any, arguments: tuple[Any, ...]) -> Shape:
@@ -252,13 +271,13 @@ def _generic(origin: Any, arguments: tuple[Any, ...]) -> Shape:
         )
     if origin in _GENERICS:
         return _collection(_GENERICS[origin], origin, shape_of(arguments[0] if arguments else Any))
-    return _plain(origin) if is_dataclass(origin) or hasattr(origin, "model_validate") else _ANYTHING
+    return _plain(origin, arguments) if isinstance(origin, type) else _ANYTHING
 
 
 def _collection(make: type[Any], kind: Any, item: Shape) -> Shape:
     def pack(value: Any, path: str) -> list[Any]:
         if not isinstance(value, kind) or isinstance(value, str | bytes):
-            raise Misfit(path, f"must be {_name(make)}, and is {_name(type(value))}")
+            raise Misfit(path, f"must be {name_of(make)}, and is {name_of(type(value))}")
         packed = [item.pack(each, f"{path}[{n}]") for n, each in enumerate(value)]
         return sorted(packed, key=repr) if isinstance(value, AbstractSet) else packed  # a set has no order to keep
 
@@ -266,7 +285,7 @@ def _collection(make: type[Any], kind: Any, item: Shape) -> Shape:
 
 
 def _items(walk: Walk, value: Any, path: str) -> list[Any]:
-    return [walk(each, f"{path}[{n}]") for n, each in enumerate(_checked(list, value, path))]
+    return [walk(each, f"{path}[{n}]") for n, each in enumerate(checked(list, value, path))]
 
 
 def _tuple(arguments: tuple[Any, ...]) -> Shape:
@@ -275,7 +294,7 @@ def _tuple(arguments: tuple[Any, ...]) -> Shape:
     shapes = [shape_of(each) for each in arguments]
 
     def walk(kind: type[Any], way: Callable[[Shape], Walk], value: Any, path: str) -> list[Any]:
-        if len(_checked(kind, value, path)) != len(shapes):
+        if len(checked(kind, value, path)) != len(shapes):
             raise Misfit(path, f"must have {len(shapes)} items, and has {len(value)}")
         return [way(shape)(each, f"{path}[{n}]") for n, (shape, each) in enumerate(zip(shapes, value, strict=True))]
 
@@ -290,24 +309,18 @@ def _mapping(key: Shape, value: Shape, *, has_text_keys: bool) -> Shape:
 
     def pack(mapping: Any, path: str) -> Any:
         if not isinstance(mapping, Mapping):
-            raise Misfit(path, f"must be dict, and is {_name(type(mapping))}")
+            raise Misfit(path, f"must be dict, and is {name_of(type(mapping))}")
         pairs = [[key.pack(k, f"{path} key"), value.pack(v, f"{path}[{k!r}]")] for k, v in mapping.items()]
         return {k: v for k, v in pairs} if has_text_keys else pairs  # noqa: C416  dict() has no type for lists
 
     def unpack(stored: Any, path: str) -> dict[Any, Any]:
         if has_text_keys:
-            pairs = list(_checked(dict, stored, path).items())
+            pairs = list(checked(dict, stored, path).items())
         else:
-            pairs = [_checked(list, pair, path) for pair in _checked(list, stored, path)]
+            pairs = [checked(list, pair, path) for pair in checked(list, stored, path)]
         return {key.unpack(k, f"{path} key"): value.unpack(v, f"{path}[{k!r}]") for k, v in pairs}
 
     return Shape(pack, unpack)
-
-
-def _name(kind: Any) -> str:
-    if kind is type(None):
-        return "None"
-    return str(kind.__name__) if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
 
 
 _ANYTHING: Final = Shape(lambda value, _path: value, lambda value, _path: value)

@@ -32,7 +32,7 @@ class Bench:
         self._executor = Executor(
             self._here,
             {each: handler(task.handler(), ()) for task in tasks for each in task.types},
-            {each: task.retry for task in tasks for each in task.types if task.retry is not None},
+            {each: task.retry or harbor.policy for task in tasks for each in task.types},
             around=Surroundings(harbor.driver, harbor.codec, note=self._note, state=state),
             report=self._report,
         )

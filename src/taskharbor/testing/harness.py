@@ -17,11 +17,13 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.store import Store
 from taskharbor.testing.bench import Bench
 from taskharbor.testing.clock import ManualClock
+from taskharbor.worker.lifespan import OVER, astep, ended, yielded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
     from contextvars import Context
 
+    from taskharbor.core.errors import JobNotFound, LeaseLost
     from taskharbor.core.model import Claim, Job
     from taskharbor.harbor import Harbor
     from taskharbor.tasks import Task
@@ -175,22 +177,20 @@ class Harness:
     @contextmanager
     def _state(self, loop: _Loop) -> Iterator[Any]:
         made: Any = self.harbor.made_ready()
-        if inspect.isasyncgen(made):
-            yield loop.run(made.__anext__())
-            loop.run(made.aclose())
-        else:
-            yield next(made)
-            next(made, None)
+        is_async = inspect.isasyncgen(made)
+        try:
+            yield yielded(loop.run(astep(made)) if is_async else next(made, OVER), made.__name__)
+        finally:
+            ended(loop.run(astep(made)) if is_async else next(made, OVER), made.__name__)
 
     @asynccontextmanager
     async def _astate(self) -> AsyncIterator[Any]:
         made: Any = self.harbor.made_ready()
-        if inspect.isasyncgen(made):
-            yield await anext(made)
-            await anext(made, None)
-        else:
-            yield next(made)
-            next(made, None)
+        is_async = inspect.isasyncgen(made)
+        try:
+            yield yielded(await astep(made) if is_async else next(made, OVER), made.__name__)
+        finally:
+            ended(await astep(made) if is_async else next(made, OVER), made.__name__)
 
     def _jobs_for(self, task: Task[..., Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Job]:
         codec = self.harbor.codec
@@ -207,6 +207,19 @@ class _TestStore(MemoryDriver):
 
     def joined(self, _connection: object, *, notify: bool = True) -> _TestStore:  # noqa: ARG002  it rings at once
         return self
+
+    def ajoined(self, _connection: object, *, notify: bool = True) -> _Awaited:  # noqa: ARG002  as above
+        return _Awaited(self)
+
+
+class _Awaited:
+    """The same, for a transaction of an async connection."""
+
+    def __init__(self, driver: MemoryDriver) -> None:
+        self._driver = driver
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+        return self._driver.settle(settlements)
 
 
 def _data(harbor: Harbor, job: Job) -> Any:

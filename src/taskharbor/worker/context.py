@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskharbor.core.answers import Settled, Settlement
@@ -92,8 +93,18 @@ class Context:
             raise Stopped(self._hand.why.value)
 
     def progress(self, done: int, total: int | None = None, note: str = "") -> None:
-        """Say how far the work is. It is stored now and then, the last word first, and costs next to nothing."""
-        self._around.note(self._hand, Progress(done, total, storable(note)[:LONGEST_NOTE]))
+        """Say how far the work is. It is stored now and then, the last word first, and costs next to nothing.
+
+        What is said just before the handler ends may not be stored any more.
+        """
+        try:
+            said = Progress(
+                index(done), None if total is None else index(total), storable(note[:LONGEST_NOTE], limit=LONGEST_NOTE)
+            )
+        except TypeError as error:  # one that no store takes would keep those of other jobs from being stored
+            rule = "give whole numbers for done and total, and text for the note"
+            raise UsageError(Problem(field="progress", value=repr((done, total, note))[:80], rule=rule)) from error
+        self._around.note(self._hand, said)
 
     def complete_in(self, connection: Any, *, result: object = None) -> None:
         """Settle the job as succeeded inside of your own transaction: its effects and this commit together.

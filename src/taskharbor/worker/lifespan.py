@@ -11,18 +11,24 @@ from taskharbor.core.errors import Problem, UsageError
 from taskharbor.runtime import finished
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskharbor.runtime import Runtime
 
 Lifespan = Callable[[], Iterator[Any] | AsyncIterator[Any]]
 """A function that yields once: before that it makes ready what it yields, after that it gives it back."""
 LONGEST: Final = timedelta(seconds=60)
+OVER: Final = object()
+_ANY_NUMBER: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
 def check_lifespan(function: Callable[..., Any]) -> None:
     """Raise `UsageError` where *function* cannot be a lifespan."""
     if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
-        rule = "write a function that yields: what it makes ready, once"
+        rule = "write a function that yields: what it makes ready, once; it needs no @contextmanager"
         raise UsageError(Problem(field="lifespan", value=_name(function), rule=rule))
+    if any(each.default is each.empty and each.kind not in _ANY_NUMBER for each in _parameters(function)):
+        raise UsageError(Problem(field="lifespan", value=_name(function), rule="it is called without arguments"))
 
 
 class Span:
@@ -36,26 +42,41 @@ class Span:
     def enter(self) -> Any:
         """Run it up to its yield, and return what that gives."""
         try:
-            return self._next()
-        except (StopIteration, StopAsyncIteration):
-            raise UsageError(Problem(field="lifespan", value=self._name, rule="it must yield once")) from None
+            return yielded(self._next(), self._name)
+        except BaseException:
+            self._runtime.close()  # nobody will work with the event loop that an async one has started
+            raise
 
     def leave(self) -> None:
         """Run it to its end."""
-        try:
-            self._next()
-        except (StopIteration, StopAsyncIteration):
-            return
-        raise UsageError(Problem(field="lifespan", value=self._name, rule="it must yield only once"))
+        ended(self._next(), self._name)
 
     def _next(self) -> Any:
         if isinstance(self._made, Iterator):
-            return next(self._made)
-        return finished(self._runtime, _awaited(self._made), timeout=LONGEST)
+            return next(self._made, OVER)
+        return finished(self._runtime, astep(self._made), timeout=LONGEST)
 
 
-async def _awaited(made: AsyncIterator[Any]) -> Any:
-    return await anext(made)
+async def astep(made: AsyncIterator[Any]) -> Any:
+    """Run an async lifespan up to its yield, and return what that gives; OVER at its end."""
+    return await anext(made, OVER)
+
+
+def yielded(value: Any, name: str) -> Any:
+    """Return what a lifespan gave, if it gave something."""
+    if value is OVER:
+        raise UsageError(Problem(field="lifespan", value=name, rule="it must yield once"))
+    return value
+
+
+def ended(value: Any, name: str) -> None:
+    """Raise `UsageError` where a lifespan gave something when it should have ended."""
+    if value is not OVER:
+        raise UsageError(Problem(field="lifespan", value=name, rule="it must yield only once"))
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    return inspect.signature(function).parameters.values()
 
 
 def _name(function: Callable[..., Any]) -> str:

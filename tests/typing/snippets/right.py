@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import assert_type
@@ -52,6 +53,33 @@ async def optioned_later(ctx: Context, doc: int) -> str:
 def nightly() -> None: ...
 
 
+@harbor.schedule("0 3 * * *", name="early", window=timedelta(hours=6), jitter=30)
+@harbor.schedule("0 4 * * *", name="late")
+@harbor.task(queue="reports")
+async def report(ctx: Context, days: int = 1) -> int:
+    return days
+
+
+@harbor.task
+def mixed(first: int, /, *rest: float, self: str = "", **more: bool) -> None: ...
+
+
+@harbor.task
+def found(number: int) -> Order | None:
+    return Order(number) if number else None
+
+
+class Mails:
+    @harbor.task
+    @staticmethod
+    def send(to: str) -> None: ...
+
+
+@harbor.lifespan
+def resources() -> Iterator[dict[str, int]]:
+    yield {"answer": 42}
+
+
 async def main() -> None:
     assert_type(plain(1, lang="fr"), str)
     assert_type(await later(Order(1)), list[int])
@@ -71,3 +99,12 @@ async def main() -> None:
     assert_type(plain.enqueue(1).status(), Status)
     assert_type(plain.enqueue(1).cancel(), bool)
     nightly.enqueue()
+    report.enqueue()
+    assert_type(await report.using(connection=None).aenqueue(days=7), Handle[int])
+    mixed.enqueue(1, 0.5, 1.5, self="me", loud=True)
+    assert_type(found.enqueue(1).result(), Order | None)
+    Mails.send.enqueue("ada@example.com")
+    with harbor.testing() as harness:
+        harness.assert_enqueued(plain, 1, lang="fr")
+        harness.refute_enqueued(told, 3)
+        assert_type(harness.drain()[0].status, Status)

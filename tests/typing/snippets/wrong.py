@@ -35,7 +35,38 @@ def optioned() -> None: ...
 def nightly() -> None: ...
 
 
+@harbor.schedule("0 2 * * *", overlap="never")  # wrong
+@harbor.task
+def hourly() -> None: ...
+
+
+@harbor.schedule("0 2 * * *", timezone="Europe/Paris")  # wrong
+@harbor.task
+def daily() -> None: ...
+
+
+@harbor.schedule("0 2 * * *", window="6 hours")  # wrong
+@harbor.task
+def weekly() -> None: ...
+
+
+@harbor.schedule("0 2 * * *")  # wrong
+def no_task() -> None: ...
+
+
+@harbor.task
+def mixed(first: int, /, *rest: float, **more: bool) -> None: ...
+
+
+@harbor.lifespan  # wrong
+def resources() -> int:
+    return 7
+
+
 plain("7")  # wrong
+mixed.enqueue(first=1)  # wrong
+mixed.enqueue(1, "a")  # wrong
+mixed.enqueue(1, loud="yes")  # wrong
 plain.enqueue("7")  # wrong
 plain.enqueue()  # wrong
 plain.enqueue(7, 8)  # wrong
@@ -52,6 +83,13 @@ text: str = told.enqueue(7).result()  # wrong
 harbor.enqueue_many([plain.call(7), later.call("7")])  # wrong
 harbor.enqueue_many([plain.enqueue(7)])  # wrong
 handles: list[str] = harbor.enqueue_many([plain.call(7)])  # wrong
+
+
+with harbor.testing() as harness:
+    harness.assert_enqueued(plain, "7")  # wrong
+    harness.refute_enqueued(told, Context, 7)  # wrong
+    harness.advance(hours="1")  # wrong
+    harness.crash_after("start")  # wrong
 
 
 async def main() -> None:

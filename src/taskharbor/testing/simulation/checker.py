@@ -87,7 +87,7 @@ class Checker:
             if (wrong := wrong_move(call, move, self.paused)) is not None:
                 self._wrong(call, f"job {shown(move.job_id)} {wrong}")
             self._take_move(call, move)
-        if (wrong := self.ringing.take(call, self.jobs)) is not None:
+        if (wrong := self.ringing.take(call, self.jobs, self.settled)) is not None:
             self._wrong(call, wrong)
         match call.verb:
             case "reserve" | "claim":

@@ -11,6 +11,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
 from taskharbor.delivery.transport import TransportUnavailable
 from taskharbor.testing.simulation.history import COMMITTED, Call, Move
+from taskharbor.testing.simulation.queue_service import RINGS
 from taskharbor.testing.simulation.world import Killed, shown
 
 if TYPE_CHECKING:

@@ -42,7 +42,8 @@ class Liveness:
 
     def is_all_over(self) -> bool:
         store = self._simulation.store
-        is_told = self._simulation.service is None or all(row.is_done for row in store.outbox)
+        has_bells = self._simulation.service is not None and not self._simulation.off
+        is_told = not has_bells or all(row.is_done for row in store.outbox)
         return is_told and all(job.status.is_final for job in store.rows.values())
 
     def look(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.request import JobRequest
 from taskharbor.testing.simulation import faults
 from taskharbor.testing.simulation.jobs import KINDS
-from taskharbor.testing.simulation.queue_service import Habits
+from taskharbor.testing.simulation.queue_service import RINGS, Habits
 
 if TYPE_CHECKING:
     from random import Random
@@ -24,8 +24,6 @@ VISIBILITY: Final = timedelta(seconds=6)
 LOCK: Final = timedelta(seconds=2)
 RESEND: Final = timedelta(seconds=6)
 """How long a job that was sent may wait for its claim, at first; and after which a worker takes it without."""
-RINGS: Final = frozenset({"send", "receive", "delete", "hide"})
-"""The verbs of a queue service. It is out of reach at other times than the store."""
 LONGEST_RESEND: Final = timedelta(seconds=12)
 UNCLAIMED: Final = 500
 

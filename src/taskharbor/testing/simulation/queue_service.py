@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from taskharbor.delivery.transport import Outgoing, QueueShape
 
 TENS: Final = 10
+RINGS: Final = frozenset({"send", "receive", "delete", "hide"})
+"""The verbs that may fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

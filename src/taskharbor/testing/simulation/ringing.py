@@ -34,8 +34,8 @@ class Ringing:
         self.told: set[str] = set()
         """The ids of events that went out."""
 
-    def take(self, call: Call, jobs: Mapping[JobId, Job]) -> str | None:
-        """Learn of a call, and of the *jobs* as they were then; return what is wrong with it, if anything is."""
+    def take(self, call: Call, jobs: Mapping[JobId, Job], settled: Collection[tuple[JobId, Token]]) -> str | None:
+        """Learn of a call, and of *jobs* and *settled* attempts as they were then; return what is wrong with it."""
         match call.verb:
             case "receive":
                 self._take_receive(call)
@@ -47,7 +47,7 @@ class Ringing:
             case "send" if call.asked["what"] == DEAD_EVENTS:
                 self.told |= {json.loads(message.body)["event_id"] for message in call.asked["more"]}
             case "delete":
-                return next(self._too_early(call, jobs), None)
+                return next(self._too_early(call, jobs, settled), None)
         return None
 
     def _take_receive(self, call: Call) -> None:
@@ -56,13 +56,16 @@ class Ringing:
         # Of several messages for a job the first is claimed.
         self._seqs |= {(call.process, message.job_id): message.seq for message in reversed(read.values())}
 
-    def _too_early(self, call: Call, jobs: Mapping[JobId, Job]) -> Iterator[str]:
+    def _too_early(
+        self, call: Call, jobs: Mapping[JobId, Job], settled: Collection[tuple[JobId, Token]]
+    ) -> Iterator[str]:
         for message in [self._received[receipt] for receipt in call.asked["more"] if receipt in self._received]:
             job = jobs.get(message.job_id)
             if job is None or job.lease_expires_at is None or job.sends > message.seq:
                 continue
             own = self._tokens[call.process, message.job_id, message.seq]
-            if job.lease_token in own and job.lease_expires_at > call.at:
+            is_settled = any((job.id, token) in settled for token in own)  # an attempt by another copy of it may run
+            if job.lease_token in own and job.lease_expires_at > call.at and not is_settled:
                 yield f"the message of {shown(message.job_id)} was deleted while its attempt is not settled"
 
 

@@ -64,9 +64,11 @@ class Simulation:
         self.store = Store(MemoryDriver(clock=StoreClock(self.world)), self.history, self.faults)
         self.watching = Watching(self.history, self.store)
         self.service: QueueService | None = None
+        self.off: frozenset[str] = frozenset()
         self.fleet = Fleet(self.plan, self.history, self.store, self.faults, self.watching)
         if mode == "sqs":
             delivery = draw_delivery(self.world.chance)
+            self.off = delivery.off
             self.service = QueueService(lambda: self.world.now, self.world.chance, delivery.habits)
             self.fleet.rings = Rings(self.service, delivery.enqueuers)
         self.store.stop = self.fleet.stop
@@ -86,7 +88,7 @@ class Simulation:
         self.world.run(self.plan.trouble)
         self._settle_down()
         self._finish()
-        self.history.violations += check(self.history, self.store, self.accepted, self.service)
+        self.history.violations += check(self.history, self.store, self.accepted, None if self.off else self.service)
 
     def end(self) -> None:
         self.history.is_closed = True
@@ -146,7 +148,7 @@ class Simulation:
         """End all trouble: no new faults, no outage, nobody asleep, nothing paused."""
         self.faults.is_on = False
         if self.service is not None:
-            self.service.habits = Habits()
+            self.service.habits, self.service.broken = Habits(), set(self.off)
         asleep = [process.paused_until for process in self.fleet.processes]
         self.world.run(max([self.world.now, *asleep]) - self.world.now + SETTLING)
         for queue in self.plan.queues:

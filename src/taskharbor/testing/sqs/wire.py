@@ -29,11 +29,11 @@ async def read(reader: asyncio.StreamReader) -> Request | None:
     """Return the next request of a connection, or None where it ends."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    except asyncio.IncompleteReadError:
+        first, *lines = head.split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        text = await reader.readexactly(int(headers.get("content-length") or 0))
+    except asyncio.IncompleteReadError:  # also where a client is killed in the middle of a request
         return None
-    first, *lines = head.split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    text = await reader.readexactly(int(headers.get("content-length") or 0))
     return Request(
         path=first.split(" ")[1],
         operation=headers.get("x-amz-target", "").removeprefix(_TARGET),

@@ -1,0 +1,206 @@
+"""What delivery by SQS costs: calls for each job, the enqueuer beside a loop by hand, and both modes on the same jobs.
+
+Endpoints are processes of their own on this machine: no network, and none of AWS's own latency. Sides
+that are compared work in turns. More than 0.35 calls for a job, or an enqueuer that is slower than 0.8
+times the loop, raises.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks import _sqs
+from benchmarks.postgres import compared, store
+from benchmarks.worker import fill, nothing, percentiles
+from benchmarks.worker_memory import Count
+from taskharbor import Client, JobRequest
+from taskharbor.enqueuer import DueTaskEnqueuer
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.service import tuned
+from taskharbor.testing.postgres import Server
+from taskharbor.worker import Worker
+from tests.delivery.subjects import REGION, raw_client
+from tests.delivery.test_endpoint import process
+from tools.sqs_endpoints import EMULATORS, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskharbor.delivery.sqs import SqsTransport
+    from taskharbor.drivers.postgres import PostgresDriver
+
+PAIRS: Final = 5
+SENDS: Final = 9  # pairs: short ones, so that the noise of the machine falls on both sides
+JOBS: Final = 5_000
+SENT: Final = 2_000
+STARTS: Final = 100
+CONCURRENCY: Final = 100
+VISIBILITY: Final = timedelta(minutes=1)
+LIMIT: Final = 60.0  # seconds
+MOST_CALLS: Final = 0.35
+LEAST_RATIO: Final = 0.8
+TENS: Final = 10
+OPERATIONS: Final = ("SendMessageBatch", "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch")
+
+
+def figures() -> dict[str, object]:
+    with (
+        _sqs.credentials(),
+        tempfile.TemporaryDirectory() as folder,
+        Server.start(Path(folder), durable=True) as server,
+        tuned(),
+    ):
+        with process() as (_, url):
+            calls, drained = calls_for_each_job(server, url)
+            sent = beside_raw(server, url)
+            ours = both_modes(server, url)
+        with running(EMULATORS["ministack"]) as url:
+            theirs = both_modes(server, url)
+    if calls["in all"] > MOST_CALLS:
+        raise RuntimeError(f"a job takes {calls['in all']} calls, more than {MOST_CALLS}")
+    if sent["ratio"] < LEAST_RATIO:
+        raise RuntimeError(f"the enqueuer has {sent['ratio']} times the rate of the loop, less than {LEAST_RATIO}")
+    return {
+        "calls for each job": calls,
+        "jobs a second, one worker, all messages sent before": drained,
+        "messages sent a second": sent,
+        "both modes, our endpoint": ours,
+        "both modes, ministack": theirs,
+    }
+
+
+def calls_for_each_job(server: Server, url: str) -> tuple[dict[str, float], int]:
+    """Return how often SQS is called for a job where there are many, by the endpoint's own count, and jobs a second."""
+    with store(server) as (driver, _), _sqs.transport_to(url, visibility=VISIBILITY) as transport:
+        before = _sqs.asked(url)
+        fill(driver, JOBS)
+        send_all(driver, transport)
+        worker = Worker(driver, concurrency=CONCURRENCY, transport=transport, wait=timedelta(0), janitor=False)
+        worker.register("greet", nothing)
+        start = time.perf_counter()
+        worker.drain()
+        drained = round(JOBS / (time.perf_counter() - start))
+        after = _sqs.asked(url)
+    if left := _sqs.depth(url):
+        raise RuntimeError(f"{left} messages were left")
+    calls = {name: after.get(name, 0) - before.get(name, 0) for name in OPERATIONS}
+    rates = {name: round(count / JOBS, 3) for name, count in calls.items()}
+    return {**rates, "in all": round(sum(calls.values()) / JOBS, 3)}, drained
+
+
+def beside_raw(server: Server, url: str) -> dict[str, float]:
+    """Return how many messages the enqueuer sends in a second, and how many a loop that knows no store."""
+    with _sqs.transport_to(url, visibility=VISIBILITY) as transport:
+        return compared([sent_both_ways(server, url, transport) for _ in range(SENDS)], "enqueuer", "raw boto3 loop")
+
+
+def sent_both_ways(server: Server, url: str, transport: SqsTransport) -> tuple[float, float]:
+    # A store of its own for each turn: in an older one jobs would be due to be sent again.
+    with store(server) as (driver, _), closing(raw_client(url)) as sqs:
+        fill(driver, SENT)
+        rates = rate(lambda: send_all(driver, transport)), rate(lambda: send_by_hand(sqs))
+        if (found := _sqs.depth(url)) != 2 * SENT:
+            raise RuntimeError(f"{found} messages were sent, and not {2 * SENT}")
+        sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName=_sqs.NAME)["QueueUrl"])
+        return rates
+
+
+def rate(send: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    send()
+    return SENT / (time.perf_counter() - start)
+
+
+def send_all(driver: PostgresDriver, transport: SqsTransport) -> None:
+    enqueuer = DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=[_sqs.QUEUE], unclaimed=JOBS)
+    while enqueuer.tick() == timedelta(0):
+        pass
+
+
+def send_by_hand(sqs: Any) -> None:
+    queue = sqs.get_queue_url(QueueName=_sqs.NAME)["QueueUrl"]
+    body = '{"v":1,"id":"019a8f00-0000-7000-8000-000000000001","seq":1}'
+    for _ in range(0, SENT, TENS):
+        sqs.send_message_batch(
+            QueueUrl=queue, Entries=[{"Id": str(number), "MessageBody": body} for number in range(TENS)]
+        )
+
+
+def both_modes(server: Server, url: str) -> dict[str, Any]:
+    """Run the same jobs by polling and by messages, each mode on a store of its own, in turns."""
+    with (
+        store(server) as (polled, _),
+        store(server) as (rung, at),
+        _sqs.transport_to(url, visibility=VISIBILITY) as transport,
+        enqueuer_process(at, url),
+    ):
+        pairs = [(jobs_a_second(rung, transport), jobs_a_second(polled, None)) for _ in range(PAIRS)]
+        starts = {"SQS": seconds_to_start(rung, transport), "polling": seconds_to_start(polled, None)}
+    return {
+        "jobs a second": compared(pairs, "SQS", "polling"),
+        "milliseconds from enqueue to start": {mode: percentiles(seconds) for mode, seconds in starts.items()},
+    }
+
+
+@contextmanager
+def enqueuer_process(store_url: str, url: str) -> Iterator[None]:
+    given = ["env", f"AWS_ENDPOINT_URL_SQS={url}", f"AWS_REGION={REGION}"]
+    command = [*given, sys.executable, "-m", "taskharbor.cli", "enqueuer", "--url", store_url]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as enqueuer:
+        assert enqueuer.stderr is not None
+        said = enqueuer.stderr.readline()
+        assert "serves" in said, said
+        try:
+            yield
+        finally:
+            enqueuer.terminate()
+            enqueuer.wait(LIMIT)
+
+
+@contextmanager
+def at_work(driver: PostgresDriver, transport: SqsTransport | None, job_type: str, handler: Any) -> Iterator[None]:
+    worker = Worker(driver, concurrency=CONCURRENCY, transport=transport)
+    worker.register(job_type, handler)
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+
+
+def jobs_a_second(driver: PostgresDriver, transport: SqsTransport | None) -> float:
+    """Return how many jobs run in a second, from before the first is enqueued until the last has ended."""
+    done = Count()
+    with at_work(driver, transport, "greet", done.handle):
+        start = time.perf_counter()
+        fill(driver, JOBS)
+        done.wait_for(JOBS)
+        return JOBS / (time.perf_counter() - start)
+
+
+def seconds_to_start(driver: PostgresDriver, transport: SqsTransport | None) -> list[float]:
+    """Return for each of some jobs, one after the other, how long it takes from before its enqueue until it runs."""
+    started, seconds = threading.Event(), list[float]()
+    begun = 0.0
+
+    async def note(_job: Any) -> None:
+        seconds.append(time.perf_counter() - begun)
+        started.set()
+
+    client = Client(driver)
+    with at_work(driver, transport, "note", note):
+        for _ in range(STARTS):
+            started.clear()
+            begun = time.perf_counter()
+            client.enqueue(JobRequest(type="note"))
+            if not started.wait(LIMIT):
+                raise TimeoutError("a job did not start")
+    return seconds

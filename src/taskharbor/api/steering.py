@@ -1,0 +1,128 @@
+"""Steering one job: cancel, requeue, reschedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final, ParamSpec
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from taskharbor.api import examples, shapes
+from taskharbor.api.backend import Seen
+from taskharbor.api.bodies import RequeueBody, RescheduleBody, span
+from taskharbor.api.describing import IF_MATCH, WITH_BODY, described
+from taskharbor.api.jobs import ThatJob
+from taskharbor.api.problems import refuse_field
+from taskharbor.api.replying import check_match, reply_job
+from taskharbor.api.routing import ApiRequest, ApiRoute, needs
+from taskharbor.core.answers import Moved
+from taskharbor.core.errors import IllegalTransition, JobNotFound
+from taskharbor.core.ids import JobId, new_token
+from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
+from taskharbor.core.states import Status
+
+P = ParamSpec("P")
+
+router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=ApiRoute)
+
+_JOB: Final = {200: (shapes.JobShape, examples.JOB)}
+
+
+@router.post(
+    "/{job_id}/cancel",
+    summary="Cancel a job",
+    **described(_JOB | {202: (shapes.JobShape, examples.JOB)}, 404, 409, 412, 422, headers=(IF_MATCH,)),
+)
+@needs("jobs:control")
+async def cancel(request: ApiRequest, job_id: ThatJob) -> Response:
+    """Call a job off: 200, a waiting one is canceled; 202, a running one is asked to stop."""
+    await _check(request, job_id)
+    seen = await _moved(request, job_id, "jobs.cancel", request.api.store.backend.driver.cancel, [job_id])
+    is_asked = seen.job.status is Status.PROCESSING
+    return reply_job(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
+
+
+@router.post(
+    "/{job_id}/requeue",
+    status_code=HTTPStatus.ACCEPTED,
+    summary="Give a job a new life",
+    **described(
+        {202: (shapes.JobShape, examples.JOB)},
+        *(*WITH_BODY, 404, 409, 412),
+        body={"budget": 5, "reason": "the mail server is back"},
+        headers=(IF_MATCH,),
+    ),
+)
+@needs("jobs:control")
+async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None = None) -> Response:
+    """Give a dead or canceled job a fresh set of attempts; 409 for any other."""
+    given = body or RequeueBody()
+    _check_one_time(given)
+    await _check(request, job_id)
+    seen = await _moved(
+        request,
+        job_id,
+        "jobs.requeue",
+        request.api.store.backend.driver.requeue,
+        [job_id],
+        token=new_token(),
+        budget=given.budget or DEFAULT_MAX_ATTEMPTS,
+        by=request.caller.name,
+        why=given.reason,
+        scheduled_for=given.scheduled_for,
+        delay=span(given.delay),
+    )
+    return reply_job(request, seen, HTTPStatus.ACCEPTED)
+
+
+@router.post(
+    "/{job_id}/reschedule",
+    summary="Reschedule a job",
+    **described(_JOB, *WITH_BODY, 404, 409, 412, body={"delay": 300, "priority": -5}, headers=(IF_MATCH,)),
+)
+@needs("jobs:control")
+async def reschedule(request: ApiRequest, job_id: ThatJob, body: RescheduleBody) -> Response:
+    """Let a waiting job be due at another time, or be more or less urgent; 409 for any other."""
+    _check_one_time(body)
+    await _check(request, job_id)
+    seen = await _moved(
+        request,
+        job_id,
+        "jobs.reschedule",
+        request.api.store.backend.driver.reschedule,
+        [job_id],
+        scheduled_for=body.scheduled_for,
+        delay=span(body.delay),
+        priority=body.priority,
+    )
+    return reply_job(request, seen)
+
+
+async def _check(request: ApiRequest, job_id: JobId) -> None:
+    """Hold If-Match against the job. The move itself is guarded by the job's state, in its own statement."""
+    if "if-match" in request.headers:
+        check_match(request, (await request.api.store.get(job_id)).job)
+
+
+async def _moved(
+    request: ApiRequest,
+    job_id: JobId,
+    action: str,
+    verb: Callable[P, list[Moved | IllegalTransition | JobNotFound]],
+    *args: P.args,
+    **options: P.kwargs,
+) -> Seen:
+    """Run a verb on one job, write down who asked, and return the job as it is then."""
+    store = request.api.store
+    [answer] = await store.call(verb, *args, **options)
+    if not isinstance(answer, Moved):
+        raise answer
+    await store.record(request.caller, action, str(job_id))
+    return await store.get(job_id)
+
+
+def _check_one_time(body: RequeueBody | RescheduleBody) -> None:
+    if body.scheduled_for is not None and body.delay is not None:
+        refuse_field("/delay", "give scheduled_for or delay, not both")

@@ -1,0 +1,109 @@
+"""What people read when SQS is not set up right: one line with the way out, and jobs are stored all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskharbor import Client, JobRequest
+from taskharbor.cli.exits import Exit
+from taskharbor.drivers.connect import connect
+from taskharbor.testing.sqs import Endpoint, Faults
+from tests.cli.processes import LIMIT, PYTHON, taskharbor
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+APP: Final = "handlers = {'greet': print}\n"
+KEYS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+BARE: Final = {"PATH": os.defpath, "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
+REGION: Final = {"AWS_REGION": "eu-central-1"}
+DENIED: Final = Faults(errors={"AccessDenied": 1})
+BAD_KEY: Final = Faults(errors={"InvalidClientTokenId": 1})
+
+WRONG: Final = [
+    # A queue that is missing in this region may well be there in another.
+    pytest.param(
+        KEYS | REGION,
+        Faults(),
+        ["no queue taskharbor-", "(eu-central-1)", "taskharbor sqs setup", "correct the region"],
+        id="missing queue or wrong region",
+    ),
+    pytest.param(KEYS, Faults(), ["no AWS region", "set AWS_REGION"], id="no region"),
+    pytest.param(KEYS | REGION, DENIED, ["is denied", "taskharbor sqs policy"], id="denied access"),
+    pytest.param(KEYS | REGION, BAD_KEY, ["does not accept", "correct the key"], id="bad credentials"),
+    pytest.param(REGION, Faults(), ["no credentials", "set AWS_ACCESS_KEY_ID"], id="no credentials"),
+]
+
+
+@pytest.mark.parametrize(("given", "faults", "words"), WRONG)
+def test_a_command_that_asks_sqs_ends_with_one_line_and_the_way_out(
+    given: dict[str, str], faults: Faults, words: list[str]
+) -> None:
+    with Endpoint.start(faults=faults) as endpoint:
+        done = taskharbor("sqs", "status", **BARE, **given, AWS_ENDPOINT_URL_SQS=endpoint.url)
+
+    assert done.returncode == Exit.USAGE
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: the queue service refuses: ")
+    assert done.stderr.count("\n") == 1
+    assert [word for word in words if word not in done.stderr] == []
+
+
+def test_an_sqs_that_is_away_is_told_from_one_that_refuses() -> None:
+    with Endpoint.start() as endpoint:
+        endpoint.go_away()
+        done = taskharbor("sqs", "status", **BARE, **KEYS, **REGION, AWS_ENDPOINT_URL_SQS=endpoint.url)
+
+    assert done.returncode == Exit.CANNOT_CONNECT
+    assert done.stderr.startswith("error: the queue service is out of reach: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("given", "faults", "words"), WRONG)
+def test_a_worker_and_an_enqueuer_say_so_once_and_go_on_and_jobs_are_stored(
+    tmp_path: Path, given: dict[str, str], faults: Faults, words: list[str]
+) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    driver = connect(url)
+    with Endpoint.start(faults=faults) as endpoint:
+        environ = {**BARE, **given, "AWS_ENDPOINT_URL_SQS": endpoint.url}
+        with (
+            started(tmp_path, environ, "enqueuer", "--url", url, "--period", "100ms") as enqueuer,
+            started(tmp_path, environ, "worker", "shop.py", "--sqs", "--url", url) as worker,
+        ):
+            job_id = Client(driver).enqueue(JobRequest(type="greet")).id
+            logs = [tmp_path / "enqueuer", tmp_path / "worker"]
+            wait_until(lambda: all("the queue service refuses" in log.read_text() for log in logs))
+            for process in (enqueuer, worker):
+                process.send_signal(signal.SIGTERM)
+            codes = [process.wait(LIMIT) for process in (enqueuer, worker)]
+    stored = driver.inspector.get([job_id])
+    driver.close()
+
+    refusals = [[line for line in log.read_text().splitlines() if "refuses" in line] for log in logs]
+    assert codes == [0, 0]
+    assert [*stored] == [job_id]
+    assert [len(lines) for lines in refusals] == [1, 1]
+    assert [(line, word) for [line] in refusals for word in words if word not in line] == []
+
+
+@contextmanager
+def started(folder: Path, environ: dict[str, str], *args: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command of `taskharbor`, whose log is in a file of its own name."""
+    with (folder / args[0]).open("w") as stderr:
+        command = [*PYTHON, "-m", "taskharbor.cli", *args]
+        process = subprocess.Popen(command, cwd=folder, stderr=stderr, text=True, env=environ)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,288 @@
+"""SQS away, half broken, and switched off for good; and jobs that die meanwhile.
+
+The store is a real PostgreSQL, SQS an endpoint over HTTP. `benchmarks/sqs_outages.py` does the same for minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.client import Client
+from taskharbor.core.request import JobRequest
+from taskharbor.core.retry import Fixed, RetryPolicy
+from taskharbor.core.states import FINAL, Status
+from taskharbor.delivery.sqs import SqsTransport
+from taskharbor.delivery.transport import DEAD_EVENTS, QueueShape
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.enqueuer import DueTaskEnqueuer
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.testing.sqs import Endpoint, Faults
+from taskharbor.worker import Worker
+from tests.delivery.subjects import REGION, raw_client
+from tests.postgres import emptied
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+
+NAME: Final = "taskharbor-default"
+NOW: Final = timedelta(0)
+SECOND: Final = timedelta(seconds=1)
+LEASE: Final = timedelta(seconds=20)  # nobody loses one here: every job runs once
+LIMIT: Final = 60.0  # seconds; far more than anything waited for takes
+UNSENDABLE: Final = Faults(errors={"AccessDenied": 1}, operations=frozenset({"SendMessageBatch"}))
+EVERYTHING: Final = [
+    QueueShape(name=name, visibility=SECOND, retention=LEASE * 10) for name in ("default", DEAD_EVENTS)
+]
+
+
+class Scene:
+    """A store, SQS, and whoever is started, all in this process, with a ledger of which jobs ran."""
+
+    def __init__(self, driver: PostgresDriver, endpoint: Endpoint, stack: ExitStack) -> None:
+        self.driver, self.endpoint = driver, endpoint
+        self._stack = stack
+        self.transport = self._connected()
+        self.transport.ensure(EVERYTHING)
+        self.jobs: list[JobId] = []
+        self.ran: list[tuple[JobId, float]] = []
+        self.may_end = Event()
+        self.may_end.set()
+
+    def start_workers(self, count: int = 2, *, patience: timedelta = SECOND) -> None:
+        for _ in range(count):
+            worker = Worker(
+                self.driver,
+                lease=LEASE,
+                poll=timedelta(milliseconds=50),
+                transport=self._connected(),
+                visibility=SECOND,
+                wait=SECOND,
+                patience=patience,
+            )
+            worker.register("note", self._note)
+            worker.register("fail", self._fail, policy=RetryPolicy(backoff=Fixed(timedelta(milliseconds=10))))
+            worker.start()
+            self._stack.callback(worker.stop, NOW)
+
+    def start_enqueuer(self) -> None:
+        runtime, period = ThreadRuntime(plain=1), timedelta(milliseconds=50)
+        enqueuer = DueTaskEnqueuer(
+            runtime,
+            self.driver,
+            self._connected(),
+            queues=["default"],
+            period=period,
+            lock=2 * SECOND,
+            first=2 * SECOND,
+        )
+        enqueuer.start()
+        self._stack.callback(enqueuer.stop)
+
+    def enqueue(self, count: int, type: str = "note", **fields: Any) -> list[JobId]:
+        new = [each.id for each in Client(self.driver).enqueue_many([JobRequest(type=type, **fields)] * count)]
+        self.jobs += new
+        return new
+
+    def is_done(self) -> bool:
+        return all(job.status in FINAL for job in self.driver.inspector.get(self.jobs).values())
+
+    def wait_until_done(self) -> float:
+        return wait_until(self.is_done, limit=LIMIT)
+
+    def is_drained(self) -> bool:
+        """Whether no message for a job is left, in whatever state."""
+        return sum(self.endpoint.depth(NAME)) == 0
+
+    def runs(self) -> Counter[JobId]:
+        return Counter(job_id for job_id, _ in self.ran)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what is known in the queue for news of dead jobs."""
+        found = self.transport.receive(DEAD_EVENTS, most=10, wait=NOW, visibility=LEASE)
+        return [json.loads(each.body) for each in found]
+
+    def _connected(self) -> SqsTransport:
+        transport = SqsTransport(endpoint_url=self.endpoint.url, region=REGION, answer_within=SECOND)
+        self._stack.callback(transport.close)
+        return transport
+
+    def _note(self, job: Job) -> None:
+        self.ran.append((job.id, time.monotonic()))
+        assert self.may_end.wait(LIMIT)
+
+    def _fail(self, job: Job) -> None:
+        self.ran.append((job.id, time.monotonic()))
+        raise ValueError("as ever")
+
+
+@contextmanager
+def scene_at(url: str) -> Iterator[Scene]:
+    with (
+        Endpoint.start(seed=1) as endpoint,
+        closing(PostgresDriver(url, deadline=timedelta(seconds=5))) as driver,
+        ExitStack() as stack,
+    ):
+        yield Scene(driver, endpoint, stack)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with scene_at(emptied()) as made:
+        yield made
+
+
+def test_while_sqs_is_away_jobs_are_stored_and_run_and_none_runs_twice_when_it_returns(scene: Scene) -> None:
+    figures = outlive(scene, seconds=3, jobs=10)
+
+    assert figures["jobs run while it was away"] == 10
+
+
+def outlive(scene: Scene, *, seconds: float, jobs: int) -> dict[str, Any]:
+    """Let SQS be away for so long, under load; every job runs exactly once, whatever became of its message."""
+    scene.start_enqueuer()
+    scene.may_end.clear()
+    scene.start_workers()
+    scene.enqueue(jobs)
+    wait_until(lambda: len(scene.ran) == jobs, limit=LIMIT)  # all by messages, which nobody can delete now
+    scene.endpoint.go_away()
+    scene.may_end.set()
+    left_at = time.monotonic()
+    stored = [_stored(scene) for _ in range(jobs)]
+    scene.wait_until_done()
+    while_away = sum(at > left_at for _, at in scene.ran)
+    Event().wait(max(0.0, left_at + seconds - time.monotonic()))
+    asked = scene.endpoint.requests["ReceiveMessage"]
+    scene.endpoint.come_back()
+    back_at = time.monotonic()
+    scene.enqueue(jobs)
+    again = wait_until(lambda: scene.endpoint.requests["ReceiveMessage"] > asked, limit=LIMIT)
+    scene.wait_until_done()
+    wait_until(scene.is_drained, limit=LIMIT)
+    assert scene.runs() == dict.fromkeys(scene.jobs, 1), "a job ran twice, or not at all"
+    return {
+        "seconds away": round(back_at - left_at, 1),
+        "slowest enqueue while it was away, in milliseconds": round(1_000 * max(stored), 1),
+        "jobs run while it was away": while_away,
+        "seconds until it was asked again": round(again, 1),
+        "jobs": len(scene.jobs),
+    }
+
+
+def _stored(scene: Scene) -> float:
+    start = time.monotonic()
+    scene.enqueue(1)
+    return time.monotonic() - start
+
+
+def test_while_messages_can_be_received_but_not_sent_jobs_are_run(scene: Scene) -> None:
+    figures = bypass(scene, jobs=10)
+
+    assert figures["jobs run without a message"] == 10
+
+
+def bypass(scene: Scene, *, jobs: int) -> dict[str, Any]:
+    """Let sending be refused, then allowed again."""
+    scene.endpoint.faults = UNSENDABLE
+    scene.start_enqueuer()
+    scene.start_workers()
+    scene.enqueue(jobs)
+    took = scene.wait_until_done()
+    assert scene.is_drained()
+    bypassed = len(scene.ran)
+    scene.endpoint.faults = Faults()
+    refused = scene.endpoint.requests["SendMessageBatch"]
+    again = wait_until(lambda: _is_ringing(scene, refused), limit=LIMIT)
+    scene.wait_until_done()
+    wait_until(scene.is_drained, limit=LIMIT)
+    assert scene.runs() == dict.fromkeys(scene.jobs, 1), "a job ran twice, or not at all"
+    return {
+        "jobs": len(scene.jobs),
+        "jobs run without a message": bypassed,
+        "seconds that took": round(took, 1),
+        "seconds until messages were sent again": round(again, 1),
+    }
+
+
+def _is_ringing(scene: Scene, refused: int) -> bool:
+    """Tell whether a message was sent since; where nothing waits for one, enqueue another job."""
+    if scene.is_done():
+        scene.enqueue(1)
+    return scene.endpoint.requests["SendMessageBatch"] > refused
+
+
+def test_when_sqs_is_switched_off_for_good_jobs_are_run_late_and_not_lost(scene: Scene) -> None:
+    figures = do_without(scene, jobs=10)
+
+    assert figures["jobs"] == 20
+
+
+def do_without(scene: Scene, *, jobs: int) -> dict[str, Any]:
+    """Let SQS vanish with messages in it, and never come back; workers and an enqueuer that start later find nobody."""
+    scene.start_enqueuer()
+    scene.enqueue(jobs)
+    wait_until(lambda: scene.endpoint.depth(NAME)[0] == jobs, limit=LIMIT)
+    scene.endpoint.go_away()
+    scene.start_enqueuer()
+    scene.start_workers()
+    scene.enqueue(jobs)
+    took = scene.wait_until_done()
+    assert scene.runs() == dict.fromkeys(scene.jobs, 1), "a job ran twice, or not at all"
+    return {"jobs": len(scene.jobs), "seconds that took": round(took, 1)}
+
+
+def test_a_task_that_always_fails_runs_max_attempts_times_and_its_death_is_told(scene: Scene) -> None:
+    die(scene, jobs=2, max_attempts=3)
+
+
+def die(scene: Scene, *, jobs: int, max_attempts: int) -> dict[str, Any]:
+    """Let every attempt fail: it ends, whatever SQS does, and each death is told."""
+    scene.start_enqueuer()
+    scene.start_workers()
+    scene.enqueue(jobs, "fail", max_attempts=max_attempts)
+    scene.wait_until_done()
+    wait_until(scene.is_drained, limit=LIMIT)
+    wait_until(lambda: scene.endpoint.depth("taskharbor-dead-events")[0] == jobs, limit=LIMIT)
+    dead = scene.driver.inspector.get(scene.jobs).values()
+    events = {event["job_id"]: event for event in scene.events()}
+    assert {job.status for job in dead} == {Status.DEAD}
+    assert scene.runs() == dict.fromkeys(scene.jobs, max_attempts)
+    assert events.keys() == {str(each) for each in scene.jobs}
+    assert {(event["attempt_count"], event["error"]) for event in events.values()} == {
+        (max_attempts, next(iter(dead)).last_error)
+    }
+    return {"jobs": jobs, "attempts of each": max_attempts, "events": len(events)}
+
+
+def test_while_the_queue_for_dead_letters_is_out_messages_of_jobs_go_and_the_event_comes_later(scene: Scene) -> None:
+    die_unheard(scene)
+
+
+def die_unheard(scene: Scene) -> dict[str, Any]:
+    """Let the queue for news of dead jobs be missing while a job dies."""
+    sqs = raw_client(scene.endpoint.url)
+    sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="taskharbor-dead-events")["QueueUrl"])
+    sqs.close()
+    scene.start_enqueuer()
+    scene.start_workers()
+    [job_id] = scene.enqueue(1, "fail", max_attempts=1)
+    scene.wait_until_done()
+    wait_until(scene.is_drained, limit=LIMIT)
+    wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].attempts > 0, limit=LIMIT)
+    assert scene.driver.inspector.outbox([job_id])[0].published_at is None
+    scene.transport.ensure(EVERYTHING)
+    took = wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].published_at is not None, limit=LIMIT)
+    [event] = scene.events()
+    assert event["event_id"] == scene.driver.inspector.outbox([job_id])[0].event.event_id
+    return {"seconds until the event came": round(took, 1)}
