@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from taskharbor.core.model import Claim
-    from taskharbor.delivery.transport import Delivery, Transport
+    from taskharbor.delivery.transport import Delivery
     from taskharbor.runtime import Runtime
     from taskharbor.worker.hand import Hands
-    from taskharbor.worker.messages import Messages
+    from taskharbor.worker.mail import Mail
     from taskharbor.worker.taking import Taking
 
 _LOG: Final = logging.getLogger(__name__)
@@ -40,32 +40,17 @@ class Deliveries:
     def __init__(
         self,
         runtime: Runtime,
-        transport: Transport,
         hands: Hands,
-        messages: Messages,
+        mail: Mail,
         *,
         takings: Mapping[str, Taking],
         wake: Callable[[str], None],
-        wait: timedelta,
-        visibility: timedelta,
         poll: timedelta,
         patience: timedelta,
     ) -> None:
         line = Line(runtime, wake=lambda queue: wake(_name(queue)))
         self._polls = {
-            queue: Poll(
-                runtime,
-                transport,
-                hands,
-                taking,
-                messages,
-                queue=queue,
-                wait=wait,
-                visibility=visibility,
-                poll=poll,
-                patience=patience,
-                line=line,
-            )
+            queue: Poll(runtime, hands, mail, taking, queue=queue, poll=poll, patience=patience, line=line)
             for queue, taking in takings.items()
         }
 
@@ -136,26 +121,21 @@ class Poll:
     def __init__(
         self,
         runtime: Runtime,
-        transport: Transport,
         hands: Hands,
+        mail: Mail,
         taking: Taking,
-        messages: Messages,
         *,
         queue: str,
-        wait: timedelta,
-        visibility: timedelta,
         poll: timedelta,
         patience: timedelta,
         line: Line,
     ) -> None:
         self._runtime = runtime
-        self._transport = transport
+        self._transport, self._messages, self._visibility = mail.transport, mail.messages, mail.visibility
         self._hands = hands
         self._taking = taking
-        self._messages = messages
         self._queue = queue
-        self._wait = wait if runtime.may_block else AT_ONCE
-        self._visibility = visibility
+        self._wait = mail.wait if runtime.may_block else AT_ONCE
         self._poll = poll
         self._patience = patience
         self._line = line

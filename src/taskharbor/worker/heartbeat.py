@@ -45,7 +45,7 @@ class Heartbeat:
         lease: timedelta,
         every: timedelta,
         margin: float,
-        kept: Callable[[list[Hand]], None] = lambda _hands: None,
+        kept: Callable[[list[Hand]], None] | None = None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
@@ -127,7 +127,8 @@ class Heartbeat:
                 skipped = True
             else:
                 self._lose(hand, answer)
-        self._kept(kept)
+        if self._kept is not None:
+            self._kept(kept)
         return self._soon if skipped else self._every
 
     def _lose(self, hand: Hand, answer: TaskHarborError) -> None:

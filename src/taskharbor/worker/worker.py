@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskharbor.core.answers import Settled
 from taskharbor.core.codec import JsonCodec
-from taskharbor.core.errors import JobNotInflight, Problem, StoreUnavailable, UsageError
+from taskharbor.core.errors import JobNotInflight, StoreUnavailable
 from taskharbor.core.facts import JobClaimed
-from taskharbor.core.ids import new_token
-from taskharbor.core.messages import Finding
-from taskharbor.core.model import WorkerRecord
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.request import QUEUE_PATTERN
 from taskharbor.core.states import Status
-from taskharbor.deadletters import Relay, to_queue
 from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
@@ -32,15 +24,17 @@ from taskharbor.worker.hand import Hands, Why
 from taskharbor.worker.heartbeat import Heartbeat
 from taskharbor.worker.intake import Intake
 from taskharbor.worker.lifespan import Span, check_lifespan
-from taskharbor.worker.messages import Messages
+from taskharbor.worker.mail import Mail
 from taskharbor.worker.middleware import handler
+from taskharbor.worker.options import check_options, limits_of
+from taskharbor.worker.presence import Presence, new_worker_id
 from taskharbor.worker.recorder import Recorder
 from taskharbor.worker.reporting import Reporter
 from taskharbor.worker.taking import Taking
 from taskharbor.worker.telling import Telling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from taskharbor.core.codec import Codec
     from taskharbor.core.errors import TaskHarborError
@@ -55,7 +49,6 @@ if TYPE_CHECKING:
     from taskharbor.worker.middleware import Handler, Middleware
 
 _LOG: Final = logging.getLogger(__name__)
-CONCURRENCY: Final = 16
 LEASE: Final = timedelta(seconds=30)
 GRACE: Final = timedelta(seconds=25)
 POLL: Final = timedelta(seconds=1)
@@ -63,13 +56,11 @@ PATIENCE: Final = timedelta(seconds=60)
 VISIBILITY: Final = timedelta(seconds=60)
 WAIT: Final = timedelta(seconds=2)
 """How long one receive waits for messages. A worker that stops waits for it, or what comes last stays hidden."""
-ALIVE: Final = timedelta(seconds=10)
 LOOK: Final = timedelta(milliseconds=20)
 FOREVER: Final = timedelta(days=3650)
 JOIN: Final = timedelta(seconds=5)
 MOMENT: Final = 1.0  # seconds in which handlers may end by themselves, once they were asked to
 REST: Final = timedelta(seconds=1)  # for a job that could not be started
-SHORTEST_LEASE: Final = timedelta(milliseconds=100)
 MARGIN: Final = 0.05
 """The part of a lease by which a worker takes it to be over early: two clocks never run alike."""
 
@@ -95,6 +86,12 @@ class Worker:
     >>> worker.drain()
     hello Ada
     """
+
+    _span: Span | None = None
+    _listener: Listener | None = None
+    _supervisor: Loop | None = None
+    _stops_by: float | None = None
+    _is_over = False
 
     def __init__(
         self,
@@ -122,23 +119,25 @@ class Worker:
         name: str | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        limits = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, concurrency or CONCURRENCY)
-        concurrency = concurrency if concurrency is not None else _in_all(queues)
+        limits, in_all = limits_of(queues, concurrency)
         beat = lease / 3 if heartbeat is None else heartbeat
-        _check(limits, concurrency, lease, beat)
-        self.id = name or f"{socket.gethostname()}:{os.getpid()}:{new_token().hex[:8]}"
+        check_options(limits, in_all, lease, beat)
+        if lifespan is not None:
+            check_lifespan(lifespan)
+        self.id = name or new_worker_id()
         self.grace = grace
         self._driver = driver
-        self._runtime = runtime or ThreadRuntime(plain=concurrency)
-        self._limits, self._concurrency, self._poll = limits, concurrency, poll
+        self._runtime = runtime or ThreadRuntime(plain=in_all)
+        self._limits, self._poll, self._lease = limits, poll, lease
+        self._last_moment = MOMENT + lease.total_seconds()  # late by that, what cannot be given back is over
         self._middleware = tuple(middleware)
         self._leaves_unknown = unknown_types == "leave"
         self._handlers: dict[str, Handler] = {}
         self._policies: dict[str, RetryPolicy] = {}
-        self._started_at = self._runtime.now()
-        margin = lease.total_seconds() * MARGIN
-        self._last_moment = MOMENT + lease.total_seconds()  # late by that, what cannot be given back is over
-        self._hands = Hands(self._runtime, concurrency=concurrency, queues=limits)
+        self._lifespan = lifespan
+        self._scheduler = scheduler or Scheduler(driver, codec=codec or JsonCodec())
+        self._schedules = tuple(schedules)
+        self._hands = Hands(self._runtime, concurrency=in_all, queues=limits)
         self._tell = Telling(hooks)
         self._guard = ClockGuard(self._runtime, driver, lease=lease)
         self._recorder = Recorder(self._runtime, driver, self._hands, settled=self._settled, freed=self._wake_intake)
@@ -147,36 +146,19 @@ class Worker:
         self._executor = Executor(
             self._runtime, self._handlers, self._policies, around=self._around, report=self._ended
         )
-        if lifespan is not None:
-            check_lifespan(lifespan)
-        self._lifespan = lifespan
-        self._span: Span | None = None
-        self._transport, self._visibility, self._wait = transport, visibility, wait
-        self._messages: Messages | None = None
-        self._relay: Relay | None = None
-        if transport is not None:
-            self._messages = Messages(
-                self._runtime, driver, transport, visibility=visibility, wake=lambda: self._wake("messages")
-            )
-            self._relay = None if dead_letters is None else Relay(driver, to_queue(transport, dead_letters))
+        self._mail = self._make_mail(transport, visibility=visibility, wait=wait, dead_letters=dead_letters)
+        kept = None if self._mail is None else self._mail.messages.keep
+        margin = lease.total_seconds() * MARGIN
         self._heartbeat = Heartbeat(
-            self._runtime, driver, self._hands, lease=lease, every=beat, margin=margin, kept=self._keep
+            self._runtime, driver, self._hands, lease=lease, every=beat, margin=margin, kept=kept
         )
-        self._intake = self._make_intake(lease=lease, margin=margin, patience=patience, codec=codec)
-        relay = None if self._relay is None else lambda: self._wake("relay")
-        self._scheduler = scheduler or Scheduler(driver, codec=codec or JsonCodec())
-        self._schedules = tuple(schedules)
-        self._janitor = (
-            Janitor(self._runtime, driver, lease=lease, guard=self._guard, relay=relay, scheduler=self._scheduler)
-            if janitor
-            else None
+        self._intake = self._make_intake(margin=margin, patience=patience, codec=codec)
+        self._janitor = self._make_janitor() if janitor else None
+        self._presence = Presence(
+            self._runtime, driver, worker=self.id, queues=list(limits), types=lambda: self.types, concurrency=in_all
         )
         self._loops: dict[str, Loop] = {}
-        self._supervisor: Loop | None = None
-        self._listener: Listener | None = None
         self._stopping = self._runtime.lock()
-        self._stops_by: float | None = None
-        self._is_over = False
 
     def register(self, type: str, function: Callable[..., Any], *, policy: RetryPolicy | None = None) -> None:
         """Let *function* handle jobs of *type*: ``handler(job)`` or ``handler(job, ctx)``, plain or async."""
@@ -194,24 +176,25 @@ class Worker:
             self._span = Span(self._runtime, self._lifespan)
             self._around.state = self._span.enter()
         serve = self._runtime.serve
-        self._loops["reporter"] = serve("reporter", self._unless_over(self._reporter.tick))
-        self._loops["recorder"] = serve("recorder", self._unless_over(self._recorder.tick))
-        self._loops["heartbeat"] = serve("heartbeat", self._unless_over(self._heartbeat.tick))
-        self._loops["alive"] = serve("alive", self._unless_over(self._beat))
-        self._loops["clock"] = serve("clock", self._unless_over(self._guard.tick))
-        if self._janitor is not None:
-            self._loops["janitor"] = serve("janitor", self._unless_over(self._janitor.tick))
+        for name, tick in self._ticks().items():
+            self._loops[name] = serve(name, self._unless_over(tick))
         if self._schedules:
             self._loops["schedules"] = serve("schedules", self._put_schedules)
-        if self._relay is not None:
-            self._loops["relay"] = serve("relay", self._unless_over(self._relay.tick))
-        if self._messages is not None:
-            self._loops["messages"] = serve("messages", self._unless_over(self._messages.tick))
-        for name, tick in self._intake.ticks.items():
-            self._loops[name] = serve(name, self._unless_over(tick))
-        if self._runtime.may_block and self._messages is None:  # messages ring by themselves
+        if self._runtime.may_block and self._mail is None:  # messages ring by themselves
             self._listener = self._driver.listen(list(self._limits))
             self._loops["listener"] = serve("listener", self._unless_over(self._listen))
+
+    def _ticks(self) -> dict[str, Callable[[], timedelta]]:
+        return {
+            "reporter": self._reporter.tick,
+            "recorder": self._recorder.tick,
+            "heartbeat": self._heartbeat.tick,
+            "alive": self._presence.tick,
+            "clock": self._guard.tick,
+            **({} if self._janitor is None else {"janitor": self._janitor.tick}),
+            **({} if self._mail is None else self._mail.ticks),
+            **self._intake.ticks,
+        }
 
     def drain(self, timeout: timedelta = FOREVER) -> None:
         """Work until nothing is due and nothing in hand, or *timeout* has passed, and stop."""
@@ -268,7 +251,7 @@ class Worker:
 
     def _has_messages(self) -> bool:
         """Whether messages are still to be deleted, or to be shown to others."""
-        return self._messages is not None and not self._messages.is_done
+        return self._mail is not None and not self._mail.messages.is_done
 
     def _end(self) -> None:
         self._is_over = True
@@ -293,12 +276,24 @@ class Worker:
         except Exception:  # noqa: BLE001  a user's code, and all jobs are given back by now
             _LOG.exception("the lifespan did not end well")
 
-    def _make_intake(
-        self, *, lease: timedelta, margin: float, patience: timedelta, codec: Codec | None
-    ) -> Intake | Deliveries:
+    def _make_mail(self, transport: Transport | None, **options: Any) -> Mail | None:
+        return None if transport is None else Mail(self._runtime, self._driver, transport, wake=self._wake, **options)
+
+    def _make_janitor(self) -> Janitor:
+        relays = self._mail is not None and self._mail.relay is not None
+        return Janitor(
+            self._runtime,
+            self._driver,
+            lease=self._lease,
+            guard=self._guard,
+            relay=(lambda: self._wake("relay")) if relays else None,
+            scheduler=self._scheduler,
+        )
+
+    def _make_intake(self, *, margin: float, patience: timedelta, codec: Codec | None) -> Intake | Deliveries:
         options: dict[str, Any] = {
             "worker": self.id,
-            "lease": lease,
+            "lease": self._lease,
             "margin": margin,
             "patience": patience,
             "types": self._types,
@@ -306,20 +301,16 @@ class Worker:
             "start": self._start,
             "codec": codec,
         }
-        if self._transport is None or self._messages is None:
-            return Intake(
-                self._runtime, self._driver, self._hands, queues=list(self._limits), poll=self._poll, **options
-            )
+        common, queues, poll = (self._runtime, self._driver, self._hands), list(self._limits), self._poll
+        if self._mail is None:
+            return Intake(*common, queues=queues, poll=poll, **options)
         return Deliveries(
             self._runtime,
-            self._transport,
             self._hands,
-            self._messages,
-            takings={queue: Taking(self._runtime, self._driver, self._hands, **options) for queue in self._limits},
+            self._mail,
+            takings={queue: Taking(*common, **options) for queue in queues},
             wake=self._wake,
-            wait=self._wait,
-            visibility=self._visibility,
-            poll=self._poll,
+            poll=poll,
             patience=patience,
         )
 
@@ -349,15 +340,11 @@ class Worker:
 
     def _settled(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
         if hand.is_completed and isinstance(answer, JobNotInflight):
-            outcome, answer = (
-                Outcome.ack(),
-                Settled(hand.claim.job.id, Status.SUCCEEDED),
-            )  # in the handler's transaction
+            # In the handler's own transaction.
+            outcome, answer = Outcome.ack(), Settled(hand.claim.job.id, Status.SUCCEEDED)
         is_settled = isinstance(answer, Settled)
-        if self._messages is not None:
-            self._messages.found(hand.received, Finding.SETTLED if is_settled else Finding.UNSETTLED)
-        if isinstance(answer, Settled) and answer.status is Status.DEAD:
-            self._wake("relay")
+        if self._mail is not None:
+            self._mail.settled(hand, answer)
         if is_settled and not self._tell.is_heard:
             return
         advice = "" if is_settled else self._heartbeat.advice(hand)
@@ -370,10 +357,6 @@ class Worker:
     def _wake_intake(self) -> None:
         for name in self._intake.ticks:
             self._wake(name)
-
-    def _keep(self, hands: list[Hand]) -> None:
-        if self._messages is not None:
-            self._messages.keep(hands)
 
     def _listen(self) -> timedelta:
         if self._listener is not None and self._listener.wait(self._poll):
@@ -390,39 +373,3 @@ class Worker:
             _LOG.warning("cannot store the schedules: %s", error)
             return REST
         return None
-
-    def _beat(self) -> timedelta:
-        record = WorkerRecord(
-            id=self.id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            queues=tuple(self._limits),
-            types=self.types,
-            concurrency=self._concurrency,
-            started_at=self._started_at,
-        )
-        try:
-            self._driver.upkeep.beat_worker(record)
-        except StoreUnavailable as error:
-            _LOG.warning("cannot say that this worker is alive: %s", error)
-        return ALIVE
-
-
-def _in_all(queues: Sequence[str] | Mapping[str, int]) -> int:
-    return sum(queues.values()) if isinstance(queues, Mapping) and queues else CONCURRENCY
-
-
-def _check(queues: Mapping[str, int], concurrency: int, lease: timedelta, heartbeat: timedelta) -> None:
-    for name, limit in {**queues, "concurrency": concurrency}.items():
-        if limit < 1:
-            raise UsageError(Problem(field=name, value=str(limit), rule="at least 1 job must run at once"))
-    if not queues:
-        raise UsageError(Problem(field="queues", value="none", rule="name at least one"))
-    for name in queues:
-        if QUEUE_PATTERN.fullmatch(name) is None:
-            raise UsageError(Problem(field="queue", value=repr(name), rule=f"must match {QUEUE_PATTERN.pattern}"))
-    if lease < SHORTEST_LEASE:
-        raise UsageError(Problem(field="lease", value=str(lease), rule=f"at least {SHORTEST_LEASE}"))
-    if not timedelta(0) < heartbeat <= lease / 3:
-        rule = f"at most a third of the lease, {lease / 3}: two beats may fail before it runs out"
-        raise UsageError(Problem(field="heartbeat", value=str(heartbeat), rule=rule))

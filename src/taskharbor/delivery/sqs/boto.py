@@ -93,5 +93,6 @@ def _config(connections: int, answer_within: float) -> Config:
         connect_timeout=_CONNECT,
         read_timeout=answer_within,
         parameter_validation=False,  # we make the parameters ourselves: it would cost a call a tenth of its time
+        user_agent="taskharbor",  # likewise
         retries={"mode": "standard", "total_max_attempts": 1},
     )

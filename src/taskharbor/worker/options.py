@@ -1,0 +1,42 @@
+"""The rules that the options of a worker keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.request import QUEUE_PATTERN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONCURRENCY: Final = 16
+SHORTEST_LEASE: Final = timedelta(milliseconds=100)
+
+
+def limits_of(queues: Sequence[str] | Mapping[str, int], concurrency: int | None) -> tuple[dict[str, int], int]:
+    """Return how many jobs of each queue, and of all together, may run at once."""
+    if isinstance(queues, Mapping):
+        in_all = sum(queues.values()) if queues else CONCURRENCY
+        return dict(queues), in_all if concurrency is None else concurrency
+    in_all = CONCURRENCY if concurrency is None else concurrency
+    return dict.fromkeys(queues, in_all), in_all
+
+
+def check_options(queues: Mapping[str, int], concurrency: int, lease: timedelta, heartbeat: timedelta) -> None:
+    """Raise `UsageError` where an option breaks its rule."""
+    for name, limit in {**queues, "concurrency": concurrency}.items():
+        if limit < 1:
+            raise UsageError(Problem(field=name, value=str(limit), rule="at least 1 job must run at once"))
+    if not queues:
+        raise UsageError(Problem(field="queues", value="none", rule="name at least one"))
+    for name in queues:
+        if QUEUE_PATTERN.fullmatch(name) is None:
+            raise UsageError(Problem(field="queue", value=repr(name), rule=f"must match {QUEUE_PATTERN.pattern}"))
+    if lease < SHORTEST_LEASE:
+        raise UsageError(Problem(field="lease", value=str(lease), rule=f"at least {SHORTEST_LEASE}"))
+    if not timedelta(0) < heartbeat <= lease / 3:
+        rule = f"at most a third of the lease, {lease / 3}: two beats may fail before it runs out"
+        raise UsageError(Problem(field="heartbeat", value=str(heartbeat), rule=rule))
