@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from taskharbor.tasks import Duration
     from taskharbor.testing.harness import Harness
     from taskharbor.worker.lifespan import Lifespan
+    from taskharbor.worker.options import Queues, WorkerOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -230,14 +231,16 @@ class Harbor:
         self._lifespan = function
         return function
 
-    def worker(self, *, queues: Sequence[str] | Mapping[str, int] | None = None, **options: Any) -> Worker:
+    def worker(
+        self, *, queues: Queues | None = None, hooks: Sequence[Hook] = (), **options: Unpack[WorkerOptions]
+    ) -> Worker:
         """Return a worker for all tasks; without *queues*, of all that they name. It takes the options of `Worker`."""
         worker = Worker(
             self.driver,
             queues=queues or self.queues,
             codec=self.codec,
             lifespan=self._lifespan,
-            hooks=(*self._hooks, *options.pop("hooks", ())),
+            hooks=(*self._hooks, *hooks),
             scheduler=self.scheduler(),
             schedules=tuple(self._schedules.values()),
             **options,
@@ -341,7 +344,7 @@ class Harbor:
 
     def made_ready(self) -> Iterator[Any] | AsyncIterator[Any]:
         """Return a run of the lifespan, not begun; without one, of one that makes nothing ready."""
-        return _nothing() if self._lifespan is None else self._lifespan()
+        return iter([None]) if self._lifespan is None else self._lifespan()
 
     def _joined_client(self, connection: Any) -> Client:
         if not self.store.joins:
@@ -380,10 +383,6 @@ class Harbor:
 
     def _owner(self, type: str) -> Any:
         return next((task for task in self._tasks.values() if type in task.types), None)
-
-
-def _nothing() -> Iterator[None]:
-    yield None
 
 
 def _is_same(one: Any, other: Any) -> bool:

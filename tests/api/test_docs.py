@@ -11,17 +11,19 @@ from taskharbor.api.problems import VERDICTS
 if TYPE_CHECKING:
     from tests.api.site import Site
 
-PAGE: Final = (Path(__file__).resolve().parent.parent.parent / "docs" / "http.md").read_text("utf-8")
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+PAGE: Final = (ROOT / "docs" / "http.md").read_text("utf-8")
+README: Final = (ROOT / "README.md").read_text("utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def test_every_request_of_the_page_is_answered_as_it_says(site: Site) -> None:
+def test_every_request_of_the_page_and_of_the_readme_is_answered_as_it_says(site: Site) -> None:
     known = {"{id}": "", "{etag}": ""}
-    sent = blocks("http")
-    assert len(sent) > 8
+    sent = blocks("http") + blocks("http", README)
+    assert len(sent) > 9
 
     for block in sent:
         for name, value in known.items():

@@ -17,6 +17,7 @@ from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.testing.sqs import Endpoint, Faults
 from tests.delivery.contract import MAIL, MINUTE, messages, received
 from tests.delivery.subjects import REGION, raw_client
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -62,6 +63,7 @@ def test_a_poll_whose_client_is_gone_takes_no_message(endpoint: Endpoint, transp
     client = http.client.HTTPConnection("127.0.0.1", endpoint.port)
     asked = {"QueueUrl": url, "WaitTimeSeconds": 20}
     client.request("POST", "/", json.dumps(asked), {"X-Amz-Target": "AmazonSQS.ReceiveMessage"})
+    wait_until(lambda: endpoint.requests["ReceiveMessage"] == 1)  # else the message may come before the poll
     client.close()
 
     transport.send("mail", messages(1))

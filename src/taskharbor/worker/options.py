@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.request import QUEUE_PATTERN
@@ -12,11 +12,38 @@ from taskharbor.core.request import QUEUE_PATTERN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskharbor.delivery.transport import Transport
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.middleware import Middleware
+
+    Queues = Sequence[str] | Mapping[str, int]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """What `Harbor.worker` takes besides queues and hooks; `Worker` says what each means."""
+
+    concurrency: int | None
+    lease: timedelta
+    heartbeat: timedelta | None
+    grace: timedelta
+    poll: timedelta
+    patience: timedelta
+    unknown_types: Literal["dead-letter", "leave"]
+    middleware: Sequence[Middleware]
+    transport: Transport | None
+    visibility: timedelta
+    wait: timedelta
+    dead_letters: str | None
+    janitor: bool
+    name: str | None
+    runtime: Runtime | None
+
+
 CONCURRENCY: Final = 16
 SHORTEST_LEASE: Final = timedelta(milliseconds=100)
 
 
-def limits_of(queues: Sequence[str] | Mapping[str, int], concurrency: int | None) -> tuple[dict[str, int], int]:
+def limits_of(queues: Queues, concurrency: int | None) -> tuple[dict[str, int], int]:
     """Return how many jobs of each queue, and of all together, may run at once."""
     if isinstance(queues, Mapping):
         in_all = sum(queues.values()) if queues else CONCURRENCY

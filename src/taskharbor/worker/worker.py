@@ -34,7 +34,7 @@ from taskharbor.worker.taking import Taking
 from taskharbor.worker.telling import Telling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from taskharbor.core.codec import Codec
     from taskharbor.core.errors import TaskHarborError
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from taskharbor.worker.hand import Hand
     from taskharbor.worker.lifespan import Lifespan
     from taskharbor.worker.middleware import Handler, Middleware
+    from taskharbor.worker.options import Queues
 
 _LOG: Final = logging.getLogger(__name__)
 LEASE: Final = timedelta(seconds=30)
@@ -97,7 +98,7 @@ class Worker:
         self,
         driver: Driver,
         *,
-        queues: Sequence[str] | Mapping[str, int] = ("default",),
+        queues: Queues = ("default",),
         concurrency: int | None = None,
         lease: timedelta = LEASE,
         heartbeat: timedelta | None = None,

@@ -63,6 +63,8 @@ def resources() -> int:
     return 7
 
 
+harbor.worker(concurency=5)  # wrong
+harbor.worker(lease=30)  # wrong
 plain("7")  # wrong
 mixed.enqueue(first=1)  # wrong
 mixed.enqueue(1, "a")  # wrong
