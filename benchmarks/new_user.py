@@ -55,10 +55,11 @@ def walk(folder: Path) -> dict[str, float]:
         extras = re.findall(r"^\$ pip install '(.+)'$", README, re.MULTILINE)[0]
         user.sh("env/bin/pip", "install", "--quiet", extras.replace(".[", "./clone["))
     (folder / "greetings.py").write_text(app() + SLOW)
-    with took.step("from taskharbor dev to the first job"), user.developing() as dev:
-        until(lambda: " runs greet" in dev.said())
-        user.run(*readme_line("enqueue greet"))
-        assert "SUCCEEDED" in user.run(*readme_line("jobs list"))
+    with user.developing() as dev:
+        with took.step("from taskharbor dev to the first job"):
+            until(lambda: " runs greet" in dev.said())
+            user.run(*readme_line("enqueue greet"))
+            assert "SUCCEEDED" in user.run(*readme_line("jobs list"))
         with took.step("a job survives the kill -9 of its worker"):
             survive(user, folder)
         with took.step("a dead letter is mended and requeued"):

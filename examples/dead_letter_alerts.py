@@ -9,12 +9,14 @@ consumer the ids that were seen belong into a database, with the alert.
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from contextlib import closing, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.delivery.sqs import PREFIX, SqsTransport
-from taskharbor.delivery.transport import DEAD_EVENTS
+from taskharbor.delivery.transport import DEAD_EVENTS, TransportUnavailable
 from taskharbor.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 WAIT: Final = timedelta(seconds=20)
 VISIBILITY: Final = timedelta(minutes=1)
 REMEMBERED: Final = 10_000
+PAUSE: Final = 5.0  # seconds, while the queue service is away
 
 
 class Alerts:
@@ -38,7 +41,7 @@ class Alerts:
     def tick(self, wait: timedelta = WAIT) -> int:
         """Take what there is, and return how many events were new."""
         deliveries = self._transport.receive(DEAD_EVENTS, most=10, wait=wait, visibility=VISIBILITY)
-        new = sum(self._take(json.loads(delivery.body)) for delivery in deliveries)
+        new = sum(self._take(event) for delivery in deliveries if (event := read(delivery.body)) is not None)
         self._transport.delete(DEAD_EVENTS, [delivery.receipt for delivery in deliveries])
         return new
 
@@ -52,6 +55,15 @@ class Alerts:
         return True
 
 
+def read(body: str) -> dict[str, Any] | None:
+    """Return the event, or None where somebody else's message came this way: it is dropped."""
+    try:
+        event = json.loads(body)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event_id" in event else None
+
+
 def say(event: dict[str, Any]) -> None:
     attempts = f"{event['attempt_count']} of {event['max_attempts']} attempts"
     print(f"job {event['job_id']} ({event['type']}) died after {attempts}: {event['error']}", flush=True)
@@ -63,7 +75,11 @@ def main() -> None:
     with closing(transport), suppress(KeyboardInterrupt):
         alerts = Alerts(transport, say)
         while True:
-            alerts.tick()
+            try:
+                alerts.tick()
+            except TransportUnavailable as error:
+                print(f"{error}; trying again", file=sys.stderr, flush=True)
+                threading.Event().wait(PAUSE)
 
 
 if __name__ == "__main__":

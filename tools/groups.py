@@ -1,6 +1,9 @@
-"""Run groups of checks one after the other, and say how long each took.
+"""Run groups of checks, two at a time, and say how long each took.
 
 python -m tools.groups [GROUP ...]     without a name: all of them
+
+Much of what they do is waiting: for leases to end, for processes to die. What a group says
+is shown when it has ended.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
+LANES: Final = 2
 
 APART: Final = (
     "tests/api",
@@ -41,6 +46,7 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
         "types": [["mypy"]],
         "contracts": [["lint-imports", "--no-logo"]],
+        "planted": [["python", "-m", "tests.planted"]],  # first, for it takes longest
         "behaviour": [["pytest", "tests", *(f"--ignore={each}" for each in APART), "--ignore-glob=*test_postgres*"]],
         "stores": [["pytest", "tests/conformance", "tests/parity"]],
         "postgres": [["pytest", *(each for each in POSTGRES if each not in FAULTS)]],
@@ -52,7 +58,6 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "delivery": [["pytest", "tests/delivery"]],
         "emulators": [["pytest", "tests/emulators"]],
         "api": [["pytest", "tests/api"]],
-        "planted": [["python", "-m", "tests.planted"]],
     }
 )
 
@@ -75,29 +80,40 @@ def main(names: Sequence[str]) -> int:
         print(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}", file=sys.stderr)
         return 2
     # A failed group does not stop the others: a person wants to see everything that is wrong.
-    runs = [run_group(name) for name in names or GROUPS]
-    print_table(runs)
+    start = time.monotonic()
+    with ThreadPoolExecutor(LANES) as lanes:
+        runs = list(lanes.map(run_group, names or GROUPS))
+    print_table(runs, timedelta(seconds=time.monotonic() - start))
     return 0 if all(run.passed for run in runs) else 1
 
 
 def run_group(name: str) -> Run:
-    print(f"\n=== {name}", flush=True)
     start = time.monotonic()
-    results = [run_command(command) for command in GROUPS[name]]
-    run = Run(group=name, passed=all(results), took=timedelta(seconds=time.monotonic() - start))
-    print(f"--- {run}", flush=True)
+    said = [run_command(command) for command in GROUPS[name]]
+    passed = all(done.returncode == 0 for done in said)
+    run = Run(group=name, passed=passed, took=timedelta(seconds=time.monotonic() - start))
+    print(f"\n=== {name}\n{''.join(done.stdout for done in said)}--- {run}", flush=True)
     return run
 
 
-def run_command(command: Sequence[str]) -> bool:
+def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     program, *arguments = command
-    return subprocess.run([BIN / program, *arguments], cwd=ROOT, check=False).returncode == 0
+    return subprocess.run(
+        [BIN / program, *arguments],
+        cwd=ROOT,
+        check=False,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
-def print_table(runs: Iterable[Run]) -> None:
+def print_table(runs: Iterable[Run], took: timedelta) -> None:
     print()
     for run in runs:
         print(run)
+    print(f"{'in all':<12}{took.total_seconds():>8.1f} s")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from taskharbor.core.retry import Exponential, Fixed, Never, RetryPolicy
     from taskharbor.core.states import Status
     from taskharbor.drivers.memory import MemoryDriver
+    from taskharbor.enqueuer import DueTaskEnqueuer
     from taskharbor.harbor import Harbor
     from taskharbor.tasks import Call, Handle, Task
     from taskharbor.worker.context import Context
@@ -31,6 +32,7 @@ __all__ = [
     "Client",
     "Context",
     "DeadLetter",
+    "DueTaskEnqueuer",
     "Enqueued",
     "Exponential",
     "Fixed",
@@ -60,6 +62,7 @@ _HOMES: Final = {
     "Client": "client",
     "Context": "worker.context",
     "DeadLetter": "core.decide",
+    "DueTaskEnqueuer": "enqueuer",
     "Enqueued": "client",
     "Exponential": "core.retry",
     "Fixed": "core.retry",

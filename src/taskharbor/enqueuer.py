@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -80,8 +81,10 @@ class DueTaskEnqueuer:
         self._listener: Listener | None = None
 
     def start(self) -> None:
-        """Begin to work, in threads of its own."""
-        self._loops["enqueuer"] = self._runtime.serve("enqueuer", lambda: None if self._is_stopped else self.tick())
+        """Begin to work, in threads of its own: two, so that one asks the store while the other sends."""
+        twin = self._twin()
+        self._loops["twin"] = self._runtime.serve("twin", lambda: None if self._is_stopped else twin.tick())
+        self._loops["enqueuer"] = self._runtime.serve("enqueuer", lambda: None if self._is_stopped else self._lead())
         if self._runtime.may_block:
             self._listener = self._driver.listen([line.queue for line in self._lines])
             self._loops["listener"] = self._runtime.serve("listener", self._listen)
@@ -97,6 +100,20 @@ class DueTaskEnqueuer:
             loop.join(JOIN)
         if self._listener is not None:
             self._listener.close()
+
+    def _twin(self) -> DueTaskEnqueuer:
+        """Return another one that does the same, as one in another process would."""
+        twin = copy(self)
+        twin._lines = [Line(line.queue) for line in self._lines]  # noqa: SLF001  it is one of us
+        twin._unrecorded = []  # noqa: SLF001  as above
+        return twin
+
+    def _lead(self) -> timedelta:
+        """Tick; where there is more than one can send, let the other one come, too."""
+        pause = self.tick()
+        if not pause:
+            self._loops["twin"].wake()
+        return pause
 
     def tick(self) -> timedelta:
         """Send for every queue once, a batch of each, and say when to come back."""
