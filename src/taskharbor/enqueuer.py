@@ -75,6 +75,7 @@ class DueTaskEnqueuer:
         self._batch = batch
         self._senders = senders if runtime.may_block else 1
         self._lines = [Line(queue) for queue in queues]
+        self._noting = runtime.lock()
         self._unrecorded: list[Sent | Unsent] = []
         self._is_stopped = False
         self._loops: dict[str, Loop] = {}
@@ -104,7 +105,7 @@ class DueTaskEnqueuer:
     def _twin(self) -> DueTaskEnqueuer:
         """Return another one that does the same, as one in another process would."""
         twin = copy(self)
-        twin._lines = [Line(line.queue) for line in self._lines]  # noqa: SLF001  it is one of us
+        twin._lines = [*self._lines]  # noqa: SLF001  it is one of us; each takes turns of its own
         twin._unrecorded = []  # noqa: SLF001  as above
         return twin
 

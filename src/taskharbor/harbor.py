@@ -344,7 +344,7 @@ class Harbor:
 
     def made_ready(self) -> Iterator[Any] | AsyncIterator[Any]:
         """Return a run of the lifespan, not begun; without one, of one that makes nothing ready."""
-        return iter([None]) if self._lifespan is None else self._lifespan()
+        return (each for each in [None]) if self._lifespan is None else self._lifespan()
 
     def _joined_client(self, connection: Any) -> Client:
         if not self.store.joins:
