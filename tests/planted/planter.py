@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, ModuleType
 
-SEEDS: Final = {WORLDS: 600, MESSAGES: 200}
+SEEDS: Final = {WORLDS: 400, MESSAGES: 200}
 """How many worlds a bug may survive."""
 MODES: Final = {WORLDS: "polling", MESSAGES: "sqs"}
 QUIET: Final = (
