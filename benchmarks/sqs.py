@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from taskharbor.drivers.postgres import PostgresDriver
 
 PAIRS: Final = 5
-SENDS: Final = 9  # pairs: short ones, so that the noise of the machine falls on both sides
+SENDS: Final = 5  # pairs
 JOBS: Final = 5_000
-SENT: Final = 2_000
+SENT: Final = 8_000
 STARTS: Final = 100
 CONCURRENCY: Final = 100
 VISIBILITY: Final = timedelta(minutes=1)
@@ -120,7 +120,7 @@ def rate(send: Callable[[], None]) -> float:
 
 
 def send_all(driver: PostgresDriver, transport: SqsTransport) -> None:
-    enqueuer = DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=[_sqs.QUEUE], unclaimed=JOBS)
+    enqueuer = DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=[_sqs.QUEUE], unclaimed=2 * SENT)
     wanted = transport.calls["SendMessageBatch"] + SENT // TENS
     enqueuer.start()
     give_up_at = time.monotonic() + LIMIT

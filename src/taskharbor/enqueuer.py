@@ -30,7 +30,7 @@ FIRST: Final = timedelta(seconds=60)
 CAP: Final = timedelta(minutes=10)
 UNCLAIMED: Final = 10_000
 BATCH: Final = 1_000
-SENDERS: Final = 4
+SENDERS: Final = 2
 TENS: Final = 10
 """Messages in one call: as many as SQS takes. What became of a call that failed is unknown for no more than these."""
 AT_ONCE: Final = timedelta(0)

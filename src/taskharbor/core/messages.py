@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -44,7 +45,7 @@ def body(message: Message) -> str:
     >>> body(Message(JobId(UUID(int=7)), 1))
     '{"v":1,"id":"00000000-0000-0000-0000-000000000007","seq":1}'
     """
-    return json.dumps({"v": VERSION, "id": str(message.job_id), "seq": message.seq}, separators=(",", ":"))
+    return f'{{"v":{VERSION},"id":"{message.job_id}","seq":{message.seq}}}'
 
 
 def parse(text: str) -> Message | None:
@@ -120,6 +121,7 @@ def judge(
     return Verdict(Action.DECLINE)
 
 
+@lru_cache(maxsize=128)
 def resend_interval(resends: int, *, first: timedelta, cap: timedelta) -> timedelta:
     """Return how long after its *resends*-th sending an unclaimed job is sent again.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.answers import Declined, Dispatch, Sent, Unsent
+from taskharbor.drivers.postgres import literals
 from taskharbor.drivers.postgres.claiming import NOT_SPENT
-from taskharbor.drivers.postgres.rows import FEW, NOW
+from taskharbor.drivers.postgres.rows import FEW, NOW, uuids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,20 +115,20 @@ def dispatched(connections: Connections, results: Sequence[Sent | Unsent | Decli
     declined = [each for each in results if isinstance(each, Declined)]
     done: set[JobId] = set()
     if sent:
-        agains = [each.again_in for each in sent]
+        agains = literals.spans(each.again_in for each in sent)
         done |= {row[0] for row in connections.fetch(_SENT, **_locks(sent), agains=agains)}
     if unsent:
         done |= {row[0] for row in connections.fetch(_UNSENT, **_locks(unsent))}
     if declined:
-        asked = {"ids": [each.job_id for each in declined], "seqs": [each.seq for each in declined]}
+        asked = {"ids": uuids(each.job_id for each in declined), "seqs": literals.integers(e.seq for e in declined)}
         done |= {row[0] for row in connections.fetch(_DECLINED, **asked)}
     return [(each.job_id if isinstance(each, Declined) else each.dispatch.job_id) in done for each in results]
 
 
-def _locks(results: Sequence[Sent | Unsent]) -> dict[str, list[Any]]:
+def _locks(results: Sequence[Sent | Unsent]) -> dict[str, str]:
     dispatches = [each.dispatch for each in results]
     return {
-        "ids": [each.job_id for each in dispatches],
-        "seqs": [each.seq for each in dispatches],
-        "locks": [each.dispatch_at for each in dispatches],
+        "ids": uuids(each.job_id for each in dispatches),
+        "seqs": literals.integers(each.seq for each in dispatches),
+        "locks": literals.moments(each.dispatch_at for each in dispatches),
     }

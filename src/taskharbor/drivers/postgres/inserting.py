@@ -60,6 +60,13 @@ _INSERT: Final[LiteralString] = f"""
       FROM asked
      WHERE (key IS NULL OR id IN (SELECT job_id FROM keyed))
 """
+_INSERT_ONE: Final[LiteralString] = f"""
+    -- The usual case, in two thirds of the time.
+    INSERT INTO th_jobs_waiting ({_COLUMNS})
+    VALUES (%(id)s, %(type)s, %(queue)s, %(priority)s, %(payload)s, coalesce(%(moment)s, {NOW} + %(delay)s),
+            %(timeout)s, %(created_at)s, %(max_attempts)s, %(metadata)s::jsonb, NULL)
+    RETURNING id
+"""
 _INSERT_NEW: Final[LiteralString] = f"{_INSERT} RETURNING id"
 _INSERT_AGAIN: Final[LiteralString] = f"""
     {_INSERT}
@@ -87,6 +94,9 @@ def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Inserted | Ide
     """Store *jobs*, in the transaction of whoever runs this."""
     if not jobs:
         return []
+    if len(jobs) == 1 and jobs[0].idempotency_key is None and not repeat:
+        yield _INSERT_ONE, _values(jobs[0])
+        return [Inserted(jobs[0].id, existed=False)]
     rows = yield _INSERT_AGAIN if repeat else _INSERT_NEW, _arrays(jobs)
     return (yield from _answers(jobs, {row[0] for row in rows}, repeat=repeat))
 
@@ -116,6 +126,22 @@ def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[
     stored = yield from insert(freed, repeat=repeat)
     answers |= {job.id: answer for job, answer in zip(freed, stored, strict=True)}
     return [answers.get(job.id) or Inserted(job.id, existed=False) for job in jobs]
+
+
+def _values(job: NewJob) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "type": job.type,
+        "queue": job.queue,
+        "priority": job.priority,
+        "payload": job.payload,
+        "moment": job.scheduled_for,
+        "delay": job.delay,
+        "timeout": job.timeout,
+        "created_at": job.created_at,
+        "max_attempts": job.max_attempts,
+        "metadata": _json(job),
+    }
 
 
 def _arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _LOG: Final = logging.getLogger(__name__)
 PROOF: Final = 30.0  # seconds of silence, after which a listener asks whether it still hears
 ECHO: Final = 5.0  # seconds within which it must hear its own voice
 PAUSE: Final = 1.0  # seconds between two attempts to connect
+REST: Final = 0.005  # seconds between two rings: who hears one takes what there is, and looks again
 ANY: Final = ""
 """What is called for jobs of a queue that is not known."""
 RING: Final[LiteralString] = """
@@ -199,7 +200,7 @@ class Bell:
     """Tells listeners of jobs, after their commit and from a thread of its own.
 
     NOTIFY takes a lock of the whole server when it commits, so that it must not be part of
-    an insert; and while one is under way, those that come in become one.
+    an insert; and those that come in while one is under way, or within a moment after it, become one.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -210,7 +211,7 @@ class Bell:
         self._changed = threading.Condition()
         self._queues: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self._is_closed = self._rests = False
         self._pid = os.getpid()
 
     def ring(self, queues: Collection[str]) -> None:
@@ -220,11 +221,13 @@ class Bell:
         if self._pid != os.getpid():
             self._start_anew()  # the thread stayed on the other side of the fork
         with self._changed:
+            is_awaited = not self._queues and not self._rests
             self._queues.update(queues)
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="taskharbor-bell", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            if is_awaited:
+                self._changed.notify()
 
     def close(self) -> None:
         if self._pid != os.getpid():
@@ -242,7 +245,14 @@ class Bell:
                     asked = {"channel": channel(self._connections.address.schema), "queues": sorted(queues)}
                     db.execute(_CALL, asked)
             except (StoreUnavailable, psycopg.Error):
-                continue  # a hint is lost; whoever waits for jobs looks now and then all the same
+                pass  # a hint is lost; whoever waits for jobs looks now and then all the same
+            self._rest()
+
+    def _rest(self) -> None:
+        with self._changed:
+            self._rests = True
+            self._changed.wait_for(lambda: self._is_closed, REST)
+            self._rests = False
 
     def _next(self) -> set[str]:
         with self._changed:
