@@ -42,7 +42,8 @@ def test_no_world_with_messages_breaks_a_promise(verdicts_on_messages: list[Verd
 def test_every_rare_thing_happens_in_some_world_with_messages(verdicts_on_messages: list[Verdict]) -> None:
     seen = {sight for verdict in verdicts_on_messages for sight in verdict.seen}
 
-    assert seen == EXPECTED_OF_MESSAGES
+    assert seen >= EXPECTED_OF_MESSAGES
+    assert seen <= EXPECTED | EXPECTED_OF_MESSAGES
 
 
 def test_every_rare_thing_happens_in_some_world(verdicts: list[Verdict]) -> None:

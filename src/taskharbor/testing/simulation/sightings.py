@@ -40,7 +40,9 @@ EXPECTED: Final = frozenset(
     }
 )
 
-EXPECTED_OF_MESSAGES: Final = EXPECTED | {
+# With messages a job is FAILED only before its first one, and few outcomes come that late. Worlds without see both.
+_SELDOM_WITH_MESSAGES: Final = {"a FAILED job was canceled", "a success came just before its lease ended"}
+EXPECTED_OF_MESSAGES: Final = (EXPECTED - _SELDOM_WITH_MESSAGES) | {
     "a job was sent again",
     "a message came before its sending was known",
     "a message came twice in one batch",
