@@ -12,6 +12,7 @@ import pytest
 from taskharbor.core.errors import UsageError
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.runtime import ThreadRuntime
 from tests.waiting import wait_until
 from tests.worker.conftest import BY_MESSAGES
 from tests.worker.working import LIMIT, LONG, at_work, drained, ended, enqueue, meddled, stored, worker_for
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
+    from taskharbor.runtime import ThreadLoop
 
 SELDOM: Final = timedelta(seconds=30)
 
@@ -184,3 +186,26 @@ def test_a_worker_that_is_full_takes_the_next_job_as_soon_as_one_ends(driver: Dr
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         worker_for(MemoryDriver(), {}, **options)
+
+
+def test_a_worker_whose_first_job_ends_while_it_still_starts_goes_on() -> None:
+    driver, ran = MemoryDriver(), list[str]()
+
+    class SlowToStart(ThreadRuntime):
+        def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
+            loop = super().serve(name, tick)
+            if name == "intake":  # it is at work, and nobody can call it yet
+                wait_until(lambda: stored(driver, first).status is Status.SUCCEEDED)
+            return loop
+
+    first, second = enqueue(driver, "run"), enqueue(driver, "run")
+    options: dict[str, Any] = {"concurrency": 1, "runtime": SlowToStart(plain=1), "poll": timedelta(minutes=1)}
+
+    def run(job: Job) -> None:
+        threading.Event().wait(0.1)  # until the intake has found that there is no room, and rests
+        ran.append(str(job.id))
+
+    with at_work(driver, {"run": run}, **options):
+        wait_until(lambda: stored(driver, second).status is Status.SUCCEEDED)
+
+    assert ran == [str(first), str(second)]

@@ -184,6 +184,10 @@ class Worker:
         if self._runtime.may_block and self._mail is None:  # messages ring by themselves
             self._listener = self._driver.listen(list(self._limits))
             self._loops["listener"] = serve("listener", self._unless_over(self._listen))
+        if self._runtime.may_block:
+            # A loop may have looked, and somebody have called it, before its name was known here.
+            for loop in self._loops.values():
+                loop.wake()
 
     def _ticks(self) -> dict[str, Callable[[], timedelta]]:
         return {
@@ -352,7 +356,7 @@ class Worker:
         self._tell.of(hand, outcome, answer, ended_at=self._runtime.now(), advice=advice)
 
     def _wake(self, name: str) -> None:
-        if (loop := self._loops.get(name)) is not None:  # None while it is being started: it has not looked yet
+        if (loop := self._loops.get(name)) is not None:  # None while it is being started, which ends with a call to all
             loop.wake()
 
     def _wake_intake(self) -> None:
