@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import DeadGroup, Finished, QueueView
     from taskharbor.core.failure import Failure
-    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, Schedule, WorkerRecord
+    from taskharbor.core.model import ApiKey, Attempt, Job, Schedule, WorkerRecord
 
 View = dict[str, Any]
 
@@ -209,17 +209,6 @@ def key_view(key: ApiKey) -> View:
         "created_at": moment(key.created_at),
         "expires_at": moment(key.expires_at),
         "revoked_at": moment(key.revoked_at),
-    }
-
-
-def audit_view(entry: AuditEntry) -> View:
-    return {
-        "id": str(entry.id),
-        "at": moment(entry.at),
-        "actor": entry.actor,
-        "action": entry.action,
-        "target": entry.target,
-        "detail": dict(entry.detail),
     }
 
 
