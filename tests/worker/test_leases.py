@@ -71,7 +71,9 @@ def test_a_handler_that_keeps_pythons_lock_for_longer_than_its_lease_loses_it_an
     assert told
     assert "hog" in told[0]
     assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 2, b'"attempt 2"')
-    assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.LOST]
+    # The intake may have stood still with the handler, in the middle of a call: what such a call brings is given back.
+    outcomes = [each.outcome for each in driver.inspector.attempts([job_id])]
+    assert [each for each in outcomes if each is not AttemptOutcome.RELEASED] == [AttemptOutcome.LOST]
 
 
 def test_a_lease_that_was_lost_for_another_reason_comes_with_no_such_advice(caplog: pytest.LogCaptureFixture) -> None:
