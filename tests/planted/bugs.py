@@ -1,6 +1,6 @@
 """The bugs that are planted: each is one small change that a tired engineer could make.
 
-They stand in folders by what must catch them (``kit``, its ``racing`` and ``soaking``, the
+They stand in folders by what must catch them (``kit``, its ``paging``, ``racing`` and ``soaking``, the
 ``simulation``, that with ``messages``, or the module's own tests), in one file for each module of TaskHarbor::
 
     # a delay is ignored
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE: Final = Path(__file__).parent
-KIT: Final = ("kit", "racing", "soaking")
-"""All of the kit, but for what needs many threads; and the two parts of it that do."""
+KIT: Final = ("kit", "paging", "racing", "soaking")
+"""All of the kit, but for what needs many jobs or threads; and the parts of it that do."""
 WORLDS: Final = "simulation"
 """What only a world where everything goes wrong brings to light."""
 MESSAGES: Final = "messages"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio  # noqa: F401  loaded once for all, before the forks, as are the next ones
 import gc
 import importlib
 import importlib.util
 import io
 import logging
+import sqlite3  # noqa: F401
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import hypothesis.strategies  # noqa: F401  loaded once for all, before the forks
+import hypothesis.strategies  # noqa: F401
 import pytest
 
 from tests.planted.bugs import KIT, MESSAGES, WORLDS, Bug

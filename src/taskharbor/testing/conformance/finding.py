@@ -1,16 +1,16 @@
-"""Finding a few jobs among many: by what hangs on them, and page by page."""
+"""Finding a few jobs among many, by what hangs on them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import JobFilter, reach
+from taskharbor.core.answers import JobFilter
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.pruning import LATEST, prune
-from taskharbor.testing.conformance.subject import BOOM, LEASE, Subject, new_job
+from taskharbor.testing.conformance.subject import BOOM, LEASE, Subject
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -86,34 +86,6 @@ def test_a_fingerprint_and_a_state_that_is_not_dead_list_nothing(subject: Subjec
     assert _found(subject, fingerprint=BOOM.fingerprint, statuses=frozenset({Status.PENDING})) == []
 
 
-def test_a_rare_job_is_found_behind_more_jobs_than_are_looked_at_for_a_page(subject: Subject) -> None:
-    rare = new_job(metadata={"tenant": "7"})
-    subject.driver.insert([rare, *(new_job() for _ in range(2 * reach(_PAGE)))])
-
-    pages = _pages(subject, JobFilter(tag=("tenant", "7")))
-
-    assert [job_id for page in pages for job_id in page] == [rare.id]
-
-
-def test_pages_hold_every_match_once_however_far_apart_they_are(subject: Subject) -> None:
-    jobs = [new_job(type="welcome" if n % 150 == 0 else "greet") for n in range(3 * reach(_PAGE))]
-    subject.driver.insert(jobs)
-
-    pages = _pages(subject, JobFilter(type="welcome"), limit=3)
-
-    assert [job_id for page in pages for job_id in page] == [job.id for job in reversed(jobs) if job.type == "welcome"]
-    assert max(map(len, pages)) <= 3
-
-
-def test_a_page_may_be_larger_than_what_is_looked_at_for_a_small_one(subject: Subject) -> None:
-    count = reach(_PAGE) + 10
-    subject.driver.insert([new_job() for _ in range(count + 1)])
-
-    page = subject.driver.inspector.find(JobFilter(), limit=count)
-
-    assert (len(page.jobs), page.after) == (count, page.jobs[-1].id)
-
-
 def test_a_job_is_found_by_its_key(subject: Subject) -> None:
     job_id = subject.insert(idempotency_key="order 7")
     subject.insert(idempotency_key="order 77")
@@ -149,16 +121,3 @@ def _kill(subject: Subject, failure: Failure | None) -> JobId:
 
 def _found(subject: Subject, **wanted: Any) -> list[JobId]:
     return [job.id for job in subject.driver.inspector.find(JobFilter(**wanted), limit=_PAGE).jobs]
-
-
-def _pages(subject: Subject, wanted: JobFilter, *, limit: int = _PAGE) -> list[list[JobId]]:
-    """Turn pages to the end; a driver that knows no end is stopped."""
-    pages: list[list[JobId]] = []
-    after: JobId | None = None
-    for _ in range(100):
-        page = subject.driver.inspector.find(wanted, limit=limit, after=after)
-        pages.append([job.id for job in page.jobs])
-        after = page.after
-        if after is None:
-            break
-    return pages
