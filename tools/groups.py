@@ -36,11 +36,13 @@ APART: Final = (
     "tests/joining",
     "tests/parity",
     "tests/planted",
+    "tests/test_simulation.py",
     "tests/typing",
     "tests/worker",
 )
 POSTGRES: Final = sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))
 FAULTS: Final = [f"tests/test_postgres_{each}.py" for each in ("crash", "cuts", "faults", "listening")]
+CRASHES: Final = "tests/worker/test_crashes.py"
 GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
     {
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
@@ -49,11 +51,14 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "planted-kit": [["python", "-m", "tests.planted", "kit"]],  # first, for these take longest
         "planted-rest": [["python", "-m", "tests.planted", "rest"]],
         "behaviour": [["pytest", "tests", *(f"--ignore={each}" for each in APART), "--ignore-glob=*test_postgres*"]],
-        "stores": [["pytest", "tests/conformance", "tests/parity"]],
+        "simulation": [["pytest", "tests/test_simulation.py"]],
+        "stores": [["pytest", "tests/conformance"]],
+        "parity": [["pytest", "tests/parity"]],
         "postgres": [["pytest", *(each for each in POSTGRES if each not in FAULTS)]],
         "faults": [["pytest", *FAULTS]],
         "system": [["python", "-m", "tools.system_postgres"]],
-        "worker": [["pytest", "tests/worker"]],
+        "worker": [["pytest", "tests/worker", f"--ignore={CRASHES}"]],
+        "crashes": [["pytest", CRASHES]],
         "harbor": [["pytest", "tests/harbor", "tests/joining", "tests/typing"]],
         "cli": [["pytest", "tests/cli"]],
         "delivery": [["pytest", "tests/delivery"]],
