@@ -225,6 +225,33 @@ def test_a_job_is_given_back_once_however_long_that_takes(driver: Driver) -> Non
     assert [type(fact) for fact in facts] == [JobClaimed, AttemptGivenBack]
 
 
+def test_nothing_is_said_of_a_stuck_job_whose_lease_is_known_to_be_lost() -> None:
+    driver, said = MemoryDriver(), list[str]()
+    began, knows, may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def run(_job: Job, ctx: Any) -> None:
+        began.set()
+        wait_until(lambda: ctx.is_cancelled)
+        knows.set()
+        may_end.wait(LIMIT)
+
+    def listen(verb: str, call: Any) -> Any:
+        said.append(verb)
+        return call()
+
+    worker = worker_for(meddled(driver, listen), {"run": run}, lease=SHORT, concurrency=1, janitor=False)
+    worker.start()
+    job_id = enqueue(driver, "run")
+    assert began.wait(LIMIT)
+    driver.upkeep.clock_jumped(expected=driver.inspector.now() + LONG, lease=NOW)  # cuts every lease
+    assert knows.wait(LIMIT)
+    worker.stop(NOW)
+    may_end.set()
+
+    assert "settle" not in said
+    assert stored(driver, job_id).attempt_count == 1
+
+
 def test_a_worker_that_never_started_stops_at_once() -> None:
     worker = worker_for(MemoryDriver(), {})
 

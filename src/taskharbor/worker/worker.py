@@ -244,7 +244,7 @@ class Worker:
             hand.stop(Why.SHUTDOWN)
             if late >= MOMENT:
                 # A thread that does not look whether it shall stop: the process ends before it does.
-                self._ended(hand, Outcome.release())
+                self._ended(hand, None if hand.why is Why.LOST else Outcome.release())
         if (len(self._hands) or self._may_take() or self._has_messages()) and late < self._last_moment:
             return LOOK
         self._end()
