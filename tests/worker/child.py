@@ -1,5 +1,7 @@
 """A worker, or an enqueuer, in a process of its own, which may be told to kill itself at a certain call of the store.
 
+It may also be deaf to the replies of one verb, or see the store's clock stray: what is done then has kill points, too.
+
 python -m tests.worker.child '{"url": …, "effects": …, "lease": 1.0, "grace": 1.0, "fatal": ["settle", "after", 1]}'
 """
 
@@ -14,7 +16,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.drivers.postgres import PostgresDriver
@@ -25,21 +27,24 @@ from taskharbor.service import until_signal
 from taskharbor.worker import Worker
 from taskharbor.worker.worker import PATIENCE
 from tests.worker.effects import Effects
-from tests.worker.working import meddled
+from tests.worker.working import Outage, meddled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
     from taskharbor.worker import Context
+    from tests.worker.working import Meddle
+
+STRAY: Final = timedelta(minutes=1)
 
 
 def main(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, format=f"{os.getpid()} %(asctime)s %(message)s")
     driver = open_store(config["url"])
-    if config.get("fatal"):
-        driver = meddled(driver, Fatal(*config["fatal"]))
+    for meddle in _wounds(config):
+        driver = meddled(driver, meddle)
     lease = timedelta(seconds=config["lease"])
     transport = SqsTransport(endpoint_url=config["sqs"], region="us-east-1") if "sqs" in config else None
     if config.get("sends") and transport is not None:
@@ -84,6 +89,29 @@ def open_store(url: str) -> Driver:
     return SqliteDriver(url, synchronous="NORMAL")
 
 
+def _wounds(config: dict[str, Any]) -> Iterator[Meddle]:
+    if "fatal" in config:  # next to the store: it comes between a commit and a reply that is lost besides
+        yield Fatal(*config["fatal"])
+    if "deaf_to" in config:
+        outage = Outage(config["deaf_to"], commits=True)
+        outage.is_on.set()
+        yield outage
+    if config.get("strays"):
+        yield Straying()
+
+
+class Straying:
+    """Shows a clock of the store that jumps ahead and back by turns."""
+
+    _is_ahead = False
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        if verb != "now":
+            return call()
+        self._is_ahead = not self._is_ahead
+        return call() + (STRAY if self._is_ahead else timedelta(0))
+
+
 class Fatal:
     """Ends the process right before or after the n-th call of a verb, as a power cut would."""
 
@@ -110,6 +138,7 @@ def _die() -> None:
 def _register(worker: Worker, effects: Effects) -> None:
     def plain(job: Job, ctx: Context) -> str:
         effects.write("start", ctx.claim)
+        ctx.progress(1)
         threading.Event().wait(job.data)
         effects.write("end", ctx.claim)
         return str(ctx.claim.lease.token)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -19,13 +20,25 @@ from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.postgres import Server
 from tests.postgres import emptied, schema_at
 from tests.waiting import wait_until
-from tests.worker.fleet import LEASE, LIMIT, Fleet
+from tests.worker.fleet import LEASE, LIMIT, ROOT, Fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-VERBS: Final = ("reserve", "settle", "extend", "take_duty", "now", "beat_worker")
-POINTS: Final = [(verb, when, 1) for verb in VERBS for when in ("before", "after")]
+    from taskharbor.core.ids import JobId
+
+OFTEN: Final = ("reserve", "settle", "extend", "read_back", "take_duty", "expire", "now", "beat_worker")
+VERBS: Final = (
+    *OFTEN, "note_progress", "clock_jumped", "bury", "prune", "roll_up", "forget_workers", "schedules_due",
+)  # fmt: skip
+BY_MESSAGES: Final = ("claim", "dispatched", "outbox_take", "outbox_done")
+OF_SCHEDULES: Final = ("put_schedules", "schedule_fired", "schedules", "get", "cancel")
+"""What only schedules call for: `tests.schedules.test_restarts` kills at all of them."""
+NEEDS: Final = {"read_back": {"deaf_to": "reserve"}, "clock_jumped": {"strays": True}}
+"""What must be wrong with a worker before it makes such a call."""
+SIDES: Final = ("before", "after")
+POINTS: Final = [(verb, when, 1) for verb in OFTEN for when in SIDES]
+SOURCE: Final = ROOT / "src" / "taskharbor"
 APART: Final = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
 BACK_WITHIN: Final = 5.0  # seconds after the store answers again
 
@@ -44,15 +57,16 @@ def test_nothing_is_lost_when_workers_are_killed_before_and_after_each_call_of_t
     assert figures["attempts lost"] > 0
 
 
-def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]]) -> dict[str, int]:
+def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], **options: Any) -> dict[str, int]:
     """Let as many workers as there are points kill themselves there, and another one finish."""
-    doomed = [fleet.start(fatal=list(point)) for point in points]
-    survivor = fleet.start(concurrency=16)
+    doomed = [fleet.start(fatal=list(point), **NEEDS.get(point[0], {}), **options) for point in points]
+    survivor = fleet.start(concurrency=16, **options)
 
     def are_all_dead() -> bool:
         if fleet.waiting() < 10:
             fleet.enqueue(10)
             fleet.enqueue(10, job_type="plain", seconds=0.4)  # long enough for a heartbeat
+            fleet.make_duties_due()
         return all(each.poll() is not None for each in doomed)
 
     wait_until(are_all_dead, limit=LIMIT)
@@ -60,6 +74,64 @@ def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]]) -> dict[str, i
     fleet.end(survivor)
     assert {each.returncode for each in doomed} == {-signal.SIGKILL}, fleet.said()
     return fleet.verdict() | {"killed": len(doomed)}
+
+
+def test_there_is_a_kill_point_for_every_call_that_a_worker_makes_of_the_store() -> None:
+    parts = [*(SOURCE / "worker").glob("*.py"), *(SOURCE / f"{each}.py" for each in ("janitor", "deadletters"))]
+    source = "".join(part.read_text() for part in [*parts, SOURCE / "schedules" / "scheduler.py"])
+    called = {*re.findall(r"driver\.(?:(?:upkeep|inspector|control)\.)?(\w+)\(", source)}
+
+    assert called - {"listen"} == {*VERBS, *BY_MESSAGES, *OF_SCHEDULES}
+
+
+def test_ended_leases_are_brought_back_once_when_workers_die_before_and_after_doing_so(fleet: Fleet) -> None:
+    victim = fleet.start()
+    spent = fleet.enqueue(3, seconds=60, max_attempts=1)  # so that no other claim can take them over
+    fleet.wait_for_starts(spent)
+    victim.kill()
+    wait_until(lambda: _are_over(fleet, spent), limit=LIMIT)
+    found = {}
+    for when in SIDES:
+        assert fleet.start(fatal=["expire", when, 1]).wait(LIMIT) == -signal.SIGKILL, fleet.said()
+        found[when] = {job.status for job in fleet.driver.inspector.get(spent).values()}
+    survivor = fleet.start()
+    fleet.enqueue(1)
+    fleet.wait_until_done()
+    fleet.end(survivor)
+
+    assert found == {"before": {Status.PROCESSING}, "after": {Status.DEAD}}
+    assert len(fleet.driver.inspector.outbox(spent)) == len(spent)
+    assert fleet.verdict()["dead"] == len(spent)
+
+
+def _are_over(fleet: Fleet, jobs: Sequence[JobId]) -> bool:
+    ends = [job.lease_expires_at for job in fleet.driver.inspector.get(jobs).values()]
+    return fleet.driver.inspector.now() >= max(end for end in ends if end is not None)
+
+
+def test_jobs_of_a_lost_reply_come_back_when_workers_die_before_and_after_reading_it_back(fleet: Fleet) -> None:
+    doomed = [fleet.start(fatal=["read_back", when, 1], deaf_to="reserve", concurrency=1) for when in SIDES]
+    jobs = fleet.enqueue(2)
+    assert [each.wait(LIMIT) for each in doomed] == [-signal.SIGKILL] * 2, fleet.said()
+    found = fleet.driver.inspector.get(jobs)
+    assert {(job.status, job.attempt_count) for job in found.values()} == {(Status.PROCESSING, 1)}
+    assert fleet.effects.read() == []
+    survivor = fleet.start()
+    fleet.wait_until_done()
+    fleet.end(survivor)
+
+    figures = fleet.verdict()
+    assert (figures["attempts lost"], figures["attempts begun"]) == (2, 2)
+
+
+def test_an_outcome_whose_reply_was_lost_counts_when_workers_die_before_and_after_repeating_it(fleet: Fleet) -> None:
+    doomed = [fleet.start(fatal=["settle", when, 2], deaf_to="settle", concurrency=1) for when in SIDES]
+    jobs = fleet.enqueue(2)
+    assert [each.wait(LIMIT) for each in doomed] == [-signal.SIGKILL] * 2, fleet.said()
+
+    found = fleet.driver.inspector.get(jobs)
+    assert {(job.status, job.attempt_count) for job in found.values()} == {(Status.SUCCEEDED, 1)}
+    assert fleet.verdict()["attempts begun"] == 2
 
 
 def test_a_worker_that_was_stopped_for_a_while_changes_nothing_once_others_took_its_jobs(fleet: Fleet) -> None:
