@@ -57,8 +57,11 @@ def test_nothing_is_lost_when_workers_are_killed_before_and_after_each_call_of_t
     assert figures["attempts lost"] > 0
 
 
-def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], **options: Any) -> dict[str, int]:
-    """Let as many workers as there are points kill themselves there, and another one finish."""
+def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int = 0, **options: Any) -> dict[str, int]:
+    """Let as many workers as there are points kill themselves there, and another one finish.
+
+    Among every twenty jobs there are so many besides that are *dying*.
+    """
     doomed = [fleet.start(fatal=list(point), **NEEDS.get(point[0], {}), **options) for point in points]
     survivor = fleet.start(concurrency=16, **options)
 
@@ -66,7 +69,8 @@ def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], **options: Any
         if fleet.waiting() < 10:
             fleet.enqueue(10)
             fleet.enqueue(10, job_type="plain", seconds=0.4)  # long enough for a heartbeat
-            fleet.make_duties_due()
+            fleet.enqueue(dying, job_type="plain", seconds=1e300, max_attempts=1)  # longer than a thread can wait
+        fleet.make_duties_due()
         return all(each.poll() is not None for each in doomed)
 
     wait_until(are_all_dead, limit=LIMIT)
@@ -158,6 +162,13 @@ def pause_workers(fleet: Fleet, leases: Sequence[float]) -> None:
 
 
 def test_a_worker_that_is_told_to_end_gives_back_what_it_cannot_finish_and_burns_no_attempt(fleet: Fleet) -> None:
+    end_under_load(fleet)
+
+    fleet.verdict()
+
+
+def end_under_load(fleet: Fleet) -> None:
+    """Tell a worker to end that has much to do, some of it without end; what is left waits as if it were new."""
     worker = fleet.start(concurrency=8, grace=1.0)
     endless = fleet.enqueue(2, seconds=60) + fleet.enqueue(2, job_type="plain", seconds=60)  # these threads are stuck
     fleet.wait_for_starts(endless)
@@ -172,7 +183,6 @@ def test_a_worker_that_is_told_to_end_gives_back_what_it_cannot_finish_and_burns
     assert {job.status for job in jobs.values()} == {Status.PENDING, Status.SUCCEEDED}
     assert {jobs[each].attempt_count for each in endless} == {0}
     assert {each.outcome for each in fleet.driver.inspector.attempts(endless)} == {AttemptOutcome.RELEASED}
-    fleet.verdict()
 
 
 @pytest.mark.parametrize("fleet", ["sqlite"], indirect=True)

@@ -98,7 +98,7 @@ class Store:
         self.trap = ""
         self.stop: Callable[[Process], None] = lambda _process: None
         self._claimed: dict[tuple[JobId, Token], tuple[Process, float]] = {}
-        self._failed_at: dict[str, float] = {}
+        self.failed_at: dict[str, float] = {}
         """When a process last tried in vain to keep its leases, or to learn of them."""
         self.unheard: set[Token] = set()
         """Tokens of calls that took effect after their caller had looked, and found nothing."""
@@ -190,7 +190,7 @@ class Store:
             Call(at=at, process=process.name, verb=verb, asked=asked, fate=fate, answer=answer, moves=moves)
         )
         if verb in {"extend", "read_back"} and fate != "ok":
-            self._failed_at[process.name] = self._world.now
+            self.failed_at[process.name] = self._world.now
         for move in moves:
             self._follow(process, verb, move)
 
@@ -200,7 +200,7 @@ class Store:
         if before is not None and before.lease_token is not None and verb in {"expire", *TAKES}:
             holder, since = self._claimed[before.id, before.lease_token]
             is_excused = holder.is_dead or before.lease_token in self.unheard or holder.is_disturbed(since)
-            if not is_excused and self._failed_at.get(holder.name, -1.0) < since:
+            if not is_excused and self.failed_at.get(holder.name, -1.0) < since:
                 what = f"{holder.name} lost its lease on {shown(before.id)} ({before.type}) and nothing kept it from"
                 self._history.violated(f"{what} extending it")
         if verb in TAKES and after is not None and after.lease_token is not None:
