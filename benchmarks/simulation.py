@@ -1,4 +1,4 @@
-"""As many simulated worlds as fit into five minutes, each of another seed.
+"""As many simulated worlds as fit into five minutes, each of another seed: half of that time for those with messages.
 
 A world in which a promise is broken raises, with the seed that shows it again: there are no figures then.
 """
@@ -7,32 +7,58 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import TYPE_CHECKING, Final
 
-from taskharbor.testing.simulation import EXPECTED, judge_all
+from taskharbor.testing.simulation import EXPECTED, EXPECTED_OF_MESSAGES, judge_all
 
-SECONDS = 300.0
-BATCH = 1_000
-FIRST = 1_000_000  # not those that every run of the tests goes through
+if TYPE_CHECKING:
+    from taskharbor.testing.simulation import Mode, Verdict
+
+SECONDS: Final = 300.0
+BATCH: Final = 1_000
+FIRST: Final = 1_000_000  # not those that every run of the tests goes through
 
 
 def figures(seconds: float = SECONDS, first: int = FIRST) -> dict[str, object]:
+    return {
+        "polling": _worlds("polling", seconds / 2, first, EXPECTED),
+        "by messages": _worlds("sqs", seconds / 2, first, EXPECTED_OF_MESSAGES),
+    }
+
+
+def _worlds(mode: Mode, seconds: float, first: int, expected: frozenset[str]) -> dict[str, object]:
     start = time.monotonic()
-    seen: Counter[str] = Counter()
-    worlds = happenings = 0
+    tally = Tally()
     while time.monotonic() - start < seconds:
-        for verdict in judge_all(range(first + worlds, first + worlds + BATCH)):
-            if verdict.violations:
-                raise RuntimeError(str(verdict))
-            worlds += 1
-            happenings += verdict.happenings
-            seen.update(verdict.seen)
-    if missing := EXPECTED - set(seen):
+        for verdict in judge_all(range(first + tally.worlds, first + tally.worlds + BATCH), mode):
+            tally.take(verdict)
+    if missing := expected - set(tally.seen):
         raise RuntimeError(f"never seen: {sorted(missing)}")
     return {
         "first seed": first,
-        "worlds": worlds,
-        "worlds a second": round(worlds / (time.monotonic() - start), 1),
-        "happenings a world": round(happenings / worlds),
+        "worlds": tally.worlds,
+        "worlds a second": round(tally.worlds / (time.monotonic() - start), 1),
+        "jobs": tally.jobs,
+        "happenings a world": round(tally.happenings / tally.worlds),
+        "faults": dict(sorted(tally.faults.items())),
         "violations": 0,
-        "seen in worlds": dict(sorted(seen.items())),
+        "seen in worlds": dict(sorted(tally.seen.items())),
     }
+
+
+class Tally:
+    """What many worlds add up to."""
+
+    def __init__(self) -> None:
+        self.worlds = self.jobs = self.happenings = 0
+        self.faults: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+
+    def take(self, verdict: Verdict) -> None:
+        if verdict.violations:
+            raise RuntimeError(str(verdict))
+        self.worlds += 1
+        self.jobs += verdict.jobs
+        self.happenings += verdict.happenings
+        self.faults.update(verdict.faults)
+        self.seen.update(verdict.seen)

@@ -6,6 +6,7 @@ and so do workers that do not run jobs again within five seconds: there are no f
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 ROUNDS: Final = 3  # at the first, second and third call of each verb
 RARE: Final = ("prune", "forget_workers")  # a worker looks after these five times a minute: at the first call only
 SENDS: Final = ("dispatch", "dispatched")  # what an enqueuer calls
+FAULTS: Final = {"duplicate": 0.5}  # what is declined is a message of a job that is done
 DYING: Final = 4  # jobs in every twenty, where events of deaths are sent
 AT_ONCE: Final = 6  # doomed workers: more of them, and two cores do nothing but start Python
 PAUSES: Final = [0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0]  # leases
@@ -81,7 +83,7 @@ def _torment(url: str, folder: Path) -> dict[str, Any]:
 def _torment_by_messages(fleet: Fleet) -> dict[str, Any]:
     with (
         _sqs.credentials(),
-        process("--seed", "1") as (_, url),
+        process("--faults", json.dumps(FAULTS), "--seed", "1") as (_, url),
         _sqs.transport_to(url, visibility=VISIBILITY),
     ):
         crew = [fleet.start(sqs=url), fleet.start(sqs=url, sends=True)]

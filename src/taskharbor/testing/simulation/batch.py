@@ -5,17 +5,28 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from taskharbor.testing.simulation.history import Call, Note
 from taskharbor.testing.simulation.run import simulate
 from taskharbor.testing.simulation.sightings import sightings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from taskharbor.testing.simulation.history import History
     from taskharbor.testing.simulation.run import Mode
+
+MISHAPS: Final = {
+    "is paused": "a process was stopped in a call",
+    "is frozen": "a process was stopped",
+    "is killed by": "a process was killed by a job",
+    "is told to stop": "a worker was told to stop",
+    "sets the store's clock": "the store's clock jumped",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +39,9 @@ class Verdict:
     seen: frozenset[str]
     digest: str
     happenings: int
+    jobs: int
+    faults: Mapping[str, int]
+    """What went wrong, and how often: calls by their fate, and what befell processes and the store's clock."""
 
     def __str__(self) -> str:
         return f"{self.violations[0]}\n    python -m taskharbor.testing.simulation {self.seed} {self.mode}"
@@ -43,7 +57,19 @@ def judge(seed: int, mode: Mode = "polling") -> Verdict:
         seen=frozenset(sightings(history)),
         digest=history.digest(),
         happenings=len(history.happenings),
+        jobs=sum(1 for call in _calls(history) for move in call.moves if move.before is None),
+        faults=_faults(history),
     )
+
+
+def _calls(history: History) -> Iterator[Call]:
+    return (each for each in history.happenings if isinstance(each, Call))
+
+
+def _faults(history: History) -> dict[str, int]:
+    fates = Counter(f"a call was {call.fate}" for call in _calls(history) if call.fate != "ok")
+    notes = [each.what for each in history.happenings if isinstance(each, Note)]
+    return fates | Counter(name for what in notes for told, name in MISHAPS.items() if what.startswith(told))
 
 
 def judge_all(seeds: Iterable[int], mode: Mode = "polling") -> Iterator[Verdict]:

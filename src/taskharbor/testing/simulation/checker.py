@@ -12,6 +12,7 @@ from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.simulation.history import Began, Call, Ended, Note
 from taskharbor.testing.simulation.jobs import HEEDING
+from taskharbor.testing.simulation.jumps import Jumps
 from taskharbor.testing.simulation.moves import wrong_move
 from taskharbor.testing.simulation.plan import LEASE
 from taskharbor.testing.simulation.ringing import Ringing, wrong_messages
@@ -61,6 +62,10 @@ class Checker:
         self.stopping: set[str] = set()
         self.paused: set[str] = set()
         self.jobs: dict[JobId, Job] = {}
+        self.pruned: set[JobId] = set()
+        self.deaths: Counter[JobId] = Counter()
+        self.cancels: dict[JobId, datetime] = {}
+        self.jumps = Jumps()
         self.quiet_since: datetime | None = None
         self.ringing = Ringing()
 
@@ -84,10 +89,11 @@ class Checker:
 
     def _take_call(self, call: Call) -> None:
         for move in call.moves:
-            if (wrong := wrong_move(call, move, self.paused)) is not None:
+            if (wrong := wrong_move(call, move, self.paused, self.jumps)) is not None:
                 self._wrong(call, f"job {shown(move.job_id)} {wrong}")
             self._take_move(call, move)
-        if (wrong := self.ringing.take(call, self.jobs, self.settled)) is not None:
+        self.jumps.take(call)
+        if (wrong := self.ringing.take(call, self.settled)) is not None:
             self._wrong(call, wrong)
         match call.verb:
             case "reserve" | "claim":
@@ -106,20 +112,30 @@ class Checker:
     def _take_move(self, call: Call, move: Move) -> None:
         before, after = move.before, move.after
         if after is None:
-            self._wrong(call, "a job is gone")
+            self._take_gone(call, move.job_id)
             return
         self.jobs[after.id] = after
+        if after.cancel_requested_at is not None and (before is None or before.cancel_requested_at is None):
+            self.cancels[after.id] = call.happened_at
         is_final_before = before is not None and before.status.is_final
         if after.status.is_final and not is_final_before:
             self.finals[after.id, after.life] += 1
+            self.deaths[after.id] += after.status is Status.DEAD
             if self.finals[after.id, after.life] > 1:
                 self._wrong(call, f"job {shown(after.id)} ended twice in one life")
         if after.lease_token is not None and after.lease_expires_at is not None:
-            key = (after.id, after.lease_token)
-            left = self.expires.get(key, after.lease_expires_at) - call.at
+            key, ends_at = (after.id, after.lease_token), call.happened_at + (after.lease_expires_at - call.at)
+            left = self.expires.get(key, ends_at) - call.happened_at
             if call.verb == "extend" and left < LEASE / 4 and self._is_quiet(self.claimed[key][2]):
                 self._wrong(call, f"the lease on {shown(after.id)} was extended at the last moment, {left} before")
-            self.expires[key] = after.lease_expires_at
+            self.expires[key] = ends_at
+
+    def _take_gone(self, call: Call, job_id: JobId) -> None:
+        self.pruned.add(job_id)
+        if call.verb != "prune":
+            self._wrong(call, "a job is gone")
+        if self.deaths[job_id] > len(self.ringing.told[job_id]):
+            self._wrong(call, f"job {shown(job_id)} was pruned, and nobody was told of its death")
 
     def _is_quiet(self, since: datetime) -> bool:
         return self.quiet_since is not None and since >= self.quiet_since
@@ -131,14 +147,14 @@ class Checker:
         self.tokens[token] = 1
         for claim in [each for each in call.answer if isinstance(each, Claim)]:
             key = (claim.job.id, token)
-            self.claimed[key] = call.process, claim.job.attempt_count, call.at
+            self.claimed[key] = call.process, claim.job.attempt_count, call.happened_at
             if call.fate == "ok":
                 self.delivered.add(key)
 
     def _take_extend(self, call: Call) -> None:
         for lease, answer in zip(call.asked["what"], call.answer, strict=True):
             if isinstance(answer, LeaseLost):
-                self.refused.setdefault((lease.job_id, lease.token), call.at)
+                self.refused.setdefault((lease.job_id, lease.token), call.happened_at)
 
     def _take_settle(self, call: Call) -> None:
         moved = {move.job_id for move in call.moves}
@@ -209,12 +225,13 @@ class Checker:
         if job.timeout is not None and self._is_quiet(began.at):
             yield "by its timeout", began.at, job.timeout + HEED
         if job.cancel_requested_at is not None and job.lease_token == began.token:
-            yield "by its cancel", max(job.cancel_requested_at, began.at), LEASE
+            yield "by its cancel", max(self.cancels[job.id], began.at), LEASE
 
 
 def _wrong_rows(checker: Checker, store: Store, accepted: Sequence[JobId]) -> Iterator[str]:
     """Yield what is wrong with what is left in the store."""
-    yield from (f"job {shown(job_id)} was accepted and is lost" for job_id in accepted if job_id not in store.rows)
+    gone = [job_id for job_id in accepted if job_id not in store.rows and job_id not in checker.pruned]
+    yield from (f"job {shown(job_id)} was accepted and is lost" for job_id in gone)
     for job in store.rows.values():
         attempts = store.driver.inspector.attempts([job.id])
         recorded = {attempt.token for attempt in attempts} | {job.settled_token}

@@ -11,11 +11,13 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
 from taskharbor.delivery.transport import TransportUnavailable
 from taskharbor.testing.simulation.history import COMMITTED, Call, Move
+from taskharbor.testing.simulation.jumps import TAKE_OVER
 from taskharbor.testing.simulation.queue_service import RINGS
-from taskharbor.testing.simulation.world import Killed, shown
+from taskharbor.testing.simulation.world import EPOCH, Killed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import datetime
 
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Job, OutboxRow
@@ -33,6 +35,8 @@ CAN_BE_LATE: Final = frozenset({"reserve", "claim", "dispatch", "extend", "settl
 TAKES: Final = frozenset({"reserve", "claim"})
 SLOW: Final = 1.0
 LATE: Final = 1.5
+NOTICED: Final = 2.5
+"""Seconds in which a worker has compared the store's clock with its own, and that a jump of it is longer than."""
 
 
 @dataclass(slots=True)
@@ -98,6 +102,8 @@ class Store:
         self.trap = ""
         self.stop: Callable[[Process], None] = lambda _process: None
         self._claimed: dict[tuple[JobId, Token], tuple[Process, float]] = {}
+        self._kept_at: dict[tuple[JobId, Token], float] = {}
+        """When a lease was last made or extended."""
         self.failed_at: dict[str, float] = {}
         """When a process last tried in vain to keep its leases, or to learn of them."""
         self.unheard: set[Token] = set()
@@ -112,6 +118,16 @@ class Store:
     def outbox(self) -> list[OutboxRow]:
         """The events of all deaths."""
         return list(self.driver._tables.rows.outbox.values())  # noqa: SLF001  as above
+
+    @property
+    def held_until(self) -> datetime:
+        """Until when nobody takes over, by the store's clock, because that jumped."""
+        jump = self.driver._tables.rows.jump  # noqa: SLF001  as above
+        return EPOCH if jump is None else jump.hold
+
+    def is_in_doubt(self, job_id: JobId, token: Token) -> bool:
+        """Whether the store's clock jumped since that lease was last made or extended."""
+        return self._world.jumped_at >= self._kept_at[job_id, token]
 
     def driver_for(self, process: Process) -> Driver:
         """Return what *process* takes for its driver."""
@@ -187,24 +203,50 @@ class Store:
     def _record(self, process: Process, verb: str, asked: dict[str, Any], fate: str, answer: Any = None) -> None:
         at, moves = self._world.store_time(), self._moves()
         self._history.add(
-            Call(at=at, process=process.name, verb=verb, asked=asked, fate=fate, answer=answer, moves=moves)
+            Call(
+                at=at,
+                happened_at=self._world.true_time(),
+                process=process.name,
+                verb=verb,
+                asked=asked,
+                fate=fate,
+                answer=answer,
+                moves=moves,
+            )
         )
+        if verb == "clock_jumped" and fate in COMMITTED:
+            self._world.untold = 0.0
         if verb in {"extend", "read_back"} and fate != "ok":
             self.failed_at[process.name] = self._world.now
         for move in moves:
             self._follow(process, verb, move)
 
     def _follow(self, process: Process, verb: str, move: Move) -> None:
-        """Whoever could extend a lease and did not want to let go of it must not lose it."""
         before, after = move.before, move.after
-        if before is not None and before.lease_token is not None and verb in {"expire", *TAKES}:
-            holder, since = self._claimed[before.id, before.lease_token]
-            is_excused = holder.is_dead or before.lease_token in self.unheard or holder.is_disturbed(since)
-            if not is_excused and self.failed_at.get(holder.name, -1.0) < since:
-                what = f"{holder.name} lost its lease on {shown(before.id)} ({before.type}) and nothing kept it from"
-                self._history.violated(f"{what} extending it")
-        if verb in TAKES and after is not None and after.lease_token is not None:
+        if before is not None and before.lease_token is not None and verb in TAKE_OVER:
+            self._check_lost(before, before.lease_token)
+            self._check_told(process, before)
+        if after is None or after.lease_token is None:
+            return
+        if verb in TAKES:
             self._claimed[after.id, after.lease_token] = process, self._world.now
+        if verb in {"extend", *TAKES}:
+            self._kept_at[after.id, after.lease_token] = self._world.now
+
+    def _check_lost(self, job: Job, token: Token) -> None:
+        """Whoever could extend a lease and did not want to let go of it must not lose it."""
+        holder, since = self._claimed[job.id, token]
+        is_excused = holder.is_dead or token in self.unheard or holder.is_disturbed(since)
+        if not is_excused and self.failed_at.get(holder.name, -1.0) < since and not self.is_in_doubt(job.id, token):
+            what = f"{holder.name} lost its lease on {shown(job.id)} ({job.type}) and nothing kept it from"
+            self._history.violated(f"{what} extending it")
+
+    def _check_told(self, process: Process, job: Job) -> None:
+        """Whoever could have noticed that the clock jumped ahead takes over from nobody before the store is told."""
+        jumped_at = self._world.jumped_at
+        has_seen = process.born_at < jumped_at - NOTICED and not process.is_disturbed(jumped_at - NOTICED)
+        if has_seen and self._world.untold > NOTICED and self._world.now > jumped_at + NOTICED:
+            self._history.violated(f"{process.name} took over {shown(job.id)} by a clock that had jumped")
 
     def _moves(self) -> tuple[Move, ...]:
         seen, rows = self._seen, self.rows

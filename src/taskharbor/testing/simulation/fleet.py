@@ -222,8 +222,8 @@ class Fleet:
         now, stops_at = self._world.store_time(), member.stops_at
         if stops_at is None or member.process.is_disturbed(stops_at):
             return
-        failed_at = max(self._faults.was_out_at, self._store.failed_at.get(member.process.name, -1e9))
-        if failed_at > stops_at - LEASE.total_seconds():
+        failed_at = self._store.failed_at.get(member.process.name, -1e9)
+        if max(failed_at, self._faults.was_out_at, self._world.jumped_at) > stops_at - LEASE.total_seconds():
             return  # it may have given up a job for which it could not extend the lease
         kept = [
             shown(job.id)

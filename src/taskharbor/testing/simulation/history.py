@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from taskharbor.core.answers import Expired, Extended, Inserted, Moved, Settled, Settlement, Skipped
 from taskharbor.core.model import Claim, Lease, NewJob, WorkerRecord
@@ -13,7 +15,6 @@ from taskharbor.testing.simulation.world import EPOCH, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Job
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 COMMITTED = frozenset({"ok", "lost", "late", "killed after"})
 """What may become of a call that took effect: its answer arrived, or got lost, or was given up before it came."""
+PLAIN: Final = (str, int, float, datetime, timedelta, UUID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class Call:
     """A call of the store: what was asked, what became of it, what was answered, and which rows it changed."""
 
     at: datetime
+    """By the store's clock, which may jump."""
+    happened_at: datetime
+    """By the world's own, as of all other happenings."""
     process: str
     verb: str
     asked: Mapping[str, Any]
@@ -126,14 +131,14 @@ class History:
             self.happenings.append(happening)
 
     def note(self, process: Process | None, what: str) -> None:
-        self.add(Note(at=self.world.store_time(), process="world" if process is None else process.name, what=what))
+        self.add(Note(at=self.world.true_time(), process="world" if process is None else process.name, what=what))
 
     def violated(self, what: str) -> None:
         if not self.is_closed:
-            self.violations.append(f"{_clock(self.world.store_time())} {what}")
+            self.violations.append(f"{_clock(self.world.true_time())} {what}")
 
     def lines(self) -> list[str]:
-        return [f"{_clock(each.at)} {each}" for each in self.happenings]
+        return [f"{_clock(each.happened_at if isinstance(each, Call) else each.at)} {each}" for each in self.happenings]
 
     def digest(self) -> str:
         """Return a name for this very history: equal for equal ones, whichever process made them."""
@@ -146,6 +151,8 @@ def _clock(moment: datetime) -> str:
 
 def _brief(value: Any) -> str:
     """Say what matters of an argument or an answer. Sets are sorted: their own order is not the same everywhere."""
+    if isinstance(value, PLAIN):
+        return shown(value)
     match value:
         case None:
             return ""

@@ -88,12 +88,12 @@ class Watching:
         ends_at = None if row is None else row.lease_expires_at
         is_held = row is not None and row.lease_token == token and ends_at is not None and ends_at > now
         began = Began(
-            at=now,
+            at=self._history.world.true_time(),
             process=process.name,
             job_id=job.id,
             attempt=job.attempt_count,
             token=token,
-            is_held=is_held,
+            is_held=is_held or self._store.is_in_doubt(job.id, token),
             overlaps=tuple(self._overlaps(job.id)),
         )
         self._history.add(began)
@@ -106,6 +106,7 @@ class Watching:
             token
             for (other, token), (process, began, kind) in self.running.items()
             if other == job_id and kind in HEEDING and not process.is_disturbed(began)
+            if not self._store.is_in_doubt(job_id, token)
         ]
 
     def _end(
@@ -118,7 +119,7 @@ class Watching:
         self.busy_at[process.name] = self._history.world.now
         self._history.add(
             Ended(
-                at=self._history.world.store_time(),
+                at=self._history.world.true_time(),
                 process=process.name,
                 job_id=job.id,
                 token=token,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.states import Status
 from taskharbor.testing.simulation.history import Call
-from taskharbor.testing.simulation.plan import POLL, RESEND
+from taskharbor.testing.simulation.plan import LEASE, POLL, RESEND
 from taskharbor.testing.simulation.world import EPOCH, shown
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Liveness:
         self._simulation = simulation
         self._world = simulation.world
         self._history = simulation.history
-        self._since = simulation.world.store_time()
+        # What was put off before the clock was set back waits until that time has come a second time.
+        self._since = simulation.world.store_time() + timedelta(seconds=max(0.0, -simulation.world.untold))
         self._calls = len(simulation.history.happenings)
         self._free: dict[str, float] = {}
         """Since when a process could have taken more."""
@@ -52,7 +53,10 @@ class Liveness:
         now = self._world.store_time()
         for job in self._simulation.store.rows.values():
             if job.status is Status.PROCESSING and job.lease_expires_at is not None:
-                over_for = now - max(job.lease_expires_at, self._since, self._manned_since())
+                if job.lease_expires_at > now + LEASE and not self._world.untold:
+                    self._violated(job, "kept a lease that no worker asked for when the clock was set back")
+                held_until = self._simulation.store.held_until
+                over_for = now - max(job.lease_expires_at, self._since, self._manned_since(), held_until)
                 if over_for > JANITOR + HEED:
                     self._violated(job, f"was not brought back for {over_for} after its lease ended")
             elif job.status.is_waiting:
@@ -61,7 +65,7 @@ class Liveness:
     def _manned_since(self) -> datetime:
         """Return since when there is a worker that could bring jobs back."""
         working = [member.started_at for member in self._simulation.fleet.crew if member.stops_at is None]
-        return EPOCH + timedelta(seconds=min(working, default=self._world.now) + NEW)
+        return EPOCH + timedelta(seconds=min(working, default=self._world.now) + NEW) + self._world.jump
 
     def _seen_at(self, job: Job) -> datetime:
         """Return since when it has waited like this, as far as anybody looked."""

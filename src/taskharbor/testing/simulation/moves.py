@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.outcome import MAX_RELEASES
 from taskharbor.core.states import Event, Status, next_statuses
 from taskharbor.testing.simulation.jobs import BACKOFF
+from taskharbor.testing.simulation.jumps import TAKE_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -16,14 +18,17 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import Settlement
     from taskharbor.core.model import Job
     from taskharbor.testing.simulation.history import Call, Move
+    from taskharbor.testing.simulation.jumps import Jumps
 
 SHORTEST: Final = BACKOFF.base * (1 - BACKOFF.jitter)
 NOTHING: Final = timedelta(0)
 
 
-def wrong_move(call: Call, move: Move, paused: Collection[str]) -> str | None:
+def wrong_move(call: Call, move: Move, paused: Collection[str], jumps: Jumps) -> str | None:
     """Return what is wrong with what *call* did to one row; None, if nothing is."""
     after, before = move.after, move.before
+    if after is None and before is not None and call.verb == "prune":
+        return "; ".join(_pruned(call, before)) or None
     if after is None or before is None:
         return None if call.verb == "insert" else "came or went by itself"
     if call.verb not in _RULES:
@@ -31,7 +36,33 @@ def wrong_move(call: Call, move: Move, paused: Collection[str]) -> str | None:
     rules = [*_of_row(before, after, call.verb), *_RULES[call.verb](call, before, after)]
     if call.verb in {"reserve", "claim", "dispatch"} and after.queue in paused:
         rules.append("was taken from a paused queue")
+    if call.verb in TAKE_OVER:
+        rules += _of_count(call, before, after, jumps)
     return "; ".join(rules) or None
+
+
+def _of_count(call: Call, before: Job, after: Job, jumps: Jumps) -> list[str]:
+    """Return what is wrong with the attempts of a job that was taken, or taken from somebody."""
+    counted, is_taken = jumps.counted(before), call.verb != "expire"
+    is_spent = counted >= before.max_attempts
+    return _broken(
+        {
+            "was taken though it was spent": not (is_taken and is_spent),
+            "lives on though it is spent": is_taken or not is_spent or after.status.is_final,
+            "counts its attempts wrong": after.attempt_count == counted + is_taken,
+            "was taken over though the clock had just jumped": not jumps.forbid(call, before),
+        }
+    )
+
+
+def _pruned(call: Call, before: Job) -> list[str]:
+    ended_at = before.completed_at
+    return _broken(
+        {
+            "was pruned though it was not done": before.status in {Status.SUCCEEDED, Status.CANCELED},
+            "was pruned too soon": ended_at is not None and call.at - ended_at >= call.asked["older_than"],
+        }
+    )
 
 
 def _of_row(before: Job, after: Job, verb: str) -> list[str]:
@@ -56,10 +87,8 @@ def _reserve(call: Call, before: Job, after: Job) -> list[str]:
     return _broken(
         {
             "was taken before it was due, or from a good lease": is_due,
-            "was taken though it was spent": before.attempt_count < before.max_attempts,
             "was taken though its cancel was requested": before.cancel_requested_at is None,
             "has another token than was asked for": after.lease_token == call.asked["token"],
-            "did not count its attempt": after.attempt_count == before.attempt_count + 1,
             "was taken from where it cannot be": before.status.is_waiting or before.status is Status.PROCESSING,
             "was taken while its message may come": before.status is not Status.ENQUEUED
             or call.verb == "claim"
@@ -125,7 +154,6 @@ def _expire(call: Call, before: Job, after: Job) -> list[str]:
         {
             "lost a lease that was good": before.lease_token is not None and _is_over(before, call.at),
             "went where no ended lease leads": after.status in next_statuses(before.status, Event.EXPIRE),
-            "lives on though it is spent": not before.is_spent or after.status.is_final,
         }
     )
 
@@ -140,6 +168,17 @@ def _requeue(_call: Call, before: Job, after: Job) -> list[str]:
         {
             "was requeued from where it cannot be": bool(next_statuses(before.status, Event.REQUEUE)),
             "has no new life": after.life == before.life + 1 and after.status is Status.PENDING,
+        }
+    )
+
+
+def _clock_jumped(call: Call, before: Job, after: Job) -> list[str]:
+    cut, end = call.at + call.asked["lease"], before.lease_expires_at
+    is_cut = end is not None and end > cut == after.lease_expires_at
+    return _broken(
+        {
+            "was cut by a jump of the clock, and had no such lease": is_cut,
+            "lost more than that by a jump of the clock": after == replace(before, lease_expires_at=cut),
         }
     )
 
@@ -164,6 +203,7 @@ _RULES: Final[dict[str, Callable[[Call, Job, Job], list[str]]]] = {
     "extend": _extend,
     "settle": _settle,
     "expire": _expire,
+    "clock_jumped": _clock_jumped,
     "cancel": _cancel,
     "requeue": _requeue,
     "bury": _bury,

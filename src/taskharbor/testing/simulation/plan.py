@@ -18,7 +18,11 @@ LEASE: Final = timedelta(seconds=5)
 GRACE: Final = timedelta(seconds=3)
 POLL: Final = timedelta(seconds=1)
 QUEUES: Final = ("default", "mail")
-OPERATIONS: Final = ("cancel", "cancel", "stop", "pause", "requeue", "freeze", "freeze", "trap", "trap")
+OPERATIONS: Final = (
+    "cancel", "cancel", "stop", "pause", "requeue", "freeze", "freeze", "trap", "trap", "jump", "prune", "prune",
+)  # fmt: skip
+SHORTEST_JUMP, LONGEST_JUMP = 3.0, 40.0
+"""Of the store's clock, in seconds: what is shorter than a third of a lease is none."""
 RATES: Final = (0.002, 0.01, 0.03)
 VISIBILITY: Final = timedelta(seconds=6)
 LOCK: Final = timedelta(seconds=2)

@@ -1,75 +1,120 @@
-"""What must be true of messages: none goes before its outcome is recorded, and every death is told."""
+"""What must be true of messages: none goes but by the table of what may become of one, and every death is told."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
-from taskharbor.core.messages import parse
+from taskharbor.core.answers import Declined, Reason, Refused
+from taskharbor.core.ids import JobId
+from taskharbor.core.messages import FEW, parse
 from taskharbor.core.model import Claim
 from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.testing.simulation.world import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import Token
     from taskharbor.core.messages import Message
-    from taskharbor.core.model import Job
     from taskharbor.testing.simulation.faults import Store
     from taskharbor.testing.simulation.history import Call
     from taskharbor.testing.simulation.queue_service import QueueService
 
-    Ring = tuple[str, JobId, int]
+
+@dataclass(slots=True)
+class Ring:
+    """A message as one process received it, and what that found behind it: nothing, as long as it has not heard."""
+
+    process: str
+    message: Message
+    receives: int
+    found: Token | Refused | None = None
 
 
 class Ringing:
-    """Follows messages from their receipt to their end."""
+    """Follows each message that a process received to its end, by the table of what may become of it."""
 
     def __init__(self) -> None:
-        self._received: dict[str, Message] = {}
-        self._seqs: dict[tuple[str, JobId], int] = {}
-        self._tokens: dict[Ring, set[Token]] = defaultdict(set)
-        self.told: set[str] = set()
-        """The ids of events that went out."""
+        self._rings: dict[str, Ring] = {}
+        self._asking: dict[tuple[str, str], list[Ring]] = {}
+        self._declined: dict[tuple[str, JobId], int] = {}
+        self.told: dict[JobId, set[str]] = defaultdict(set)
+        """The ids of events that went out, by the job that died."""
 
-    def take(self, call: Call, jobs: Mapping[JobId, Job], settled: Collection[tuple[JobId, Token]]) -> str | None:
-        """Learn of a call, and of *jobs* and *settled* attempts as they were then; return what is wrong with it."""
+    def take(self, call: Call, settled: Collection[tuple[JobId, Token]]) -> str | None:
+        """Learn of a call, and of the attempts that were *settled* by then; return what is wrong with it."""
         match call.verb:
-            case "receive":
+            case "receive" if call.fate == "ok":
                 self._take_receive(call)
             case "claim":
-                for claim in call.answer:
-                    if isinstance(claim, Claim):
-                        ring = (call.process, claim.job.id, self._seqs[call.process, claim.job.id])
-                        self._tokens[ring].add(claim.lease.token)
+                self._take_claim(call)
+            case "dispatched" if call.fate == "ok":
+                for each in call.asked["what"]:
+                    if isinstance(each, Declined):
+                        self._declined[call.process, each.job_id] = each.seq
             case "send" if call.asked["what"] == DEAD_EVENTS:
-                self.told |= {json.loads(message.body)["event_id"] for message in call.asked["more"]}
+                for event in (json.loads(message.body) for message in call.asked["more"]):
+                    self.told[JobId(UUID(event["job_id"]))].add(event["event_id"])
             case "delete":
-                return next(self._too_early(call, jobs, settled), None)
+                return next(self._too_early(call, settled), None)
         return None
 
     def _take_receive(self, call: Call) -> None:
-        read = {delivery.receipt: message for delivery in call.answer if (message := parse(delivery.body)) is not None}
-        self._received |= read
-        # Of several messages for a job the first is claimed.
-        self._seqs |= {(call.process, message.job_id): message.seq for message in reversed(read.values())}
+        rings = {
+            delivery.receipt: Ring(call.process, message, delivery.receives)
+            for delivery in call.answer
+            if (message := parse(delivery.body)) is not None
+        }
+        self._rings |= rings
+        self._asking[call.process, call.asked["what"]] = list(rings.values())
 
-    def _too_early(
-        self, call: Call, jobs: Mapping[JobId, Job], settled: Collection[tuple[JobId, Token]]
-    ) -> Iterator[str]:
-        for message in [self._received[receipt] for receipt in call.asked["more"] if receipt in self._received]:
-            job = jobs.get(message.job_id)
-            if job is None or job.lease_expires_at is None or job.sends > message.seq:
-                continue
-            own = self._tokens[call.process, message.job_id, message.seq]
-            is_settled = any((job.id, token) in settled for token in own)  # an attempt by another copy of it may run
-            if job.lease_token in own and job.lease_expires_at > call.at and not is_settled:
-                yield f"the message of {shown(message.job_id)} was deleted while its attempt is not settled"
+    def _take_claim(self, call: Call) -> None:
+        """Learn what was found. Of a claim whose reply was lost the token is all that can be read back."""
+        if call.fate == "late":  # its messages may have come again since
+            for claim in (each for each in call.answer if isinstance(each, Claim)):
+                self._take_late(call.process, claim)
+            return
+        asked = next(rings for key, rings in self._asking.items() if key[0] == call.process and _are(rings, call))
+        for ring, answer in zip(asked, call.answer, strict=True):
+            if isinstance(answer, Claim):
+                ring.found = answer.lease.token
+            elif call.fate == "ok":
+                ring.found = answer
+
+    def _take_late(self, process: str, claim: Claim) -> None:
+        for ring in self._rings.values():
+            if (ring.process, ring.message.job_id, ring.found) == (process, claim.job.id, None):
+                ring.found = claim.lease.token
+
+    def _too_early(self, call: Call, settled: Collection[tuple[JobId, Token]]) -> Iterator[str]:
+        for ring in (self._rings[receipt] for receipt in call.asked["more"] if receipt in self._rings):
+            if (wrong := self._wrong(call, ring, settled)) is not None:
+                yield f"the message of {shown(ring.message.job_id)} was deleted {wrong}"
+
+    def _wrong(self, call: Call, ring: Ring, settled: Collection[tuple[JobId, Token]]) -> str | None:
+        job_id, seq, found = ring.message.job_id, ring.message.seq, ring.found
+        match found:
+            case None:
+                return "though nobody knows what became of it"
+            case Refused(reason=Reason.NOT_FOUND):
+                return None if ring.receives > FEW else "though its job may be on its way"
+            case Refused(reason=Reason.LEASED | Reason.UNHANDLED) if seq >= found.sends:
+                return f"though its job was {found.reason}"
+            case Refused():
+                is_told = self._declined.get((call.process, job_id), -1) >= seq
+                return None if is_told else "though the store was not told to ring again"
+        return None if (job_id, found) in settled else "while its attempt is not settled"
 
 
-def wrong_messages(store: Store, service: QueueService, told: Collection[str]) -> Iterator[str]:
+def _are(rings: Sequence[Ring], call: Call) -> bool:
+    return [ring.message.job_id for ring in rings] == call.asked["what"]
+
+
+def wrong_messages(store: Store, service: QueueService, told: Mapping[JobId, Collection[str]]) -> Iterator[str]:
     """Yield what is wrong with what is left in the queues, long after the last job ended."""
     for queue, copies in service.queues.items():
         for message in (parse(copy.body) for copy in copies if queue != DEAD_EVENTS):
@@ -77,5 +122,5 @@ def wrong_messages(store: Store, service: QueueService, told: Collection[str]) -
             if job is not None and job.status.is_final:
                 yield f"a message of job {shown(job.id)} is left, which is {job.status}"
     for row in store.outbox:
-        if row.event.event_id not in told or row.published_at is None:
+        if row.event.event_id not in told[row.event.job_id] or row.published_at is None:
             yield f"nobody was told of the death of job {shown(row.event.job_id)} in its life {row.event.life}"

@@ -16,7 +16,17 @@ from taskharbor.testing.simulation.fleet import Fleet, Rings
 from taskharbor.testing.simulation.history import History
 from taskharbor.testing.simulation.jobs import Watching
 from taskharbor.testing.simulation.liveness import Liveness
-from taskharbor.testing.simulation.plan import GRACE, LEASE, VISIBILITY, Plan, draw, draw_delivery
+from taskharbor.testing.simulation.plan import (
+    GRACE,
+    LEASE,
+    LONGEST_JUMP,
+    POLL,
+    SHORTEST_JUMP,
+    VISIBILITY,
+    Plan,
+    draw,
+    draw_delivery,
+)
 from taskharbor.testing.simulation.queue_service import Habits, QueueService
 from taskharbor.testing.simulation.world import Process, World
 
@@ -133,10 +143,25 @@ class Simulation:
 
     def _freeze(self) -> None:
         """Pause a process between two calls of the store, where most of its life is spent."""
-        if self.fleet.crew:
-            process = self.world.chance.choice(self.fleet.crew).process
+        if self.fleet.processes:
+            process = self.world.chance.choice(self.fleet.processes)
             self.history.note(process, "is frozen")
             process.pause(self.world.chance.uniform(0.5, 3) * LEASE.total_seconds())
+
+    def _jump(self) -> None:
+        """Set the store's clock, and nobody else's."""
+        seconds = self.world.chance.choice((-1, 1)) * self.world.chance.uniform(SHORTEST_JUMP, LONGEST_JUMP)
+        self.history.note(None, f"sets the store's clock by {seconds:+.1f}")
+        self.world.jump_by(seconds)
+
+    def _prune(self) -> None:
+        """Begin to remove what ended a moment ago, while messages and workers may know of it."""
+        self._keep_for(LEASE * self.world.chance.choice((0, 0, 1)))
+
+    def _keep_for(self, retention: timedelta) -> None:
+        self._try(lambda: self._driver.upkeep.prune(older_than=retention, limit=self.world.chance.randint(1, 20)))
+        if self.faults.is_on:
+            self._at(self.world.now + POLL.total_seconds(), partial(self._keep_for, retention))
 
     def _try(self, call: Callable[[], object]) -> None:
         try:

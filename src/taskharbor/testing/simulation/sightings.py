@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Declined, Expired, Reason, Refused, Settled
-from taskharbor.core.errors import IllegalTransition, LeaseLost
+from taskharbor.core.errors import IllegalTransition, JobNotFound, LeaseLost
 from taskharbor.core.messages import parse
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.simulation.history import Call
@@ -37,11 +37,21 @@ EXPECTED: Final = frozenset(
         "a FAILED job was canceled",
         "a PROCESSING job was canceled",
         "a final job was not canceled",
+        "the store was told that its clock jumped ahead",
+        "the store was told that its clock jumped back",
+        "a jump of the clock cut a lease",
+        "an attempt was lost to the clock, and given back",
+        "a finished job was pruned",
+        "an outcome came for a job that was pruned",
     }
 )
 
-# With messages a job is FAILED only before its first one, and few outcomes come that late. Worlds without see both.
-_SELDOM_WITH_MESSAGES: Final = {"a FAILED job was canceled", "a success came just before its lease ended"}
+# With messages a job is FAILED only before its first one, and few outcomes come that late. Worlds without see them.
+_SELDOM_WITH_MESSAGES: Final = {
+    "a FAILED job was canceled",
+    "a success came just before its lease ended",
+    "an outcome came for a job that was pruned",
+}
 EXPECTED_OF_MESSAGES: Final = (EXPECTED - _SELDOM_WITH_MESSAGES) | {
     "a job was sent again",
     "a message came before its sending was known",
@@ -84,12 +94,12 @@ class Watcher:
                 for number, each in enumerate(call.asked["what"]):
                     self.seen |= set(self._settle(call, each, None if call.answer is None else call.answer[number]))
             case "expire" if call.is_committed:
-                self.seen |= set(map(_brought_back, call.answer))
+                self.seen |= {*map(_brought_back, call.answer), *_given_back(call)}
                 self._expired |= {(each.job_id, each.token) for each in call.answer}
             case "cancel" if call.is_committed:
                 self.seen |= set(_canceled(call))
-            case "requeue" if call.moves:
-                self.seen.add("a job was requeued")
+            case "requeue" | "prune" | "clock_jumped" if call.is_committed:
+                self.seen |= set(_beside(call))
             case _ if call.is_committed:
                 self.seen |= set(self._ring(call))
 
@@ -136,6 +146,8 @@ class Watcher:
             if move is not None and self._fates.get(key) == "unavailable":
                 yield "a settlement that did not arrive was repeated, and is recorded"
         self._fates[key] = call.fate
+        if isinstance(answer, JobNotFound):
+            yield "an outcome came for a job that was pruned"
         if isinstance(answer, LeaseLost) and event is Event.ACK:
             yield "a stale success was refused"
             if key in self._expired:
@@ -154,6 +166,23 @@ def _taken(call: Call) -> Iterator[str]:
         yield "a job was taken without its message"
     if any(isinstance(each, Refused) and each.reason is Reason.LEASED for each in call.answer):
         yield "a message for a job that is leased was left"
+
+
+def _beside(call: Call) -> Iterator[str]:
+    moved = {
+        "requeue": "a job was requeued",
+        "prune": "a finished job was pruned",
+        "clock_jumped": "a jump of the clock cut a lease",
+    }
+    if call.moves:
+        yield moved[call.verb]
+    if call.verb == "clock_jumped":
+        yield f"the store was told that its clock jumped {'ahead' if call.at > call.asked['expected'] else 'back'}"
+
+
+def _given_back(call: Call) -> Iterator[str]:
+    if any(move.before and move.after and move.after.attempt_count < move.before.attempt_count for move in call.moves):
+        yield "an attempt was lost to the clock, and given back"
 
 
 def _brought_back(expired: Expired) -> str:

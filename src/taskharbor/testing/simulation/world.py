@@ -31,6 +31,7 @@ class Process:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
+        self.born_at = world.now
         self.is_dead = False
         self.paused_until = 0.0
         self.disturbed_at = -1e9
@@ -103,13 +104,25 @@ class World:
         self.now = 0.0
         self.jump = timedelta(0)
         """How far the store's clock strays."""
+        self.jumped_at = -1e9
+        self.untold = 0.0
+        """By how many seconds the store's clock jumped since somebody last told the store."""
         self._coming: list[tuple[float, float, int, Entry]] = []
         self._count = 0
         self._current: Process | None = None
         self._depth = 0
 
+    def true_time(self) -> datetime:
+        return EPOCH + timedelta(seconds=self.now)
+
     def store_time(self) -> datetime:
-        return EPOCH + timedelta(seconds=self.now) + self.jump
+        return self.true_time() + self.jump
+
+    def jump_by(self, seconds: float) -> None:
+        """Let the store's clock, and no other, jump."""
+        self.jump += timedelta(seconds=seconds)
+        self.jumped_at = self.now
+        self.untold += seconds
 
     def token(self) -> Token:
         return Token(UUID(int=self.chance.getrandbits(128), version=4))
