@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
@@ -18,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from taskharbor.core.ids import new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from contextlib import AbstractContextManager
-    from contextvars import Context
 
     from taskharbor.core.ids import Token
+
+    AsyncWork = tuple[Coroutine[Any, Any, None], Callable[[], None]]
+    """A coroutine, and what to call where it is cancelled before its first step."""
 
 T = TypeVar("T")
 
@@ -80,10 +81,11 @@ class Runtime(Protocol):
     def run_plain(self, work: Callable[[], None]) -> None:
         """Call *work* beside everything else."""
 
-    def run_async(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> Running:
-        """Let *work* run on the event loop; where it is cancelled before its first step, call *never_began* there.
+    def run_async(self, works: Sequence[AsyncWork]) -> Sequence[Running]:
+        """Let each of *works* run on the event loop, in a copy of the caller's context.
 
-        Whatever comes later, it tells itself.
+        Where one is cancelled before its first step, what came with it is called there; whatever
+        comes later, it tells itself.
         """
 
     def close(self) -> None:
@@ -118,11 +120,11 @@ class ThreadRuntime:
     def run_plain(self, work: Callable[[], None]) -> None:
         self._threads.run(work)
 
-    def run_async(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> Running:
+    def run_async(self, works: Sequence[AsyncWork]) -> Sequence[Running]:
         with self._starting:
             if self._events is None:
                 self._events = EventLoop()
-            return self._events.run(work, context, never_began)
+        return self._events.run(works)
 
     def close(self) -> None:
         self._threads.close()
@@ -145,7 +147,7 @@ def finished(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedel
         else:
             ended.put(lambda: value)
 
-    running = runtime.run_async(run(), copy_context(), lambda: ended.put(partial(_raise, asyncio.CancelledError())))
+    [running] = runtime.run_async([(run(), lambda: ended.put(partial(_raise, asyncio.CancelledError())))])
     try:
         told = ended.get(timeout=timeout.total_seconds())
     except Empty:
@@ -161,39 +163,66 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 class Threads:
-    """Threads for plain handlers, made when they are needed.
+    """Threads for plain handlers, made when they are needed: one for each piece of work that has not ended.
 
     The standard library's pool waits for its threads when the process ends: one handler
     that does not stop would then keep a worker from ever exiting.
+
+    One thread is called at a time, and calls the next when it takes up work. So a few run through
+    work that waits for nothing, and where one waits the next takes over; to wake a thread for
+    each piece costs more than such work.
     """
 
     def __init__(self, *, most: int) -> None:
         self._most = most
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._counting = threading.Lock()
-        self._count = self._idle = 0
+        self._lock = threading.Lock()
+        self._work: deque[Callable[[], None]] = deque()
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # False: to end
+        self._count = self._idle = self._unfinished = 0
+        self._is_calling = False
 
     def run(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
-        with self._counting:
-            if self._idle > 0:
-                self._idle -= 1  # one of those takes it
-            elif self._count < self._most:
+        with self._lock:
+            if self._unfinished >= self._count and self._count < self._most:
+                # First of all: where there is none left, nobody shall take up the work later.
+                threading.Thread(target=self._run, name=f"taskharbor-handler-{self._count + 1}", daemon=True).start()
                 self._count += 1
-                threading.Thread(target=self._run, name=f"taskharbor-handler-{self._count}", daemon=True).start()
+                self._idle += 1
+            self._unfinished += 1
+            self._work.append(work)
+            self._call()
 
     def close(self) -> None:
         for _ in range(self._count):
-            self._work.put(None)
+            self._calls.put(False)  # noqa: FBT003  a message, not an argument
+
+    def _call(self) -> None:
+        if self._work and self._idle and not self._is_calling:
+            self._is_calling = True
+            self._idle -= 1
+            self._calls.put(True)  # noqa: FBT003  as above
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work()
-            except BaseException:  # noqa: BLE001  a thread that ended would be missing to all jobs after this one
-                _LOG.exception("a handler's thread met an error of ours")
-            with self._counting:
-                self._idle += 1
+        while self._calls.get():
+            with self._lock:
+                self._is_calling = False
+                work = self._take()
+            while work is not None:
+                try:
+                    work()
+                except BaseException:  # noqa: BLE001  a thread that ended would be missing to all jobs after this one
+                    _LOG.exception("a handler's thread met an error of ours")
+                with self._lock:
+                    self._unfinished -= 1
+                    work = self._take()
+
+    def _take(self) -> Callable[[], None] | None:
+        if not self._work:
+            self._idle += 1
+            return None
+        work = self._work.popleft()
+        self._call()
+        return work
 
 
 class ThreadLoop:
@@ -228,34 +257,24 @@ class ThreadLoop:
 
 
 class EventLoop:
-    """An asyncio loop in a thread. Coroutines that are handed over together cost it one wake-up.
-
-    One thread hands over at a time: of two, each could leave the wake-up to the other.
-    """
+    """An asyncio loop in a thread. Coroutines that are handed over together cost it one wake-up."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._arrived: deque[AsyncRun] = deque()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="taskharbor-async", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> AsyncRun:
-        started = AsyncRun(self._loop, work, context, never_began)
-        self._arrived.append(started)
-        if len(self._arrived) == 1:
-            self._loop.call_soon_threadsafe(self._start_arrived)
-        return started
+    def run(self, works: Sequence[AsyncWork]) -> list[AsyncRun]:
+        runs = [AsyncRun(self._loop, work, never_began) for work, never_began in works]
+        self._loop.call_soon_threadsafe(_start_all, runs)
+        return runs
 
     def close(self) -> None:
         self._is_closed = True
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=1)
-
-    def _start_arrived(self) -> None:
-        while self._arrived:
-            self._arrived.popleft().start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -265,6 +284,11 @@ class EventLoop:
             except BaseException:  # noqa: BLE001  a task that a handler left to itself, and that tried to end the process
                 _LOG.exception("a task tried to end the event loop; it goes on")
         self._loop.close()
+
+
+def _start_all(runs: Iterable[AsyncRun]) -> None:
+    for run in runs:
+        run.start()
 
 
 def fulfil(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
@@ -285,16 +309,12 @@ def fulfil_here(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
 
 
 class AsyncRun:
-    __slots__ = ("_context", "_is_canceled", "_loop", "_never_began", "_task", "_work")
+    __slots__ = ("_is_canceled", "_loop", "_never_began", "_task", "_work")
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        work: Coroutine[Any, Any, None],
-        context: Context,
-        never_began: Callable[[], None],
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], never_began: Callable[[], None]
     ) -> None:
-        self._loop, self._work, self._context, self._never_began = loop, work, context, never_began
+        self._loop, self._work, self._never_began = loop, work, never_began
         self._task: asyncio.Task[None] | None = None
         self._is_canceled = False
 
@@ -303,7 +323,7 @@ class AsyncRun:
             self._work.close()
             self._never_began()
         else:
-            self._task = self._loop.create_task(self._work, context=self._context)
+            self._task = self._loop.create_task(self._work)
 
     def cancel(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: it has nothing left to stop

@@ -14,8 +14,7 @@ from taskharbor.worker.hand import Hand, Hands
 from taskharbor.worker.recorder import Recorder
 
 if TYPE_CHECKING:
-    from taskharbor.core.answers import Settled
-    from taskharbor.core.errors import TaskHarborError
+    from collections.abc import Sequence
 
 MINUTE = timedelta(minutes=1)
 
@@ -26,8 +25,8 @@ def test_only_the_first_outcome_of_an_attempt_is_recorded_and_told() -> None:
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, patience=MINUTE)
     told: list[Outcome | None] = []
 
-    def settled(_hand: Hand, outcome: Outcome | None, _answer: Settled | TaskHarborError | None) -> None:
-        told.append(outcome)
+    def settled(ended: Sequence[tuple[Hand, Outcome | None]], _answers: object) -> None:
+        told.extend(outcome for _hand, outcome in ended)
 
     hands = Hands(runtime, concurrency=1, queues={"default": 1})
     recorder = Recorder(runtime, driver, hands, settled=settled, freed=lambda: None)

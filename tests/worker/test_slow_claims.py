@@ -30,8 +30,8 @@ def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a
 
     now = runtime.monotonic()
 
-    assert heartbeat.is_late_for(Hand(claim, ends_at=now + 1, times_out_at=None))
-    assert not heartbeat.is_late_for(Hand(claim, ends_at=now + 4.75, times_out_at=None))
+    assert heartbeat.is_late_for([Hand(claim, ends_at=now + 1, times_out_at=None)])
+    assert not heartbeat.is_late_for([Hand(claim, ends_at=now + 4.75, times_out_at=None)])
 
 
 class ReplyLostOnce(MemoryDriver):
@@ -64,7 +64,7 @@ def test_a_lease_that_was_read_back_counts_from_the_call_whose_reply_was_lost(mo
         patience=LEASE,
         types=lambda: None,
         may_reclaim=lambda: True,
-        start=started.append,
+        start=started.extend,
     )
     asked_at = runtime.monotonic()
     intake.tick()

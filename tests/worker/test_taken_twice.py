@@ -21,9 +21,7 @@ def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
     driver, runtime, first, second = taken_twice()
     hands = Hands(runtime, concurrency=2, queues={"default": 2})
     answers: list[Any] = []
-    recorder = Recorder(
-        runtime, driver, hands, settled=lambda _hand, _outcome, answer: answers.append(answer), freed=lambda: None
-    )
+    recorder = Recorder(runtime, driver, hands, settled=lambda _ended, told: answers.extend(told), freed=lambda: None)
     recorder.put(first, Outcome.ack())
     recorder.put(second, Outcome.ack())
 

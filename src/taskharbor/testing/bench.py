@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextvars import Context, copy_context
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,14 @@ from taskharbor.worker.hand import Hand
 from taskharbor.worker.middleware import handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
     from taskharbor.core.model import Claim, Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.drivers.base import Driver
     from taskharbor.harbor import Harbor
+    from taskharbor.runtime import AsyncWork
 
 
 class Bench:
@@ -40,11 +40,6 @@ class Bench:
         self.outcome: Outcome | None = None
 
     @property
-    def context(self) -> Context:
-        """The context variables that an async attempt runs under."""
-        return self._here.context
-
-    @property
     def is_completed(self) -> bool:
         """Whether the handler settled its job itself."""
         return self._hand is not None and self._hand.is_completed
@@ -53,7 +48,7 @@ class Bench:
         """Run a plain attempt to its end; return an async one, to be run by the caller."""
         self.outcome, self._here.work = None, None
         self._hand = Hand(claim, ends_at=inf, times_out_at=None)
-        self._executor.start(self._hand)
+        self._executor.start([self._hand])
         return self._here.work
 
     def _report(self, _hand: Hand, outcome: Outcome | None) -> None:
@@ -70,7 +65,6 @@ class _Here(ThreadRuntime):
         super().__init__(plain=1)
         self._driver = driver
         self.work: Coroutine[Any, Any, None] | None = None
-        self.context = copy_context()
 
     def now(self) -> datetime:
         return self._driver.inspector.now()
@@ -78,9 +72,9 @@ class _Here(ThreadRuntime):
     def run_plain(self, work: Callable[[], None]) -> None:
         work()
 
-    def run_async(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> _Here:  # noqa: ARG002  nobody cancels it
-        self.work, self.context = work, context
-        return self
+    def run_async(self, works: Sequence[AsyncWork]) -> list[_Here]:
+        [(self.work, _)] = works
+        return [self]
 
     def cancel(self) -> None:
         """Nobody asks for it: there is no timeout, no heartbeat and no shutdown here."""

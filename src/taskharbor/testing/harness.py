@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextlib import asynccontextmanager, closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
@@ -120,7 +121,7 @@ class Harness:
             bench = Bench(self.harbor, state)
             for claim in self._claims():
                 if (work := bench.start(claim)) is not None:
-                    loop.run(work, bench.context)
+                    loop.run(work, copy_context())
                 if not self._settled(bench, claim, ran):
                     break
         return ran
@@ -132,7 +133,7 @@ class Harness:
             bench = Bench(self.harbor, state)
             for claim in self._claims():
                 if (work := await asyncio.to_thread(bench.start, claim)) is not None:
-                    await asyncio.get_running_loop().create_task(work, context=bench.context)
+                    await asyncio.get_running_loop().create_task(work)
                 if not self._settled(bench, claim, ran):
                     break
         return ran

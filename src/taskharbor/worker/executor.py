@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.decide import DEFAULT_POLICY, decide
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
@@ -14,7 +17,7 @@ from taskharbor.worker.context import Context, NotCommitted, Running, running
 from taskharbor.worker.hand import Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from taskharbor.core.retry import RetryPolicy
     from taskharbor.runtime import Runtime
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from taskharbor.worker.middleware import Handler
 
     Report = Callable[[Hand, Outcome | None], None]
+
+_LOG: Final = logging.getLogger(__name__)
+REST: Final = timedelta(seconds=1)  # for a job that could not be started
 
 
 class HandlerExited(Exception):
@@ -65,17 +71,45 @@ class Executor:
         self._around = around
         self._report = report
 
-    def start(self, hand: Hand) -> None:
-        """Begin the attempt, or report at once why not."""
-        handler = self._handlers.get(hand.claim.job.type)
-        if handler is None:
-            self._report(hand, Outcome.fail(f"no handler for type {hand.claim.job.type!r} is registered here"))
-        elif self._is_too_late(hand):
+    def start(self, hands: Sequence[Hand]) -> None:
+        """Begin the attempts, or report at once why not."""
+        for_loop: list[tuple[Hand, Handler]] = []
+        for hand in hands:
+            handler = self._handlers.get(hand.claim.job.type)
+            if handler is None:
+                self._report(hand, Outcome.fail(f"no handler for type {hand.claim.job.type!r} is registered here"))
+            elif handler.is_async:
+                for_loop.append((hand, handler))
+            else:
+                self._start_plain(hand, handler)
+        if for_loop:
+            self._start_async(for_loop)
+
+    def _start_plain(self, hand: Hand, handler: Handler) -> None:
+        try:
+            self._runtime.run_plain(partial(self._run_plain, hand, handler))
+        except Exception:  # noqa: BLE001  there may be no thread left
+            self._give_back([hand])
+
+    def _start_async(self, for_loop: Sequence[tuple[Hand, Handler]]) -> None:
+        """Hand over all of them at once: for each alone the loop's thread would have to be woken."""
+        hands = [hand for hand, _ in for_loop]
+        works = [(self._call_async(hand, handler), partial(self._report_cancelled, hand)) for hand, handler in for_loop]
+        try:
+            runs = self._runtime.run_async(works)
+        except Exception:  # noqa: BLE001  as above
+            for work, _ in works:
+                work.close()
+            self._give_back(hands)
             return
-        elif handler.is_async:
-            self._start_async(hand, handler)
-        else:
-            self._runtime.run_plain(lambda: self._run_plain(hand, handler))
+        for hand, run in zip(hands, runs, strict=True):
+            hand.runs(run.cancel)
+
+    def _give_back(self, hands: Sequence[Hand]) -> None:
+        """Give back what could not be started: kept in hand, it would be kept from everybody."""
+        for hand in hands:
+            _LOG.exception("cannot start job %s", hand.claim.job.id)
+            self._report(hand, Outcome.snooze(after=REST))
 
     def _is_too_late(self, hand: Hand) -> bool:
         """Give the job back where its lease may be over by now: nobody knows, and somebody else may have it."""
@@ -102,15 +136,10 @@ class Executor:
         else:
             self._report(hand, self._succeeded(hand, result))
 
-    def _start_async(self, hand: Hand, handler: Handler) -> None:
-        context = copy_context()
-        context.run(running.set, _running(hand))
-        work = self._call_async(hand, handler)
-        hand.runs(self._runtime.run_async(work, context, lambda: self._report_cancelled(hand)).cancel)
-
     async def _call_async(self, hand: Hand, handler: Handler) -> None:
         if self._is_too_late(hand):  # the loop was busy for too long
             return
+        running.set(_running(hand))  # in a context of its task's own
         try:
             result = await handler.call(hand.claim.job, Context(hand, self._around))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop

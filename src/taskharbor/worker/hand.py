@@ -67,6 +67,10 @@ class Hand:
         if self.why is not None:
             stop()
 
+    def rest(self) -> None:
+        """Forget how it is stopped: that leads back here, and only a search for cycles would find such a ring."""
+        self._stop = None
+
     def stop(self, why: Why) -> None:
         """Ask the handler to stop."""
         if self.why is None or why is Why.LOST:
@@ -127,6 +131,7 @@ class Hands:
             self.departures += 1
             for hand in hands:
                 if hand in self._held:
+                    hand.rest()
                     del self._held[hand]
                     self._by_queue[hand.queue] -= 1
 

@@ -64,10 +64,13 @@ class Heartbeat:
         self._expected_at = self._runtime.monotonic() + pause
         return timedelta(seconds=pause)
 
-    def is_late_for(self, hand: Hand) -> bool:
-        """Tell whether the next beat comes too late: for its timeout, or for a lease whose claim was slow to arrive."""
-        needs_beat_at = hand.ends_at - self._seconds / 3
-        return min(needs_beat_at, inf if hand.times_out_at is None else hand.times_out_at) < self._expected_at
+    def is_late_for(self, hands: Sequence[Hand]) -> bool:
+        """Tell whether the next beat comes too late: for a timeout, or for a lease whose claim was slow to arrive."""
+        expected_at, share = self._expected_at, self._seconds / 3
+        return any(
+            hand.ends_at - share < expected_at or (hand.times_out_at is not None and hand.times_out_at < expected_at)
+            for hand in hands
+        )
 
     def advice(self, hand: Hand) -> str:
         """Return what to tell people about a lost lease: nothing, unless this process stood still for too long."""

@@ -46,7 +46,7 @@ class Intake:
         patience: timedelta,
         types: Callable[[], frozenset[str] | None],
         may_reclaim: Callable[[], bool],
-        start: Callable[[Hand], None],
+        start: Callable[[list[Hand]], None],
         codec: Codec | None = None,
     ) -> None:
         self._hands = hands

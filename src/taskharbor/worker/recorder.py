@@ -66,7 +66,7 @@ class Recorder:
     def _let_go(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
         self._hands.let_go([hand])
         self._freed()
-        self._settled(hand, outcome, answer)
+        self._settled([(hand, outcome)], [answer])
 
     def tick(self) -> timedelta:
         batch = self._next_batch()
@@ -82,8 +82,7 @@ class Recorder:
         self._unsure = []
         self._hands.let_go([hand for hand, _ in batch])
         self._freed()
-        for (hand, outcome), answer in zip(batch, answers, strict=True):
-            self._settled(hand, outcome, answer)
+        self._settled(batch, answers)
         return AT_ONCE if self._ended else IDLE
 
     def _next_batch(self) -> list[tuple[Hand, Outcome]]:
@@ -125,4 +124,4 @@ class Recorder:
 
 
 if TYPE_CHECKING:
-    Settling = Callable[[Hand, Outcome | None, Settled | TaskHarborError | None], None]
+    Settling = Callable[[Sequence[tuple[Hand, Outcome | None]], Sequence[Settled | TaskHarborError | None]], None]

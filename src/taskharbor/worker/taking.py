@@ -53,7 +53,7 @@ class Taking:
         patience: timedelta,
         types: Callable[[], frozenset[str] | None],
         may_reclaim: Callable[[], bool],
-        start: Callable[[Hand], None],
+        start: Callable[[list[Hand]], None],
         codec: Codec | None = None,
     ) -> None:
         self._runtime = runtime
@@ -142,22 +142,24 @@ class Taking:
         self._lost = {token: lost for token, lost in self._lost.items() if lost.asked_at > over}
 
     def _take(self, call: Call, claims: Sequence[Claim]) -> None:
-        hands = [self._hand(claim, call) for claim in claims]
+        ends_at = call.asked_at + self._lease.total_seconds() - self._margin
+        now = self._runtime.monotonic()
+        hands = [self._hand(claim, call, now=now, ends_at=ends_at) for claim in claims]
         self._hands.lose(_ids(claims))
         self._hands.fill_room(call.queue, call.room, hands)
-        for hand in hands:
-            self._start(hand)
+        if hands:
+            self._start(hands)
 
-    def _hand(self, claim: Claim, call: Call) -> Hand:
+    def _hand(self, claim: Claim, call: Call, *, now: float, ends_at: float) -> Hand:
         timeout = claim.job.timeout
         if self._codec is not None:
             claim = Claim(replace(claim.job, codec=self._codec), claim.lease)
         return Hand(
             claim,
-            ends_at=call.asked_at + self._lease.total_seconds() - self._margin,
-            times_out_at=None if timeout is None else self._runtime.monotonic() + timeout.total_seconds(),
+            ends_at=ends_at,
+            times_out_at=None if timeout is None else now + timeout.total_seconds(),
             queue=call.queue,
-            received=call.received.get(claim.job.id),
+            received=call.received.get(claim.job.id) if call.received else None,
         )
 
 

@@ -61,7 +61,7 @@ LOOK: Final = timedelta(milliseconds=20)
 FOREVER: Final = timedelta(days=3650)
 JOIN: Final = timedelta(seconds=5)
 MOMENT: Final = 1.0  # seconds in which handlers may end by themselves, once they were asked to
-REST: Final = timedelta(seconds=1)  # for a job that could not be started
+REST: Final = timedelta(seconds=1)  # until schedules that could not be stored are tried again
 MARGIN: Final = 0.05
 """The part of a lease by which a worker takes it to be over early: two clocks never run alike."""
 
@@ -325,25 +325,31 @@ class Worker:
     def _types(self) -> frozenset[str] | None:
         return frozenset(self._handlers) if self._leaves_unknown else None
 
-    def _start(self, hand: Hand) -> None:
+    def _start(self, hands: list[Hand]) -> None:
         if self._tell.is_heard:
-            self._tell(JobClaimed(claim=hand.claim))
-        if self._intake.is_stopped:  # it was asked for before, and came after
-            self._ended(hand, Outcome.release())
+            for hand in hands:
+                self._tell(JobClaimed(claim=hand.claim))
+        if self._intake.is_stopped:  # they were asked for before, and came after
+            for hand in hands:
+                self._ended(hand, Outcome.release())
             return
-        try:
-            self._executor.start(hand)
-        except Exception:  # noqa: BLE001  there may be no thread left; kept in hand, it would be kept from everybody
-            _LOG.exception("cannot start job %s", hand.claim.job.id)
-            self._ended(hand, Outcome.snooze(after=REST))
-        if self._heartbeat.is_late_for(hand):
+        self._executor.start(hands)
+        if self._heartbeat.is_late_for(hands):
             self._wake("heartbeat")
 
     def _ended(self, hand: Hand, outcome: Outcome | None) -> None:
         if self._recorder.put(hand, outcome):
             self._wake("recorder")
 
-    def _settled(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
+    def _settled(
+        self, ended: Sequence[tuple[Hand, Outcome | None]], answers: Sequence[Settled | TaskHarborError | None]
+    ) -> None:
+        is_told = self._mail is not None or self._tell.is_heard
+        for (hand, outcome), answer in zip(ended, answers, strict=True):
+            if is_told or not isinstance(answer, Settled):
+                self._tell_of(hand, outcome, answer)
+
+    def _tell_of(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
         if hand.is_completed and isinstance(answer, JobNotInflight):
             # In the handler's own transaction.
             outcome, answer = Outcome.ack(), Settled(hand.claim.job.id, Status.SUCCEEDED)

@@ -199,7 +199,8 @@ class Connections:
 
 
 def _rows(cursor: psycopg.Cursor) -> list[Row]:
-    return cursor.fetchall() if cursor.description else []
+    # Not `description`, which describes every column anew.
+    return [] if cursor.rownumber is None else cursor.fetchall()
 
 
 def _is_alive(db: psycopg.Connection) -> bool:

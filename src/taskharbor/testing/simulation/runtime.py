@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from taskharbor.runtime import AFTER_AN_ERROR, AsyncRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from contextvars import Context
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import Token
+    from taskharbor.runtime import AsyncWork
     from taskharbor.testing.simulation.world import Entry, Process
 
 MOMENT: Final = 0.002
@@ -63,11 +64,12 @@ class SimulatedRuntime:
             raise RuntimeError("can't start new thread")
         self._process.schedule(self._process.world.chance.uniform(0, MOMENT), work)
 
-    def run_async(self, work: Coroutine[Any, Any, None], context: Context, never_began: Callable[[], None]) -> AsyncRun:
-        run = AsyncRun(self.events.as_loop(), work, context, never_began)
-        self.events.started.append(work)
-        self.events.call_soon_threadsafe(run.start)
-        return run
+    def run_async(self, works: Sequence[AsyncWork]) -> list[AsyncRun]:
+        runs = [AsyncRun(self.events.as_loop(), work, never_began) for work, never_began in works]
+        self.events.started += [work for work, _ in works]
+        for run in runs:
+            self.events.call_soon_threadsafe(run.start)
+        return runs
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
