@@ -323,7 +323,8 @@ class AsyncRun:
             self._work.close()
             self._never_began()
         else:
-            self._task = self._loop.create_task(self._work)
+            # Else asyncio makes up a numbered name for each: a seventh of what a task costs.
+            self._task = self._loop.create_task(self._work, name="taskharbor-async")
 
     def cancel(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: it has nothing left to stop

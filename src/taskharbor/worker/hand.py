@@ -122,8 +122,9 @@ class Hands:
 
     def lose(self, job_ids: Collection[JobId]) -> None:
         """Stop the attempts of these jobs: they were taken anew, so the leases under which they run are over."""
+        numbers = {job_id.int for job_id in job_ids}  # a UUID takes three times as long to look up
         for hand in self.all() if job_ids else ():
-            if hand.claim.job.id in job_ids:
+            if hand.claim.job.id.int in numbers:
                 hand.stop(Why.LOST)
 
     def let_go(self, hands: list[Hand]) -> None:

@@ -145,7 +145,7 @@ class Taking:
         ends_at = call.asked_at + self._lease.total_seconds() - self._margin
         now = self._runtime.monotonic()
         hands = [self._hand(claim, call, now=now, ends_at=ends_at) for claim in claims]
-        self._hands.lose(_ids(claims))
+        self._hands.lose([claim.job.id for claim in claims])
         self._hands.fill_room(call.queue, call.room, hands)
         if hands:
             self._start(hands)

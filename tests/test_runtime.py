@@ -1,0 +1,86 @@
+"""The real runtime: threads and an event loop that are handed work."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from contextvars import ContextVar
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+import pytest
+
+from taskharbor.runtime import ThreadRuntime, finished
+
+AT_LAST = 10.0
+MANY = 8
+
+
+def test_plain_work_that_waits_for_each_other_runs_at_once_again_and_again() -> None:
+    with closing(ThreadRuntime(plain=MANY)) as runtime:
+        for _ in range(50):
+            meeting = threading.Barrier(MANY + 1)
+            for _ in range(MANY):
+                runtime.run_plain(lambda meeting=meeting: meeting.wait(AT_LAST))  # type: ignore[misc]
+
+            meeting.wait(AT_LAST)
+
+
+def test_plain_work_that_waits_keeps_nobody_who_came_later_from_running() -> None:
+    let_go, ended = threading.Event(), SimpleQueue[int]()
+    with closing(ThreadRuntime(plain=2)) as runtime:
+        runtime.run_plain(lambda: ended.put(-1) if let_go.wait(AT_LAST) else None)
+        for number in range(MANY):
+            runtime.run_plain(lambda number=number: ended.put(number))  # type: ignore[misc]
+
+        assert [ended.get(timeout=AT_LAST) for _ in range(MANY)] == list(range(MANY))
+
+        let_go.set()
+        assert ended.get(timeout=AT_LAST) == -1
+
+
+def test_work_for_which_no_thread_could_be_started_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = SimpleQueue[str]()
+
+    def refuse(_thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with closing(ThreadRuntime(plain=2)) as runtime:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError):
+                runtime.run_plain(lambda: done.put("refused"))
+
+        runtime.run_plain(lambda: done.put("taken"))
+
+        assert done.get(timeout=AT_LAST) == "taken"
+
+
+def test_coroutines_that_are_handed_over_together_have_contexts_of_their_own() -> None:
+    colour: ContextVar[str] = ContextVar("colour", default="none")
+    seen = SimpleQueue[tuple[str, str]]()
+
+    async def paint(name: str) -> None:
+        before = colour.get()
+        colour.set(name)
+        seen.put((name, before))
+
+    def never() -> None:
+        raise AssertionError
+
+    with closing(ThreadRuntime(plain=1)) as runtime:
+        colour.set("the caller's")
+        runtime.run_async([(paint(name), never) for name in ("red", "green", "blue")])
+
+        told = [seen.get(timeout=AT_LAST) for _ in range(3)]
+
+        assert told == [(name, "the caller's") for name in ("red", "green", "blue")]
+
+
+def test_what_a_coroutine_raises_reaches_the_one_who_waits_for_it() -> None:
+    async def fail() -> Any:
+        raise LookupError("lost")
+
+    with closing(ThreadRuntime(plain=1)) as runtime, pytest.raises(LookupError, match="lost"):
+        finished(runtime, fail(), timeout=timedelta(seconds=AT_LAST))
