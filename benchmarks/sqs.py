@@ -82,7 +82,7 @@ def calls_for_each_job(server: Server, url: str) -> tuple[dict[str, float], int]
     with store(server) as (driver, _), _sqs.transport_to(url, visibility=VISIBILITY) as transport:
         before = _sqs.asked(url)
         fill(driver, JOBS)
-        send_all(driver, transport)
+        send_all(driver, transport, JOBS)
         worker = Worker(driver, concurrency=CONCURRENCY, transport=transport, wait=timedelta(0), janitor=False)
         worker.register("greet", nothing)
         start = time.perf_counter()
@@ -106,7 +106,7 @@ def sent_both_ways(server: Server, url: str, transport: SqsTransport) -> tuple[f
     # A store of its own for each turn: in an older one jobs would be due to be sent again.
     with store(server) as (driver, _), closing(raw_client(url)) as sqs:
         fill(driver, SENT)
-        rates = rate(lambda: send_all(driver, transport)), rate(lambda: send_by_hand(sqs))
+        rates = rate(lambda: send_all(driver, transport, SENT)), rate(lambda: send_by_hand(sqs))
         if (found := _sqs.depth(url)) != 2 * SENT:
             raise RuntimeError(f"{found} messages were sent, and not {2 * SENT}")
         sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName=_sqs.NAME)["QueueUrl"])
@@ -119,15 +119,15 @@ def rate(send: Callable[[], None]) -> float:
     return SENT / (time.perf_counter() - start)
 
 
-def send_all(driver: PostgresDriver, transport: SqsTransport) -> None:
-    enqueuer = DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=[_sqs.QUEUE], unclaimed=2 * SENT)
-    wanted = transport.calls["SendMessageBatch"] + SENT // TENS
+def send_all(driver: PostgresDriver, transport: SqsTransport, count: int) -> None:
+    enqueuer = DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=[_sqs.QUEUE], unclaimed=2 * count)
+    wanted = transport.calls["SendMessageBatch"] + count // TENS
     enqueuer.start()
     give_up_at = time.monotonic() + LIMIT
     while transport.calls["SendMessageBatch"] < wanted:
         if time.monotonic() > give_up_at:
             raise TimeoutError("not all messages were sent")
-        time.sleep(0.001)  # noqa: TID251  nothing rings when the last one is out
+        time.sleep(0.005)  # noqa: TID251  nothing rings when the last one is out
     enqueuer.stop()
 
 

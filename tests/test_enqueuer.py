@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.delivery.transport import Outgoing
+    from taskharbor.testing.simulation.queue_service import QueueService
 
 PERIOD = timedelta(seconds=1)
 
@@ -249,15 +251,76 @@ def test_a_job_is_sent_long_before_the_next_period() -> None:
         enqueuer.stop()
 
 
-def test_many_jobs_are_sent_by_several_threads_and_each_once() -> None:
+class Watched:
+    """Passes messages on after *delay* seconds; notes who sent, and how many did at once at most."""
+
+    def __init__(self, service: QueueService, *, delay: float) -> None:
+        self._service, self._delay = service, delay
+        self._noting = threading.Lock()
+        self._at_once = 0
+        self.most_at_once = 0
+        self.threads: set[str] = set()
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Failed | None]:
+        with self._noting:
+            self.threads.add(threading.current_thread().name)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        threading.Event().wait(self._delay)
+        with self._noting:
+            self._at_once -= 1
+            return self._service.send(queue, messages)
+
+
+def test_where_answers_take_their_time_jobs_are_sent_by_several_threads_and_each_once() -> None:
     rig = Rig()
-    driver = MemoryDriver()
+    driver, transport = MemoryDriver(), Watched(rig.service, delay=0.01)
     jobs = {enqueue(driver, "run") for _ in range(300)}
 
-    DueTaskEnqueuer(ThreadRuntime(plain=1), driver, rig.service, queues=["default"], senders=4).tick()
+    DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
 
     assert {job_id for job_id, _ in _rung(rig)} == jobs
     assert len(_rung(rig)) == 300
+    assert len(transport.threads) == 4
+
+
+def test_where_answers_come_at_once_one_thread_sends() -> None:
+    class Instant(ThreadRuntime):
+        def monotonic(self) -> float:
+            return 0.0
+
+    rig = Rig()
+    driver, transport = MemoryDriver(), Watched(rig.service, delay=0)
+    for _ in range(300):
+        enqueue(driver, "run")
+
+    DueTaskEnqueuer(Instant(plain=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
+
+    assert len(_rung(rig)) == 300
+    assert len(transport.threads) == 1
+
+
+def test_while_one_thread_sends_to_a_queue_the_other_does_not() -> None:
+    rig = Rig()
+    driver, transport = MemoryDriver(), Watched(rig.service, delay=0.002)
+    for _ in range(400):
+        enqueue(driver, "run")
+    enqueuer = DueTaskEnqueuer(
+        ThreadRuntime(plain=1),
+        driver,
+        transport,  # type: ignore[arg-type]
+        queues=["default"],
+        batch=50,
+        senders=1,
+    )
+    enqueuer.start()
+    try:
+        wait_until(lambda: len(_rung(rig)) == 400)
+    finally:
+        enqueuer.stop()
+
+    assert transport.most_at_once == 1
+    assert len(transport.threads) == 2
 
 
 @pytest.mark.parametrize("queues", [[], ["no spaces"]], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from taskharbor.delivery.transport import Outgoing, TransportRefused, TransportU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from taskharbor.core.answers import Dispatch
     from taskharbor.delivery.transport import Failed, Transport
@@ -30,7 +32,10 @@ FIRST: Final = timedelta(seconds=60)
 CAP: Final = timedelta(minutes=10)
 UNCLAIMED: Final = 10_000
 BATCH: Final = 1_000
-SENDERS: Final = 2
+SENDERS: Final = 4
+SLOW: Final = 0.005
+"""Seconds for an answer, from which on others send meanwhile. With quicker ones they would only take the interpreter
+from each other: two threads need a third more of the processor for a call than one."""
 TENS: Final = 10
 """Messages in one call: as many as SQS takes. What became of a call that failed is unknown for no more than these."""
 AT_ONCE: Final = timedelta(0)
@@ -74,8 +79,8 @@ class DueTaskEnqueuer:
         self._unclaimed = unclaimed
         self._batch = batch
         self._senders = senders if runtime.may_block else 1
-        self._lines = [Line(queue) for queue in queues]
-        self._noting = runtime.lock()
+        # Where there is one thread for all, nobody could wait for another.
+        self._lines = [Line(queue, runtime.lock() if runtime.may_block else nullcontext()) for queue in queues]
         self._unrecorded: list[Sent | Unsent] = []
         self._is_stopped = False
         self._loops: dict[str, Loop] = {}
@@ -137,14 +142,18 @@ class DueTaskEnqueuer:
             return self._period
         chunks = deque(due[n : n + TENS] for n in range(0, len(due), TENS))
         sending = Sending(len(due), chunks, ends_by=began + self._lock.total_seconds() / 2)
-        self._send_all(line, sending)
+        with line.sending:  # for half a lock at most, and one call
+            self._send_all(line, sending)
         self._note(line, sending)
         self._record(sending.results)
         return AT_ONCE if len(due) == limit and sending.error is None else self._period
 
     def _send_all(self, line: Line, sending: Sending) -> None:
-        """Send all, over several connections where there is much; after a failure the rest is left unsent."""
-        others = min(self._senders, len(sending.chunks)) - 1
+        """Send all, over several connections where answers take their time; after a failure the rest is left unsent."""
+        began = self._runtime.monotonic()
+        self._send_some(line, sending)
+        is_slow = self._runtime.monotonic() - began > SLOW
+        others = min(self._senders, len(sending.chunks)) - 1 if is_slow else 0
         loops = [self._runtime.serve(f"sender {number}", lambda: self._send(line, sending)) for number in range(others)]
         self._send(line, sending)
         for loop in loops:
@@ -152,15 +161,22 @@ class DueTaskEnqueuer:
         sending.results += [Unsent(each) for chunk in sending.chunks for each in chunk]
 
     def _send(self, line: Line, sending: Sending) -> None:
-        while sending.may_go_on(self._runtime.monotonic()) and (chunk := sending.next_chunk()):
-            try:
-                sending.results += self._sent(line.queue, chunk)
-            except TransportUnavailable as error:
-                sending.error = error
-                sending.results += [] if error.is_unknown else [Unsent(each) for each in chunk]
-            except TransportRefused as error:
-                sending.error = error
-                sending.results += [Unsent(each) for each in chunk]
+        while self._send_some(line, sending):
+            pass
+
+    def _send_some(self, line: Line, sending: Sending) -> bool:
+        """Send what one call takes, and say whether there was anything that may still be sent."""
+        if not sending.may_go_on(self._runtime.monotonic()) or not (chunk := sending.next_chunk()):
+            return False
+        try:
+            sending.results += self._sent(line.queue, chunk)
+        except TransportUnavailable as error:
+            sending.error = error
+            sending.results += [] if error.is_unknown else [Unsent(each) for each in chunk]
+        except TransportRefused as error:
+            sending.error = error
+            sending.results += [Unsent(each) for each in chunk]
+        return True
 
     def _sent(self, queue: str, chunk: Sequence[Dispatch]) -> list[Sent | Unsent]:
         messages = [Outgoing(body(Message(each.job_id, each.seq))) for each in chunk]
@@ -205,9 +221,13 @@ class DueTaskEnqueuer:
 
 @dataclass(slots=True)
 class Line:
-    """A queue that is served. ``rest`` is how long it was left alone last, in seconds: 0 while all goes well."""
+    """A queue that is served. ``rest`` is how long it was left alone last, in seconds: 0 while all goes well.
+
+    ``sending`` is held by whoever sends: were it not, both threads would send, and then both ask the store.
+    """
 
     queue: str
+    sending: AbstractContextManager[object]
     rest: float = 0.0
     rests_until: float = 0.0
 

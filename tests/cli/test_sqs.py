@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import closing
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -60,7 +62,27 @@ def test_status_shows_how_many_messages_there_are(capsys: pytest.CaptureFixture[
     assert run(root, ["sqs", "status", "-q", "mail"]) == Exit.OK
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["queue\tsqs_name\tready\tin_flight\tdelayed", "mail\ttaskharbor-mail\t0\t0\t0"]
+    assert lines[:2] == [
+        "queue\tsqs_name\tready\tin_flight\tdelayed\toldest_age_seconds",
+        "mail\ttaskharbor-mail\t0\t0\t0\t-",
+    ]
+
+
+@pytest.mark.usefixtures("environment")
+def test_status_shows_for_how_long_the_oldest_job_is_due(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
+        now = driver.inspector.now()
+        Client(driver).enqueue(JobRequest(type="run", queue="mail", scheduled_for=now - timedelta(minutes=5)))
+        Client(driver).enqueue(JobRequest(type="run", queue="later", delay=timedelta(minutes=5)))
+    run(root, ["sqs", "setup", "-q", "mail,later"])
+    capsys.readouterr()
+
+    assert run(root, ["sqs", "status", "-q", "mail,later", "--url", url, "--json"]) == Exit.OK
+
+    ages = {each["queue"]: each["oldest_age_seconds"] for each in _json(capsys)["queues"]}
+    assert ages["mail"] >= 300
+    assert (ages["later"], ages[".dead-events"]) == (None, None)
 
 
 @pytest.mark.usefixtures("environment")

@@ -40,9 +40,15 @@ def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
 
 @sqs.command()
 @queues_option
+@click.option("--url", metavar="URL", help="The store, which knows ages  [default: TASKHARBOR_URL, else no ages]")
 @json_option
-def status(*, queues: tuple[str, ...], as_json: bool) -> None:
-    """Show how many messages there are, about."""
+def status(*, queues: tuple[str, ...], url: str | None, as_json: bool) -> None:
+    """Show how many messages there are, about, and for how many seconds the oldest job is due.
+
+    SQS itself tells its age to CloudWatch alone: this one is the store's, and counts from the moment
+    a job was due until a worker claims it, whether its message was sent, lost, or is still to be sent.
+    """
+    ages = _ages(url)
     with sqs_transport() as transport:
         depths = {name: transport.depth(name) for name in _all_names(queues)}
         rows = [
@@ -52,10 +58,11 @@ def status(*, queues: tuple[str, ...], as_json: bool) -> None:
                 "ready": depth.ready,
                 "in_flight": depth.in_flight,
                 "delayed": depth.delayed,
+                "oldest_age_seconds": ages.get(name),
             }
             for name, depth in depths.items()
         ]
-    lines = ["\t".join(map(str, row.values())) for row in rows]
+    lines = ["\t".join("-" if value is None else str(value) for value in row.values()) for row in rows]
     show({"queues": rows}, as_json=as_json, plain="\n".join(["\t".join(rows[0]), *lines]))
 
 
@@ -75,6 +82,19 @@ def policy(*, queues: tuple[str, ...], account: str, region: str, role: str | No
     with sqs_transport() as transport:
         roles = _policies(queues, lambda queue: f"arn:aws:sqs:{region}:{account}:{transport.name(queue)}")
     click.echo(json.dumps(roles if role is None else roles[role], indent=2))
+
+
+def _ages(url: str | None) -> dict[str, float | None]:
+    from taskharbor.cli.operating import opened
+    from taskharbor.settings import Settings
+    from taskharbor.views import queue_view
+
+    place = url or Settings.from_env().url
+    if place is None:
+        return {}
+    with opened(place) as driver:
+        now = driver.inspector.now()
+        return {queue.name: queue_view(queue, now=now)["oldest_age_seconds"] for queue in driver.inspector.queues()}
 
 
 def _all_names(queues: Sequence[str]) -> list[str]:

@@ -30,6 +30,8 @@ _ATTRIBUTE: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(\.[A-Za-z0-
 
 def entry(message: Outgoing) -> dict[str, object]:
     """Return the message as SQS takes it. Attributes that it would not take are left out: nothing depends on them."""
+    if not message.attributes:
+        return {"MessageBody": message.body}
     taken = [(name, value) for name, value in message.attributes.items() if _is_attribute(name, value)]
     attributes = {name: {"DataType": "String", "StringValue": value} for name, value in taken[:_MAX_ATTRIBUTES]}
     return {"MessageBody": message.body, "MessageAttributes": attributes}
