@@ -136,7 +136,15 @@ class Parity(RuleBasedStateMachine):
 
         self._ask(call)
 
-    @rule(queue=v.queues, worker=v.workers, lease=v.leases, limit=v.limits, types=v.subsets_of_types, reclaim=v.mostly)
+    @rule(
+        queue=v.queues,
+        worker=v.workers,
+        lease=v.leases,
+        limit=v.limits,
+        overdue=st.booleans(),
+        types=v.subsets_of_types,
+        reclaim=v.mostly,
+    )
     def reserve(self, queue: str, **how: Any) -> None:
         token = self._names.token()
         claims = self._ask(lambda s: s.driver.reserve(queue, token=token, patience=PATIENCE, **how))

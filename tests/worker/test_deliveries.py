@@ -390,12 +390,14 @@ def test_a_job_whose_message_was_lost_is_taken_without_it() -> None:
     assert rig.job(job_id).status is Status.SUCCEEDED
 
 
-def test_without_any_enqueuer_jobs_are_taken_all_the_same() -> None:
+def test_without_any_enqueuer_jobs_are_taken_all_the_same_once_they_are_overdue() -> None:
     rig = Rig()
     jobs = [rig.enqueue() for _ in range(30)]
 
     rig.worker({"run": _nothing}, concurrency=2)
-    rig.run(FIRST.total_seconds() + 5)
+    rig.run(FIRST.total_seconds() - 1)
+    assert {rig.job(job_id).status for job_id in jobs} == {Status.PENDING}
+    rig.run(6)
 
     assert {rig.job(job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 

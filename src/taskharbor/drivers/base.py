@@ -160,6 +160,7 @@ class Driver(Protocol):
         lease: timedelta,
         limit: int,
         patience: timedelta,
+        overdue: bool = False,
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
@@ -168,6 +169,8 @@ class Driver(Protocol):
         Taken are PENDING and FAILED jobs that are due, and ENQUEUED ones that have been
         due for longer than *patience* (their message is taken for lost): none that is
         spent, none while the queue is paused, none of a type outside *types* (None: any).
+        With *overdue* a PENDING or FAILED job, too, is left alone until it has been due for
+        *patience*: a worker that waits for messages leaves jobs to them for so long.
         Every job taken becomes PROCESSING under *token* until now + *lease*, and its
         attempt counts from this moment.
 

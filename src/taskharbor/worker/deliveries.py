@@ -251,7 +251,7 @@ class Poll:
         self._finds_jobs = False
         if self.is_stopped or not (room := self._hands.take_room(self._queue, BATCH)):
             return False
-        claims = self._taking.reserve(self._queue, room)
+        claims = self._taking.reserve(self._queue, room, overdue=True)
         self._finds_jobs = bool(claims)
         self._dry_after = None if claims else self._dry_after
         if any(map(self._is_overdue, claims)):

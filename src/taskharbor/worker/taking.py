@@ -74,8 +74,8 @@ class Taking:
         """Whether every call was answered."""
         return not self._lost
 
-    def reserve(self, queue: str, room: int) -> list[Claim]:
-        """Take due jobs of *queue*, as many as there is room for."""
+    def reserve(self, queue: str, room: int, *, overdue: bool = False) -> list[Claim]:
+        """Take due jobs of *queue*, as many as there is room for; with *overdue* only those that wait for too long."""
 
         def ask(token: Token) -> list[Claim]:
             return self._driver.reserve(
@@ -85,6 +85,7 @@ class Taking:
                 lease=self._lease,
                 limit=room,
                 patience=self._patience,
+                overdue=overdue,
                 types=self._types(),
                 reclaim=self._may_reclaim(),
             )

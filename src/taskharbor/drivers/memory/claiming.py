@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Reason, Refused
@@ -14,7 +13,7 @@ from taskharbor.drivers.memory.endings import give_back, hold_until, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from taskharbor.core.claims import Taker
     from taskharbor.core.ids import JobId
@@ -30,12 +29,13 @@ def take_due(
     now: datetime,
     limit: int,
     patience: timedelta,
+    wait: timedelta,
 ) -> list[Claim]:
     """Take the first *limit* jobs in line that are ripe."""
 
     def is_ripe(job: Job) -> bool:
         waited = now - job.scheduled_for
-        is_due = waited > patience if job.status is Status.ENQUEUED else waited >= timedelta(0)
+        is_due = waited > patience if job.status is Status.ENQUEUED else waited >= wait
         return is_due and not job.is_spent and taker.handles(job)
 
     if queue in tables.rows.paused:

@@ -80,12 +80,14 @@ class MemoryDriver:
         lease: timedelta,
         limit: int,
         patience: timedelta,
+        overdue: bool = False,
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
         taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._tables.statement() as now:
-            claims = claiming.take_due(self._tables, queue, taker, now=now, limit=limit, patience=patience)
+            wait = patience if overdue else timedelta(0)
+            claims = claiming.take_due(self._tables, queue, taker, now=now, limit=limit, patience=patience, wait=wait)
             return claims + claiming.take_over(self._tables, queue, taker, now=now, limit=limit - len(claims))
 
     def claim(

@@ -86,6 +86,11 @@ _IN_ORDER: Final[LiteralString] = f"""
     RETURNING {JOB}
 """
 _FROM_THE_HEAD: Final[LiteralString] = _DUE + _IN_ORDER
+_OVERDUE: Final[LiteralString] = f"""
+    {_DUE}
+              AND job.scheduled_for <= {NOW} - %(patience)s
+    {_IN_ORDER}
+"""
 _FROM_THERE: Final[LiteralString] = f"""
     {_DUE}
               AND (job.priority, job.scheduled_for, job.id) > (%(priority)s, %(moment)s::timestamptz, %(id)s)
@@ -103,6 +108,16 @@ def take_due(
     else:
         there = {"priority": after[0], "moment": after[1], "id": after[2]}
         rows = connections.fetch(_FROM_THERE, **asked | there)
+    return _in_order(rows)
+
+
+def take_overdue(connections: Connections, queue: str, taker: Taker, *, limit: int, patience: timedelta) -> list[Claim]:
+    """Take jobs of any status that have been due for *patience*."""
+    asked = _parameters(taker) | {"queue": queue, "limit": max(limit, 0), "patience": patience}
+    return _in_order(connections.fetch(_OVERDUE, **asked))
+
+
+def _in_order(rows: list[Row]) -> list[Claim]:
     rows.sort(key=lambda row: (row[3], row[6], row[0].int))
     return [claimed(row) for row in rows]
 

@@ -130,13 +130,18 @@ class PostgresDriver:
         lease: timedelta,
         limit: int,
         patience: timedelta,
+        overdue: bool = False,
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
         taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
 
         def take() -> list[Claim]:
-            claims = self._take_due(queue, taker, limit, patience)
+            claims = (
+                claiming.take_overdue(self._connections, queue, taker, limit=limit, patience=patience)
+                if overdue
+                else self._take_due(queue, taker, limit, patience)
+            )
             if len(claims) < limit and reclaim:
                 claims += claiming.take_over(self._connections, queue, taker, limit=limit - len(claims))
             return claims

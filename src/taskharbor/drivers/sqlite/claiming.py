@@ -74,7 +74,7 @@ _TAKE_DUE: Final = f"""
           FROM th_jobs
          WHERE queue = :queue
            AND {WAITING}
-           AND scheduled_for <= :now
+           AND scheduled_for <= :due
            AND (status <> 'ENQUEUED' OR scheduled_for < :overdue)
            AND attempt_count < max_attempts
            AND {{handled}}
@@ -90,9 +90,10 @@ _ORDER: Final = itemgetter(3, 6, 0)  # priority, scheduled_for and id
 
 
 def take_due(
-    db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int, patience: timedelta
+    db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int, patience: timedelta, overdue: bool
 ) -> list[Claim]:
-    asked = {"queue": queue, "limit": max(limit, 0), "overdue": now - span(patience)}
+    since = now - span(patience)
+    asked = {"queue": queue, "limit": max(limit, 0), "overdue": since, "due": since if overdue else now}
     take = TAKE_ANY if taker.types is None else TAKE_HANDLED
     rows = db.execute(take, _parameters(taker, now) | asked).fetchall()
     rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns

@@ -105,12 +105,13 @@ class SqliteDriver:
         lease: timedelta,
         limit: int,
         patience: timedelta,
+        overdue: bool = False,
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
         taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
         with self._connections.write() as (db, now):
-            claims = claiming.take_due(db, queue, taker, now=now, limit=limit, patience=patience)
+            claims = claiming.take_due(db, queue, taker, now=now, limit=limit, patience=patience, overdue=overdue)
             if len(claims) < limit and reclaim:
                 claims += claiming.take_over(db, queue, taker, now=now, limit=limit - len(claims))
             return claims

@@ -190,6 +190,21 @@ def test_an_enqueued_job_is_taken_when_patience_ends(subject: Subject) -> None:
     assert (job.id, job.status, job.dispatch_at, job.resends) == (job_id, Status.PROCESSING, None, 0)
 
 
+def test_whoever_waits_for_messages_leaves_every_due_job_to_them_while_patience_lasts(subject: Subject) -> None:
+    job_id = subject.insert()
+    subject.advance(PATIENCE - MOMENT)
+    assert subject.reserve(overdue=True) == []
+
+    subject.advance(MOMENT)
+    [claim] = subject.reserve(overdue=True)
+    assert claim.job.id == job_id
+
+    subject.settle(claim, Outcome.retry(after=timedelta(0), failure=BOOM))
+    assert subject.reserve(overdue=True) == []
+    subject.advance(PATIENCE)
+    assert ids(subject.reserve(overdue=True)) == [job_id]
+
+
 def test_an_enqueued_job_passed_over_does_not_block_those_behind_it(subject: Subject) -> None:
     subject.bring(Status.ENQUEUED)
     behind = subject.insert()

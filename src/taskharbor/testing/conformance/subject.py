@@ -84,6 +84,7 @@ class Subject:
         token: Token | None = None,
         worker: str = "worker",
         lease: timedelta = LEASE,
+        overdue: bool = False,
         types: Collection[str] | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
@@ -94,6 +95,7 @@ class Subject:
             lease=lease,
             limit=limit,
             patience=PATIENCE,
+            overdue=overdue,
             types=types,
             reclaim=reclaim,
         )
