@@ -7,10 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
 from taskharbor.api import create_app
-from taskharbor.api.serving import listening
+from taskharbor.api.serving import Server, listening
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ def application(url: str) -> FastAPI:
 def main() -> None:
     with listening("127.0.0.1", 0) as sock:
         print(sock.getsockname()[1], flush=True)
-        uvicorn.Server(uvicorn.Config(application(sys.argv[1]), log_level="error")).run(sockets=[sock])
+        Server(application(sys.argv[1])).run(sockets=[sock])
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ def job_view(
     the job's own line. Payload and result are secrets of their owner, and only there *with_payload*.
     *root* is the path under which the API lies.
     """
+    job_id = str(job.id)
     view = {
-        "id": str(job.id),
+        "id": job_id,
         "type": job.type,
         "queue": job.queue,
         "status": job.status.value,
@@ -46,15 +47,15 @@ def job_view(
         "started_at": moment(job.processing_started_at),
         "completed_at": moment(job.completed_at),
         "cancel_requested_at": moment(job.cancel_requested_at),
-        "wait_seconds": _waited(job, now),
-        "run_seconds": _ran(job, now),
-        "progress": _progress(job),
+        "wait_seconds": waited(job, now).total_seconds(),
+        "run_seconds": seconds(ran(job, now)),
+        "progress": progress_view(job),
         "lease": _lease(job),
-        "error": _error(job, failure),
+        "error": error_view(job.last_error, failure),
         "dead": None if job.dead_at is None else {"reason": job.dead_reason, "at": moment(job.dead_at)},
         "idempotency_key": job.idempotency_key,
         "metadata": dict(job.metadata),
-        "links": _links(job, root),
+        "links": _links(job_id, root),
         "actions": actions(job),
     }
     if with_payload:
@@ -68,13 +69,13 @@ def actions(job: Job) -> list[str]:
 
     A cancel that was requested already stays requested: there is nothing more to ask for.
     """
-    is_asked = job.cancel_requested_at is not None
-    return [each for each in allowed(job.status) if not (is_asked and each == Event.CANCEL)]
+    may = allowed(job.status)
+    return may if job.cancel_requested_at is None else [each for each in may if each != Event.CANCEL]
 
 
 def allowed(status: Status) -> list[str]:
     """Return what a person may do with a job in *status*."""
-    return [event.value for event in (Event.CANCEL, Event.REQUEUE, Event.RESCHEDULE) if next_statuses(status, event)]
+    return [*_ALLOWED[status]]
 
 
 def last_failure(attempts: Iterable[Attempt]) -> Failure | None:
@@ -226,27 +227,40 @@ def seconds(value: timedelta | None) -> float | None:
     return None if value is None else value.total_seconds()
 
 
-def _waited(job: Job, now: datetime) -> float:
+def waited(job: Job, now: datetime) -> timedelta:
     """Return for how long the job was due before it started, or ended, or until now while it waits."""
     started = None if job.status.is_waiting else job.processing_started_at
-    return _span((started or job.completed_at or now) - job.scheduled_for)
+    return max((started or job.completed_at or now) - job.scheduled_for, _NOTHING)
 
 
-def _ran(job: Job, now: datetime) -> float | None:
+def ran(job: Job, now: datetime) -> timedelta | None:
     """Return how long the last attempt took, or has been taking; None while the job waits for one."""
     if job.status.is_waiting or job.processing_started_at is None:
         return None
-    return _span((job.completed_at or now) - job.processing_started_at)
+    return max((job.completed_at or now) - job.processing_started_at, _NOTHING)
 
 
-def _span(value: timedelta) -> float:
-    return max(value, timedelta(0)).total_seconds()
-
-
-def _progress(job: Job) -> View | None:
+def progress_view(job: Job) -> View | None:
     if job.progress is None:
         return None
     return {"done": job.progress.done, "total": job.progress.total, "note": job.progress.note}
+
+
+def error_view(line: str | None, failure: Failure | None = None) -> View | None:
+    """Return the error of a job's own *line*, by the parts of *failure* where that left it."""
+    if line is None:
+        return None
+    # A lost lease and a death by the janitor leave their own line, and no newer failure.
+    if failure is not None and str(failure) == line:
+        return _failure(failure)
+    parts = _ERROR.fullmatch(line)
+    if parts is None:
+        return {"type": None, "message": line, "fingerprint": None}
+    return {"type": parts["type"], "message": parts["message"], "fingerprint": None}
+
+
+def _span(value: timedelta) -> float:
+    return max(value, _NOTHING).total_seconds()
 
 
 def _lease(job: Job) -> View | None:
@@ -256,24 +270,12 @@ def _lease(job: Job) -> View | None:
     return {"worker": job.worker_id, "expires_at": moment(job.lease_expires_at)}
 
 
-def _error(job: Job, failure: Failure | None) -> View | None:
-    if job.last_error is None:
-        return None
-    # A lost lease and a death by the janitor leave their own line, and no newer failure.
-    if failure is not None and str(failure) == job.last_error:
-        return _failure(failure)
-    parts = _ERROR.fullmatch(job.last_error)
-    if parts is None:
-        return {"type": None, "message": job.last_error, "fingerprint": None}
-    return {"type": parts["type"], "message": parts["message"], "fingerprint": None}
-
-
 def _failure(failure: Failure) -> View:
     return {"type": failure.type or None, "message": failure.message, "fingerprint": failure.fingerprint or None}
 
 
-def _links(job: Job, root: str) -> View:
-    own = f"{root}/v1/jobs/{job.id}"
+def _links(job_id: str, root: str) -> View:
+    own = f"{root}/v1/jobs/{job_id}"
     return {"self": own, "attempts": f"{own}/attempts", "why": f"{own}/why", "events": f"{own}/events"}
 
 
@@ -292,5 +294,10 @@ def _unescaped(value: Any) -> Any:
             return value
 
 
+_ALLOWED: Final = {
+    status: [event.value for event in (Event.CANCEL, Event.REQUEUE, Event.RESCHEDULE) if next_statuses(status, event)]
+    for status in Status
+}
+_NOTHING: Final = timedelta(0)
 _PARSER: Final = json.JSONDecoder(parse_constant=_no_constant)
 _ERROR: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*): (?P<message>.*)", re.DOTALL)

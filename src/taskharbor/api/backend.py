@@ -41,6 +41,8 @@ _LOG: Final = logging.getLogger(__name__)
 THREADS: Final = 8
 DOOR_THREADS: Final = 2
 """Keys are looked up apart, so that a flood of wrong ones keeps nobody from the store who is in."""
+PAGE_THREADS: Final = 2
+"""One writes its page while the other's is read: more would take the interpreter from each other, and from others."""
 MOST_WAITING: Final = 1_000
 """Store calls that may wait for a thread; whoever comes later is asked to come back."""
 CLOCK_KEPT: Final = 10.0  # seconds
@@ -123,6 +125,7 @@ class Store:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.call = Calls()
+        self.page = Calls(PAGE_THREADS)
         self.clock = StoreClock(self._now)
         self._ring = KeyRing(lambda: backend.driver.inspector)
         self._at_the_door = Calls(DOOR_THREADS)

@@ -25,8 +25,9 @@ from taskharbor.api.bodies import (
     TypeName,
 )
 from taskharbor.api.describing import IDEMPOTENCY_KEY, KEY_PATTERN, WITH_BODY, described
+from taskharbor.api.pages import page_json
 from taskharbor.api.problems import refuse_field
-from taskharbor.api.replying import reply, reply_job
+from taskharbor.api.replying import reply, reply_bytes, reply_job
 from taskharbor.api.routing import ApiRequest, ApiRoute, needs
 from taskharbor.api.streaming import until_gone
 from taskharbor.core.answers import JobFilter
@@ -159,10 +160,14 @@ async def reply_page(request: ApiRequest, wanted: JobFilter, cursor: str | None,
     """Answer with a page of jobs and the cursor of the next."""
     store = request.api.store
     after = None if cursor is None else JobId(UUID(bytes=urlsafe_b64decode(cursor + "==")))
-    page, now = await store.read(store.backend.driver.inspector.find, wanted, limit=limit, after=after)
+    return reply_bytes(await store.page(_written, store, wanted, limit=limit, after=after, root=request.root))
+
+
+def _written(store: Store, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
+    """Read a page and write it as JSON, in one thread: the loop has others to serve meanwhile."""
+    page = store.backend.driver.inspector.find(wanted, limit=limit, after=after)
     following = None if page.after is None else urlsafe_b64encode(page.after.bytes).decode().rstrip("=")
-    jobs = [job_view(each, now=now, root=request.root) for each in page.jobs]
-    return reply({"jobs": jobs, "next": following})
+    return page_json(page.jobs, following=following, now=store.clock.now(), root=root)
 
 
 def tag_of(text: str | None) -> tuple[str, str] | None:

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def reply(data: Any, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    body = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    return reply_bytes(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), status, headers)
+
+
+def reply_bytes(body: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with what is JSON already."""
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
