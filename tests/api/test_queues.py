@@ -137,6 +137,15 @@ def test_a_schedule_is_defined_changed_and_removed(site: Site) -> None:
     assert site.request("DELETE", "/v1/schedules/nightly").status_code == 404
 
 
+@pytest.mark.parametrize("name", ["nightly%0A", "night%0Aly"])
+def test_a_line_end_belongs_to_the_name_and_breaks_its_rule(site: Site, name: str) -> None:
+    put(site)
+
+    assert put(site, name).status_code == 422
+    assert site.get(f"/v1/schedules/{name}").status_code == 422
+    assert site.get("/v1/schedules%0A").status_code == 404
+
+
 def test_a_schedules_payload_is_not_in_the_list(site: Site) -> None:
     put(site)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -98,6 +99,11 @@ class ApiRequest(Request):
 
 class ApiRoute(APIRoute):
     """A route that knows which scope it needs."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        # A line's end is a character like any other, or "nightly" would answer for "nightly\n".
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
 
     @property
     def needs(self) -> str:
