@@ -279,6 +279,7 @@ def _audit(watching: Watched) -> None:
     run("record", lambda: driver.control.record(entries))
     told = run("audit", lambda: driver.inspector.audit(limit=BATCH))
     run("audit below", lambda: driver.inspector.audit(limit=BATCH, before=told[-1].id))
+    run("forget audit", lambda: driver.upkeep.forget_audit(older_than=timedelta(0), limit=BATCH))
     run("keys", lambda: driver.inspector.keys(["k1"]))
 
 

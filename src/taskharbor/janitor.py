@@ -20,6 +20,7 @@ _LOG: Final = logging.getLogger(__name__)
 PERIOD: Final = timedelta(seconds=5)
 RETENTION: Final = timedelta(days=7)
 MINUTES_KEPT: Final = timedelta(days=8)
+AUDIT_KEPT: Final = timedelta(days=90)
 SILENCE: Final = timedelta(minutes=5)
 BATCH: Final = 500
 LOOKS: Final = 0.2
@@ -112,6 +113,7 @@ class Janitor:
             "bury": (6 * self._period, self._bury),
             "prune": (timedelta(minutes=1), self._prune),
             "roll-up": (self._period, lambda: driver.upkeep.roll_up(keep=MINUTES_KEPT)),
+            "audit": (timedelta(minutes=1), self._forget_audit),
             "workers": (timedelta(minutes=1), lambda: driver.upkeep.forget_workers(unseen_for=SILENCE)),
         }
         if relay is not None:
@@ -170,4 +172,8 @@ class Janitor:
 
     def _prune(self) -> None:
         while self._driver.upkeep.prune(older_than=self._retention, limit=BATCH) >= BATCH:
+            pass
+
+    def _forget_audit(self) -> None:
+        while self._driver.upkeep.forget_audit(older_than=AUDIT_KEPT, limit=BATCH) >= BATCH:
             pass

@@ -309,6 +309,10 @@ class Parity(RuleBasedStateMachine):
         before = v.of(self._entries, [pick])[0]
         self._ask(lambda s: s.driver.inspector.audit(limit=limit, before=before))
 
+    @rule(older_than=v.delays, limit=v.limits)
+    def forget_audit(self, older_than: timedelta, limit: int) -> None:
+        self._ask(lambda s: s.driver.upkeep.forget_audit(older_than=older_than, limit=limit))
+
     # Time, and what it brings.
 
     @rule(by=v.moves)

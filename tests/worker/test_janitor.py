@@ -77,7 +77,7 @@ def test_each_duty_is_done_once_in_its_period_however_many_janitors_there_are(dr
         for janitor in janitors:
             janitor.tick()
 
-    duties = ("expire", "bury", "prune", "roll_up", "forget_workers")
+    duties = ("expire", "bury", "prune", "roll_up", "forget_audit", "forget_workers")
     assert {name: calls.count[name] for name in duties} == dict.fromkeys(duties, 1)
 
 

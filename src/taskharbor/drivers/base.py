@@ -350,6 +350,9 @@ class Upkeep(Protocol):
     def forget_workers(self, *, unseen_for: timedelta) -> int:
         """Remove workers that have been silent for at least so long, and return how many."""
 
+    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+        """Remove up to *limit* entries of the audit that are at least so old, oldest first, and return how many."""
+
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         """Take events to publish, oldest death first; nobody else gets them before now + *lock*."""
 

@@ -127,6 +127,14 @@ class MemoryUpkeep:
                 del workers[worker_id]
             return len(silent)
 
+    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+        with self._tables.statement() as now:
+            audit = self._tables.rows.audit
+            old = sorted((e.at, e.id) for e in audit.values() if e.at is not None and e.at <= now - older_than)
+            for _, entry_id in old[:limit]:
+                del audit[entry_id]
+            return len(old[:limit])
+
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._tables.statement() as now:
             outbox = self._tables.rows.outbox

@@ -92,6 +92,21 @@ class PostgresUpkeep:
     def forget_workers(self, *, unseen_for: timedelta) -> int:
         return len(self._connections.fetch(self._FORGET_WORKERS, unseen_for=unseen_for))
 
+    _FORGET_AUDIT: LiteralString = f"""
+        DELETE FROM th_audit
+         WHERE id = ANY (ARRAY(
+               SELECT id
+                 FROM th_audit
+                WHERE at <= {NOW} - %(older_than)s
+                ORDER BY at, id
+                LIMIT %(limit)s
+               ))
+        RETURNING id
+    """
+
+    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+        return len(self._connections.fetch(self._FORGET_AUDIT, older_than=older_than, limit=limit))
+
     _OUTBOX_TAKE: LiteralString = f"""
         WITH turn AS (
             SELECT job_id, life

@@ -142,6 +142,21 @@ class SqliteUpkeep:
         with self._connections.write() as (db, now):
             return db.execute(self._FORGET_WORKERS, {"until": now - span(unseen_for)}).rowcount
 
+    _FORGET_AUDIT: LiteralString = """
+        DELETE FROM th_audit
+         WHERE id IN (
+               SELECT id
+                 FROM th_audit
+                WHERE at <= :until
+                ORDER BY at, id
+                LIMIT :limit
+               )
+    """
+
+    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+        with self._connections.write() as (db, now):
+            return db.execute(self._FORGET_AUDIT, {"until": now - span(older_than), "limit": limit}).rowcount
+
     _OUTBOX_TAKE: LiteralString = f"""
         UPDATE th_outbox
            SET attempts = attempts + 1,

@@ -71,6 +71,18 @@ def test_nothing_lies_below_an_entry_that_is_not_there(subject: Subject) -> None
     assert _told(subject, limit=10, before=new_token()) == []
 
 
+def test_entries_that_are_old_enough_go_oldest_first_and_no_more_than_asked_for(subject: Subject) -> None:
+    for _ in range(4):
+        subject.driver.control.record([_entry()])
+        subject.advance(MOMENT)
+    newest = _told(subject, limit=10)
+
+    counts = [subject.driver.upkeep.forget_audit(older_than=2 * MOMENT, limit=2) for _ in range(3)]
+
+    assert counts == [2, 1, 0]
+    assert _told(subject, limit=10) == newest[:1]
+
+
 def _entry(**fields: Any) -> AuditEntry:
     defaults: dict[str, Any] = {"id": new_token(), "actor": "ann", "action": "cancel", "target": "job 1"}
     return AuditEntry(**defaults | fields)
