@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import to_json
 
-from taskharbor.views import actions, error_view, progress_view, ran, waited
+from taskharbor.views import actions, error_view, progress_view, ran, seconds, waited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +41,9 @@ def _plain_values(jobs: Sequence[Job], now: datetime) -> Iterator[tuple[str, ...
     """Write ids, times and spans of all *jobs* at once: none of them has a comma in it."""
     values: list[Any] = []
     for job in jobs:
-        values += (job.id, job.timeout, waited(job, now), ran(job, now))
+        values += (job.id, seconds(job.timeout), waited(job, now).total_seconds(), seconds(ran(job, now)))
         values += [at if at is None or at.tzinfo is UTC else at.astimezone(UTC) for at in _times(job)]
-    written = iter(to_json(values, timedelta_mode="float").decode()[1:-1].split(","))
+    written = iter(to_json(values).decode()[1:-1].split(","))
     return zip(*[written] * _PLAIN, strict=False)  # of no jobs there is one empty text
 
 
