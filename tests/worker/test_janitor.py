@@ -10,10 +10,10 @@ import pytest
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
-from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.model import AttemptOutcome, AuditEntry
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.janitor import ClockGuard, Janitor
+from taskharbor.janitor import BATCH, ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
 from tests.waiting import wait_until
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LEASE: Final = timedelta(seconds=30)
 SOON: Final = timedelta(milliseconds=100)
+MINUTE: Final = timedelta(minutes=1)
 HOUR: Final = timedelta(hours=1)
 
 
@@ -79,6 +80,23 @@ def test_each_duty_is_done_once_in_its_period_however_many_janitors_there_are(dr
 
     duties = ("expire", "bury", "prune", "roll_up", "forget_audit", "forget_workers")
     assert {name: calls.count[name] for name in duties} == dict.fromkeys(duties, 1)
+
+
+def test_the_audit_is_kept_for_ninety_days() -> None:
+    clockwork = Clockwork()
+    driver = MemoryDriver(clock=clockwork.store)
+    janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
+    # More than one batch of them, for a janitor that was away.
+    entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target="7") for _ in range(BATCH + 1)]
+    driver.control.record(entries)
+
+    kept = []
+    for passed in (timedelta(days=90) - MINUTE, MINUTE):
+        clockwork.pass_by(passed)
+        janitor.tick()
+        kept.append(len(driver.inspector.audit(limit=2 * BATCH)))
+
+    assert kept == [BATCH + 1, 0]
 
 
 def test_several_workers_share_the_duties(driver: Driver) -> None:
