@@ -131,9 +131,10 @@ class MemoryUpkeep:
         with self._tables.statement() as now:
             audit = self._tables.rows.audit
             old = sorted((e.at, e.id) for e in audit.values() if e.at is not None and e.at <= now - older_than)
-            for _, entry_id in old[:limit]:
+            forgotten = old[:limit]
+            for _, entry_id in forgotten:
                 del audit[entry_id]
-            return len(old[:limit])
+            return len(forgotten)
 
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._tables.statement() as now:
