@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from taskharbor import Status
 from taskharbor.api.pages import page_json
 from taskharbor.api.shapes import JobPage
-from taskharbor.core.ids import JobId
+from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import Job, Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.views import job_view
@@ -69,7 +69,7 @@ def test_a_page_says_of_each_job_what_its_view_says(jobs: list[Job], following: 
 
 
 def test_a_page_shows_neither_payload_nor_result_nor_token() -> None:
-    secret = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
+    secret = new_token()
     job = Job(
         id=JobId(UUID(int=7)),
         type="greet",
