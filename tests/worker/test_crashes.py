@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 from tests.worker.fleet import LEASE, LIMIT, ROOT, Fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from taskharbor.core.ids import JobId
 
@@ -34,7 +34,7 @@ VERBS: Final = (
 BY_MESSAGES: Final = ("claim", "dispatched", "outbox_take", "outbox_done")
 OF_SCHEDULES: Final = ("put_schedules", "schedule_fired", "schedules", "get", "cancel")
 """What only schedules call for: `tests.schedules.test_restarts` kills at all of them."""
-NEEDS: Final = {"read_back": {"deaf_to": "reserve"}, "clock_jumped": {"strays": True}}
+NEEDS: Final[Mapping[str, dict[str, Any]]] = {"read_back": {"deaf_to": "reserve"}, "clock_jumped": {"strays": True}}
 """What must be wrong with a worker before it makes such a call."""
 SIDES: Final = ("before", "after")
 POINTS: Final = [(verb, when, 1) for verb in OFTEN for when in SIDES]

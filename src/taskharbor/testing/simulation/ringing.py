@@ -111,7 +111,8 @@ class Ringing:
 
 
 def _are(rings: Sequence[Ring], call: Call) -> bool:
-    return [ring.message.job_id for ring in rings] == call.asked["what"]
+    asked: list[JobId] = call.asked["what"]
+    return [ring.message.job_id for ring in rings] == asked
 
 
 def wrong_messages(store: Store, service: QueueService, told: Mapping[JobId, Collection[str]]) -> Iterator[str]:
