@@ -77,7 +77,7 @@ def test_it_rests_until_the_next_job_is_due_and_a_period_at_most(delay: timedelt
 def test_thousands_of_jobs_go_out_in_tens() -> None:
     rig = Rig()
     jobs = {rig.enqueue() for _ in range(2_500)}
-    enqueuer = rig.enqueuer()
+    enqueuer = rig.enqueuer(batch=1_000)
 
     pauses = [enqueuer.tick() for _ in range(3)]
 

@@ -31,7 +31,7 @@ LOCK: Final = timedelta(seconds=15)
 FIRST: Final = timedelta(seconds=60)
 CAP: Final = timedelta(minutes=10)
 UNCLAIMED: Final = 10_000
-BATCH: Final = 1_000
+BATCH: Final = 500
 SENDERS: Final = 4
 SLOW: Final = 0.005
 """Seconds for an answer, from which on others send meanwhile. With quicker ones they would only take the interpreter
