@@ -123,12 +123,14 @@ def send_all(driver: PostgresDriver, transport: SqsTransport, count: int) -> Non
     enqueuer = DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=[_sqs.QUEUE], unclaimed=2 * count)
     wanted = transport.calls["SendMessageBatch"] + count // TENS
     enqueuer.start()
-    give_up_at = time.monotonic() + LIMIT
-    while transport.calls["SendMessageBatch"] < wanted:
-        if time.monotonic() > give_up_at:
-            raise TimeoutError("not all messages were sent")
-        time.sleep(0.005)  # noqa: TID251  nothing rings when the last one is out
-    enqueuer.stop()
+    try:
+        give_up_at = time.monotonic() + LIMIT
+        while transport.calls["SendMessageBatch"] < wanted:
+            if time.monotonic() > give_up_at:
+                raise TimeoutError("not all messages were sent")
+            time.sleep(0.005)  # noqa: TID251  nothing rings when the last one is out
+    finally:
+        enqueuer.stop()
 
 
 def send_by_hand(sqs: Any) -> None:
