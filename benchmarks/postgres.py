@@ -177,6 +177,10 @@ def touched(driver: PostgresDriver, url: str) -> tuple[float, float, float]:
 
 
 def under_snapshot(server: Server) -> dict[str, float]:
+    return compared([last_and_first(server) for _ in range(PAIRS)], "last tenth", "first tenth")
+
+
+def last_and_first(server: Server) -> tuple[float, float]:
     """Drain while somebody's old snapshot keeps VACUUM from removing anything."""
     with store(server) as (driver, url):
         fill(driver, UNDER_SNAPSHOT)
@@ -184,7 +188,7 @@ def under_snapshot(server: Server) -> dict[str, float]:
             holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             holder.execute("SELECT count(*) FROM th_jobs")
             tenths = [tenth(driver) for _ in range(10)]
-    return {"first tenth": round(tenths[0]), "last tenth": round(tenths[-1]), "ratio": round(tenths[-1] / tenths[0], 3)}
+    return tenths[-1], tenths[0]
 
 
 def tenth(driver: PostgresDriver) -> float:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim, Job, NewJob
+    from taskharbor.drivers.postgres.claiming import Place
 
 SHORT: Final = timedelta(seconds=1)
 NONE: Final = timedelta(0)
@@ -505,16 +506,27 @@ def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: Post
     assert ids(later)[0] == urgent.id
 
 
-@pytest.mark.parametrize(("took", "rests_for"), [(0.001, lines.FRESH), (0.2, 4.0), (5.0, lines.STALE)])
-def test_the_longer_a_look_at_the_head_takes_the_later_comes_the_next(
-    took: float, rests_for: float, driver: PostgresDriver, clock: list[float]
+@pytest.mark.parametrize(
+    ("usual", "took", "rests_for"),
+    [(0.001, 0.002, lines.FRESH), (0.3, 0.3, lines.FRESH), (0.1, 0.2, 5.0), (0.001, 5.0, lines.STALE)],
+    ids=["a quick look", "one as slow as every batch", "one that passes dead entries", "one that passes very many"],
+)
+def test_the_more_a_look_at_the_head_takes_than_a_batch_from_a_place_the_later_comes_the_next(
+    usual: float, took: float, rests_for: float, driver: PostgresDriver, clock: list[float]
 ) -> None:
     line_of(driver, lines.MANY)
     batch = reserve(driver, limit=lines.MANY)
     line = lines.Lines()
-    start = line.start("default", lines.MANY)
-    clock[0] += took
-    line.note("default", batch, limit=lines.MANY, start=start)
+
+    def take(seconds: float) -> Place | None:
+        start = line.start("default", lines.MANY)
+        clock[0] += seconds
+        line.note("default", batch, limit=lines.MANY, start=start)
+        return start.place
+
+    assert [take(took), take(usual)] == [None, place(batch[-1])]
+    clock[0] += lines.FRESH
+    assert take(took) is None
 
     clock[0] += rests_for - 0.01
     assert line.start("default", lines.MANY).place == place(batch[-1])

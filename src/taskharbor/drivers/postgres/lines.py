@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 MANY: Final = 50
 """Batches from this size on are worth it, and their takers do not mind who of a second comes first."""
 FRESH: Final = 1.0  # seconds, after which the head of the line is looked at again
-SHARE: Final = 20
-"""So many times as long as a look at the head took, none follows: one that passes many dead entries is slow."""
+SHARE: Final = 50
+"""So many times as long as a look at the head took beyond a batch from a place, none follows.
+
+Past 300,000 dead entries that is 40 ms: once a second it would cost a drain more than all else that is dead.
+"""
 STALE: Final = 10.0  # seconds, after which it is looked at however long that takes
 
 
@@ -26,6 +29,7 @@ STALE: Final = 10.0  # seconds, after which it is looked at however long that ta
 class _Mark:
     place: Place
     look_at: float
+    usual: float  # seconds of a batch from a place: what a look at the head takes beyond them, the dead entries cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,13 @@ class Lines:
 
     def note(self, queue: str, claims: Sequence[Claim], *, limit: int, start: Start) -> None:
         """Learn what a batch of *limit*, begun at *start*, brought."""
-        known = self._marks.get(queue)
+        known, now = self._marks.get(queue), time.monotonic()
+        took = now - start.asked_at
         if limit < MANY or len(claims) < limit:
             self._marks.pop(queue, None)
         elif start.place is None or known is None:
-            now = time.monotonic()
-            pause = min(max(FRESH, SHARE * (now - start.asked_at)), STALE)
-            self._marks[queue] = _Mark(place(claims[-1]), now + pause)
+            usual = took if known is None else known.usual
+            pause = min(max(FRESH, SHARE * (took - usual)), STALE)
+            self._marks[queue] = _Mark(place(claims[-1]), now + pause, usual)
         else:
-            self._marks[queue] = _Mark(place(claims[-1]), known.look_at)
+            self._marks[queue] = _Mark(place(claims[-1]), known.look_at, took)
