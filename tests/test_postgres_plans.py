@@ -9,14 +9,14 @@ import pytest
 
 from taskharbor.core.ids import new_token
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
-from tests.plans import Ran, all_day, fill, leave_statistics_alone, vacuum, watched
+from tests.plans import MANY, Ran, all_day, fill, leave_statistics_alone, vacuum, watched
 from tests.postgres import database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZE: Final = 100_000
-HISTORIES: Final = ["never looked at", "vacuumed when they were empty"]
+HISTORIES: Final = ["never looked at", "vacuumed when they were empty", "vacuumed in vain when all was dead"]
 
 Faults = dict[str, list[str]]
 
@@ -70,6 +70,19 @@ def test_taking_a_job_touches_as_many_pages_after_100_000_others_as_after_none()
 def prepare(url: str, history: str) -> None:
     leave_statistics_alone(url)
     if history == HISTORIES[1]:
+        vacuum(url)
+    if history == HISTORIES[2]:
+        fill(url, MANY)
+        vacuum_under_an_old_snapshot(url)
+
+
+def vacuum_under_an_old_snapshot(url: str) -> None:
+    """Leave tables of many pages and no rows, of which the planner believes that there never are any."""
+    with psycopg.connect(url) as old, psycopg.connect(url, autocommit=True) as db:
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old.execute("SELECT FROM th_queues")
+        for table in ("th_jobs", "th_attempts", "th_keys", "th_outbox", "th_audit", "th_dead_tallies"):
+            db.execute(f"DELETE FROM {table}".encode())
         vacuum(url)
 
 

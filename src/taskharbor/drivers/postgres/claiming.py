@@ -147,7 +147,7 @@ _TAKE_OVER: Final[LiteralString] = f"""
     UPDATE th_jobs_processing AS job
            {_TAKE} - ended.clock
       FROM ended
-     WHERE job.id = ended.id
+     WHERE job.id = ANY (ARRAY[ended.id])
     RETURNING {JOB}, ended.lease_expires_at
 """
 
@@ -184,7 +184,7 @@ _CLAIM: Final[LiteralString] = f"""
     UPDATE th_jobs AS job
            {_TAKE} - coalesce(free.clock, 0)
       FROM free
-     WHERE job.id = free.id
+     WHERE job.id = ANY (ARRAY[free.id])
        AND job.status IN ('ENQUEUED', 'PROCESSING')
     RETURNING {JOB}
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from taskharbor.core.answers import Declined, Dispatch, Sent, Unsent
 from taskharbor.drivers.postgres import literals
 from taskharbor.drivers.postgres.claiming import NOT_SPENT
-from taskharbor.drivers.postgres.rows import FEW, NOW, uuids
+from taskharbor.drivers.postgres.rows import ASKED, FEW, NOW, uuids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ _DISPATCH: Final[LiteralString] = f"""
            resends = job.resends + 1,
            dispatch_at = {NOW} + %(lock)s
       FROM turn
-     WHERE job.id = turn.id
+     WHERE job.id = ANY (ARRAY[turn.id])
     RETURNING job.id, job.sends, job.resends, job.dispatch_at, turn.priority, turn.since
 """
 
@@ -80,7 +80,7 @@ _SENT: Final[LiteralString] = f"""
              FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[], %(agains)s::interval[])
             {FEW}
            ) AS asked (id, seq, dispatch_at, again_in)
-     WHERE job.id = asked.id
+     WHERE {ASKED}
        AND job.status = 'ENQUEUED'
        AND job.sends = asked.seq
        AND job.dispatch_at IS NOT DISTINCT FROM asked.dispatch_at
@@ -92,7 +92,7 @@ _UNSENT: Final[LiteralString] = f"""
            dispatch_at = {NOW}
       FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[]) {FEW})
            AS asked (id, seq, dispatch_at)
-     WHERE job.id = asked.id
+     WHERE {ASKED}
        AND job.status = 'ENQUEUED'
        AND job.sends = asked.seq
        AND job.dispatch_at IS NOT DISTINCT FROM asked.dispatch_at
@@ -102,7 +102,7 @@ _DECLINED: Final[LiteralString] = f"""
     UPDATE th_jobs_waiting AS job
        SET dispatch_at = {NOW}
       FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[]) {FEW}) AS asked (id, seq)
-     WHERE job.id = asked.id
+     WHERE {ASKED}
        AND job.status = 'ENQUEUED'
        AND job.sends = asked.seq
     RETURNING job.id

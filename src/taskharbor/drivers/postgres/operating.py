@@ -101,12 +101,11 @@ _REQUEUE: Final[LiteralString] = f"""
 """
 _REQUEUED: Final[LiteralString] = """
     SELECT job.id, 'PENDING'
-      FROM th_jobs AS job
-      JOIN th_attempts AS before
-        ON before.job_id = job.id
+      FROM th_attempts AS before
+      JOIN th_jobs AS job
+        ON job.id = ANY (ARRAY[before.job_id])
+     WHERE before.job_id = ANY (%(ids)s)
        AND before.token = %(token)s
-     WHERE job.id = ANY (%(ids)s)
-       AND before.job_id = ANY (%(ids)s)
        AND (%(queue)s::text IS NULL OR job.queue = %(queue)s)
 """
 

@@ -36,6 +36,14 @@ VACUUM for one; then it walks that leaf from end to end, an hour later too, when
 A limit that it does not know makes a tenth of ten: now each id is looked up in the index.
 """
 
+ASKED: Final[LiteralString] = "job.id = ANY (ARRAY[asked.id])"
+"""Joins a leaf's jobs with the ids that are asked for, so that each is looked up.
+
+By a plain `=` the planner may as well walk the index in its order. It does where it believes the leaf
+to have no rows, as VACUUM says of one in which all is dead and kept there by an old snapshot; and
+then it passes all of the dead each time.
+"""
+
 _COLUMNS: Final[LiteralString] = (
     "id type queue priority payload status scheduled_for timeout created_at attempt_count max_attempts last_error"
     " failed_at lease_token lease_expires_at worker_id processing_started_at completed_at settled_token life"

@@ -14,11 +14,11 @@ from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, Le
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import SPENT
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.postgres.rows import FEW, NOW, STATUSES, uuids
+from taskharbor.drivers.postgres.rows import ASKED, FEW, NOW, STATUSES, uuids
 from taskharbor.drivers.postgres.steps import run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from taskharbor.core.answers import Settlement
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # The fence: only the holder of a lease that is not over gets through.
 _FENCE: Final[LiteralString] = f"""
-    job.id = asked.id
+    {ASKED}
     AND job.lease_token = asked.token
     AND job.lease_expires_at > {NOW}
 """
@@ -90,7 +90,7 @@ _NOTE: Final[LiteralString] = f"""
                ON {_FENCE}
               FOR UPDATE OF job SKIP LOCKED
            ) AS held
-     WHERE job.id = held.id
+     WHERE job.id = ANY (ARRAY[held.id])
     RETURNING job.id
 """
 
@@ -103,6 +103,8 @@ def note(connections: Connections, notes: Sequence[tuple[Lease, Progress]]) -> l
 
 
 _ACK: Final[LiteralString] = f"""
+    -- Nothing is joined with the root: for one leaf of it, PostgreSQL 18 forgets that walks are switched off.
+    -- IS TRUE keeps the pairs of ids and tokens from becoming a join; they are hashed.
     WITH settled AS (
         UPDATE th_jobs AS job
            SET status = 'SUCCEEDED',
@@ -110,22 +112,19 @@ _ACK: Final[LiteralString] = f"""
                lease_token = NULL,
                lease_expires_at = NULL,
                completed_at = {NOW},
-               result = asked.result
-          FROM (
-               SELECT *
-                 FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(results)s::bytea[]) WITH ORDINALITY
-                {FEW}
-               ) AS asked (id, token, result, place)
+               result = (%(results)s::bytea[])[array_position(%(ids)s::uuid[], job.id)]
          WHERE job.status = 'PROCESSING'
-           AND {_FENCE}
-        RETURNING asked.place, job.queue, job.status
+           AND job.id = ANY (%(ids)s::uuid[])
+           AND ((job.id, job.lease_token) IN (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]))) IS TRUE
+           AND job.lease_expires_at > {NOW}
+        RETURNING job.id, job.queue, job.status
     ),
     tallied AS (
         {TALLY}
           FROM settled
          GROUP BY queue, status
     )
-    SELECT place, status
+    SELECT id, status
       FROM settled
 """
 
@@ -133,7 +132,7 @@ _ACK: Final[LiteralString] = f"""
 _SETTLE: Final[LiteralString] = f"""
     WITH held AS (
         SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
-               asked.place, asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
+               asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
                asked.error_type, asked.message, asked.traceback, asked.fingerprint,
                (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS given_back,
                CASE
@@ -152,10 +151,10 @@ _SETTLE: Final[LiteralString] = f"""
                       %(ids)s::uuid[], %(tokens)s::uuid[], %(events)s::text[], %(outcomes)s::text[],
                       %(delays)s::interval[], %(bounds)s::integer[], %(reasons)s::text[], %(errors)s::text[],
                       %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[]
-                      ) WITH ORDINALITY
+                      )
                 {FEW}
                ) AS asked (id, token, event, outcome, delay, bound, reason, error,
-                           error_type, message, traceback, fingerprint, place)
+                           error_type, message, traceback, fingerprint)
           JOIN th_jobs_processing AS job
             ON {_FENCE}
            FOR UPDATE OF job
@@ -185,8 +184,9 @@ _SETTLE: Final[LiteralString] = f"""
                fingerprint = CASE WHEN held.landing = 'DEAD' THEN coalesce(held.fingerprint, '') END
           FROM held
          WHERE job.status = 'PROCESSING'
-           AND job.id = held.id
-        RETURNING held.place, job.queue, job.status
+           AND job.id = ANY (ARRAY(SELECT id FROM held))
+           AND (job.id = held.id) IS TRUE  -- nothing to walk an index for, as above
+        RETURNING job.id, job.queue, job.status
     ),
     recorded AS (
         INSERT INTO th_attempts (
@@ -203,7 +203,7 @@ _SETTLE: Final[LiteralString] = f"""
          WHERE status IN ('DEAD', 'CANCELED')
          GROUP BY queue, status
     )
-    SELECT place, status
+    SELECT id, status
       FROM settled
 """
 
@@ -237,13 +237,22 @@ def recorded(settlements: Sequence[Settlement]) -> Steps[list[Answer]]:
     others = [n for n, each in enumerate(settlements) if each.outcome.event is not Event.ACK]
     # Locked as they are asked for: by their ids, or two who settle the same jobs could wait for each other.
     others.sort(key=lambda n: settlements[n].lease.job_id)
-    for group, record in ((acks, _ack), (others, _settle)):
-        for place, status in (yield record([settlements[n] for n in group])) if group else ():
-            n = group[place - 1]
-            answers[n] = Settled(settlements[n].lease.job_id, STATUSES[status])
+    for numbers, record in ((acks, _ack), (others, _settle)):
+        for group in _each_job_once(numbers, settlements):
+            for job_id, status in (yield record([settlements[n] for n in group.values()])):
+                answers[group[job_id]] = Settled(job_id, STATUSES[status])
     if len(answers) < len(settlements):
         answers |= yield from _refused({n: each for n, each in enumerate(settlements) if n not in answers})
     return [answers[n] for n in range(len(settlements))]
+
+
+def _each_job_once(numbers: Sequence[int], settlements: Sequence[Settlement]) -> Iterator[dict[JobId, int]]:
+    """Part what is to be recorded: a job that was lost and taken again must not be in one statement twice."""
+    while numbers:
+        group = {settlements[n].lease.job_id: n for n in numbers}
+        yield group
+        chosen = set(group.values())
+        numbers = [n for n in numbers if n not in chosen]
 
 
 def _ack(acks: Sequence[Settlement]) -> Step:

@@ -122,7 +122,7 @@ class PostgresUpkeep:
            SET attempts = event.attempts + 1,
                next_at = {NOW} + %(lock)s
           FROM turn
-         WHERE event.job_id = turn.job_id
+         WHERE event.job_id = ANY (ARRAY[turn.job_id])
            AND event.life = turn.life
         RETURNING {OUTBOX}
     """
@@ -142,7 +142,7 @@ class PostgresUpkeep:
                  FROM unnest(%(ids)s::uuid[], %(lives)s::text[], %(errors)s::text[], %(agains)s::interval[])
                 {FEW}
                ) AS asked (job_id, life, error, again_in)
-         WHERE event.job_id = asked.job_id
+         WHERE event.job_id = ANY (ARRAY[asked.job_id])
            AND event.life::text = asked.life
            -- Said like this, the index of what is still to be published cannot be walked for it.
            AND coalesce(event.published_at, event.given_up_at) IS NULL

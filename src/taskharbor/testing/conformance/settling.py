@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Settled, Settlement
-from taskharbor.core.errors import JobTimedOut
+from taskharbor.core.errors import JobTimedOut, LeaseLost
 from taskharbor.core.failure import Failure
 from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.outcome import SPENT, Outcome
@@ -323,3 +323,30 @@ def test_one_lost_lease_does_not_harm_the_other_settlements_of_a_batch(subject: 
     subject.driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
 
     assert statuses_of(subject, job_ids) == [Status.SUCCEEDED, Status.CANCELED, Status.SUCCEEDED]
+
+
+def test_a_lease_that_was_lost_settles_nothing_beside_another_of_its_successors(subject: Subject) -> None:
+    taken_over = subject.insert()
+    lost = subject.take()
+    subject.advance(LEASE)
+    other = subject.insert()
+    leases = {claim.job.id: claim.lease for claim in subject.reserve(limit=2)}
+
+    subject.driver.settle([Settlement(lease, Outcome.ack()) for lease in (lost.lease, leases[other])])
+
+    assert statuses_of(subject, [taken_over, other]) == [Status.PROCESSING, Status.SUCCEEDED]
+
+
+def test_of_two_leases_for_a_job_in_a_batch_the_valid_one_is_settled(subject: Subject) -> None:
+    job_id = subject.insert()
+    lost = subject.take()
+    subject.advance(LEASE)
+    held = subject.take()
+
+    refused, settled = subject.driver.settle(
+        [Settlement(lost.lease, Outcome.ack(b"lost")), Settlement(held.lease, Outcome.ack(b"held"))]
+    )
+
+    assert isinstance(refused, LeaseLost)
+    assert settled == Settled(job_id, Status.SUCCEEDED)
+    assert subject.job(job_id).result == b"held"
