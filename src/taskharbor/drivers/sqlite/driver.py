@@ -17,7 +17,7 @@ from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
 from taskharbor.drivers.sqlite.join import Joined
 from taskharbor.drivers.sqlite.listening import SqliteListener
-from taskharbor.drivers.sqlite.ringing import Bell, fed_queues
+from taskharbor.drivers.sqlite.ringing import Bell
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 from taskharbor.drivers.sqlite.upkeep import SqliteUpkeep
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Claim, Lease, NewJob, Progress
 
 DEADLINE: Final = timedelta(seconds=5)
+_RELEASE: Final = Event.RELEASE
 
 
 class SqliteDriver:
@@ -86,7 +87,7 @@ class SqliteDriver:
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         with self._connections.write() as (db, now):
             answers = inserting.insert(db, jobs, now=now, repeat=repeat)
-        self._bell.ring(fed_queues(jobs, now))
+        self._bell.ring(jobs, now)
         return answers
 
     def joined(self, connection: sqlite3.Connection, *, notify: bool = True) -> Joined:  # noqa: ARG002  listeners see a commit
@@ -142,7 +143,7 @@ class SqliteDriver:
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
         with self._connections.write() as (db, now):
             answers = settling.settle_all(db, settlements, now)
-        if any(each.outcome.event is Event.RELEASE for each in settlements):
+        if any(each.outcome.event is _RELEASE for each in settlements):
             self._bell.ring_for_any()
         return answers
 

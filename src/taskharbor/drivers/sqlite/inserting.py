@@ -10,7 +10,7 @@ from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.sqlite.rows import job_id, marks, micros, span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
@@ -52,11 +52,12 @@ def insert(db: Database, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> l
 def _store(db: Database, jobs: Sequence[NewJob], now: int) -> list[Inserted | IdempotencyConflict]:
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
-        db.executemany(INSERT_JOB, [_columns(job, now) for job in jobs])
+        db.executemany(INSERT_JOB, list(_columns(jobs, now)))
         return [Inserted(job.id, existed=False) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
-    db.executemany(_INSERT_KEYED, [_columns(job, now) for job in keyed])
-    db.executemany(INSERT_JOB, [_columns(job, now) for job in jobs if job.idempotency_key is None])
+    db.executemany(_INSERT_KEYED, list(_columns(keyed, now)))
+    plain = [job for job in jobs if job.idempotency_key is None]
+    db.executemany(INSERT_JOB, list(_columns(plain, now)))
     holders = _holders(db, keyed)
     return [_answer(job, holders) for job in jobs]
 
@@ -92,17 +93,22 @@ def _answer(
     return Inserted(holder, existed=holder != job.id)
 
 
-def _columns(job: NewJob, now: int) -> tuple[Any, ...]:
-    return (
-        job.id.bytes,
-        job.type,
-        job.queue,
-        job.priority,
-        job.payload,
-        (now + span(job.delay) if job.delay else now) if job.scheduled_for is None else micros(job.scheduled_for),
-        None if job.timeout is None else span(job.timeout),
-        micros(job.created_at),
-        job.max_attempts,
-        job.idempotency_key,
-        json.dumps(dict(job.metadata)) if job.metadata else "{}",
-    )
+def _columns(jobs: Iterable[NewJob], now: int) -> Iterator[tuple[Any, ...]]:
+    made_at, created_at = None, 0
+    for job in jobs:
+        if job.created_at is not made_at:  # the jobs of one call share it
+            made_at, created_at = job.created_at, micros(job.created_at)
+        due = job.scheduled_for
+        yield (
+            job.id.bytes,
+            job.type,
+            job.queue,
+            job.priority,
+            job.payload,
+            (now + span(job.delay) if job.delay else now) if due is None else micros(due),
+            None if job.timeout is None else span(job.timeout),
+            created_at,
+            job.max_attempts,
+            job.idempotency_key,
+            json.dumps(dict(job.metadata)) if job.metadata else "{}",
+        )

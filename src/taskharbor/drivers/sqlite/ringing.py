@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.drivers.sqlite.rows import micros
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from taskharbor.core.model import NewJob
 
@@ -42,32 +42,37 @@ def folder_of(file: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"taskharbor-{os.geteuid()}-{digest}"
 
 
-def fed_queues(jobs: Iterable[NewJob], now: int) -> set[str]:
-    """Return the queues that have one of *jobs* to take at once."""
-    return {
-        job.queue for job in jobs if (not job.delay if job.scheduled_for is None else micros(job.scheduled_for) <= now)
-    }
-
-
 class Bell:
     """Rings for all who listen at one file."""
 
     def __init__(self, file: Path) -> None:
         self._folder = folder_of(file)
+        self._name = str(self._folder)
 
-    def ring(self, queues: Collection[str]) -> None:
-        """Tell of jobs of these *queues*, where there are any."""
-        if queues:
+    def ring(self, jobs: Iterable[NewJob], now: int) -> None:
+        """Tell of *jobs* that are new, where some can be taken at once."""
+        if self._is_heard() and (queues := _fed_queues(jobs, now)):
             self._send(next(iter(queues)).encode() if len(queues) == 1 else ANY)
 
     def ring_for_any(self) -> None:
         """Tell of jobs of some queue or other."""
-        self._send(ANY)
+        if self._is_heard():
+            self._send(ANY)
+
+    def _is_heard(self) -> bool:
+        return os.access(self._name, os.F_OK)  # most often there is no folder, since nobody listens
 
     def _send(self, message: bytes) -> None:
-        with suppress(OSError):  # most often there is no folder, since nobody listens
+        with suppress(OSError):
             if _is_ours(self._folder):
                 _tell(_addresses(self._folder), message)
+
+
+def _fed_queues(jobs: Iterable[NewJob], now: int) -> set[str]:
+    """Return the queues that have one of *jobs* to take at once."""
+    return {
+        job.queue for job in jobs if (not job.delay if job.scheduled_for is None else micros(job.scheduled_for) <= now)
+    }
 
 
 def _addresses(folder: Path) -> list[str]:

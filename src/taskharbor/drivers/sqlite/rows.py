@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, Token, uuid_of
@@ -42,7 +41,8 @@ def span(duration: timedelta) -> int:
     return duration // _MICROSECOND
 
 
-@lru_cache(maxsize=4_096)  # the jobs of one batch share most of their moments
+# The jobs of one batch share most of their moments. Few are kept: what leaves a large cache has left the processor's.
+@lru_cache(maxsize=64)
 def moment(value: int) -> datetime:
     return EPOCH + timedelta(microseconds=value)
 
@@ -59,9 +59,9 @@ def job_id(value: bytes) -> JobId:
     return JobId(uuid_of(int.from_bytes(value)))
 
 
-@lru_cache(maxsize=256)  # as they do their token
+@lru_cache(maxsize=16)  # as they do their token
 def token(value: bytes) -> Token:
-    return Token(UUID(bytes=value))
+    return Token(uuid_of(int.from_bytes(value)))
 
 
 def text_map(value: str) -> Mapping[str, str]:
@@ -84,30 +84,31 @@ WAITING: Final = "lease_expires_at IS NULL AND completed_at IS NULL"
 
 
 _STATUSES: Final = {status.value: status for status in Status}
-_PLACES: Final = {name: place for place, name in enumerate(JOB.split(", "))}
-_TIMEOUT, _METADATA, _STATUS = _PLACES["timeout"], _PLACES["metadata"], _PLACES["status"]
-_PROGRESS: Final = _PLACES["progress"]
-_TOKENS: Final = [place for name, place in _PLACES.items() if name.endswith("_token")]
-_MOMENTS: Final = [place for name, place in _PLACES.items() if name.endswith(("_at", "_for"))]
 
 
+# fmt: off
 def job(row: Sequence[Any]) -> Job:
-    # The most frequent thing done in Python: most columns are as they shall be, or null, and are not touched.
-    values = list(row)
-    values[0] = job_id(row[0])
-    values[_STATUS] = _STATUSES[row[_STATUS]]
-    values[_METADATA] = text_map(row[_METADATA])
-    if row[_TIMEOUT] is not None:
-        values[_TIMEOUT] = timedelta(microseconds=row[_TIMEOUT])
-    if row[_PROGRESS] is not None:
-        values[_PROGRESS] = Progress(**json.loads(row[_PROGRESS]))
-    for place in _TOKENS:
-        if row[place] is not None:
-            values[place] = token(row[place])
-    for place in _MOMENTS:
-        if row[place] is not None:
-            values[place] = moment(row[place])
-    return stored_job(values)
+    # The most frequent thing done in Python: no loop, and no call for a column that is as it shall be, or null.
+    (
+        identity, kind, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count,
+        max_attempts, last_error, failed_at, lease_token, lease_expires_at, worker_id, started_at, completed_at,
+        settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,
+        key, result, progress, metadata,
+    ) = row
+    return stored_job((
+        uuid_of(int.from_bytes(identity)), kind, queue, priority, payload, _STATUSES[status], moment(scheduled_for),
+        None if timeout is None else timedelta(microseconds=timeout), moment(created_at), attempt_count,
+        max_attempts, last_error, None if failed_at is None else moment(failed_at),
+        None if lease_token is None else token(lease_token),
+        None if lease_expires_at is None else moment(lease_expires_at), worker_id,
+        None if started_at is None else moment(started_at), None if completed_at is None else moment(completed_at),
+        None if settled_token is None else token(settled_token), life,
+        None if dispatch_at is None else moment(dispatch_at), None if sent_at is None else moment(sent_at),
+        sends, resends, releases, dead_reason, None if dead_at is None else moment(dead_at),
+        None if cancel_requested_at is None else moment(cancel_requested_at), key, result,
+        None if progress is None else Progress(**json.loads(progress)), text_map(metadata),
+    ))
+# fmt: on
 
 
 def progress_text(progress: Progress) -> str:

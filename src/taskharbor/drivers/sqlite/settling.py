@@ -117,6 +117,11 @@ _FOLLOW: Final = f"""
 """
 
 
+# For loops: to look up a member of an enum takes as long as all else that is done for a job there.
+_ACK: Final = Event.ACK
+_SUCCEEDED: Final = Status.SUCCEEDED
+
+
 def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
     """Record successes, all with one prepared statement."""
     done = db.executemany(
@@ -127,18 +132,20 @@ def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settl
         ],
     )
     if done.rowcount == len(settlements):
-        return [Settled(each.lease.job_id, Status.SUCCEEDED) for each in settlements]
+        return [Settled(each.lease.job_id, _SUCCEEDED) for each in settlements]
     # Somebody was refused; what is recorded tells who.
     return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
 
 
 def settle_all(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
     """Record how attempts ended in the transaction that *db* has open."""
-    acks = [each for each in settlements if each.outcome.event is Event.ACK]
-    acked = iter(ack(db, acks, now) if acks else ())
+    acks = [each for each in settlements if each.outcome.event is _ACK]
+    acked = ack(db, acks, now) if acks else []
+    if len(acks) == len(settlements):
+        return acked
+    rest = iter(acked)
     return [
-        next(acked) if each.outcome.event is Event.ACK else settle(db, each.lease, each.outcome, now)
-        for each in settlements
+        next(rest) if each.outcome.event is _ACK else settle(db, each.lease, each.outcome, now) for each in settlements
     ]
 
 

@@ -9,7 +9,6 @@ from uuid import UUID
 from taskharbor.core.answers import Published
 from taskharbor.drivers.sqlite.expiring import Expiring
 from taskharbor.drivers.sqlite.inserting import insert
-from taskharbor.drivers.sqlite.ringing import fed_queues
 from taskharbor.drivers.sqlite.rows import OUTBOX, SCHEDULE, maybe_micros, micros, outbox_row, schedule, span
 
 if TYPE_CHECKING:
@@ -232,7 +231,7 @@ class SqliteUpkeep:
             if db.execute(self._SCHEDULE_FIRED, moved).rowcount == 0:
                 return False
             insert(db, jobs, now=now, repeat=False)
-        self._bell.ring(fed_queues(jobs, now))
+        self._bell.ring(jobs, now)
         return True
 
     _ADD_ENDED: tuple[LiteralString, ...] = (
