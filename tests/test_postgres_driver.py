@@ -22,7 +22,7 @@ from psycopg.rows import dict_row
 
 from taskharbor import Client, JobRequest
 from taskharbor.core.answers import Expired, Extended, Inserted, JobFilter, Settled, Settlement, Skipped
-from taskharbor.core.errors import StoreUnavailable, UsageError
+from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Progress
 from taskharbor.core.outcome import Outcome
@@ -437,6 +437,25 @@ def test_batches_with_the_same_keys_in_any_order_store_each_once_and_never_deadl
         with psycopg.connect(url) as db:
             asked = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
             assert db.execute(asked).fetchone() == (0,)
+
+
+def test_a_large_batch_answers_for_keys_that_are_free_or_taken_or_named_twice(driver: PostgresDriver) -> None:
+    holder = new_job(idempotency_key="held", digest=b"1")
+    driver.insert([holder])
+    free = [new_job(idempotency_key=str(number)) for number in range(COPIED)]
+    twin, repeat, other = new_job(idempotency_key="0"), replace(holder, id=new_job().id), new_job()
+    conflict = replace(repeat, id=new_job().id, digest=b"2")
+
+    *answers, refused = driver.insert([*free, twin, repeat, other, conflict])
+
+    assert answers[:COPIED] == [Inserted(job.id, existed=False) for job in free]
+    assert answers[COPIED:] == [
+        Inserted(free[0].id, existed=True),
+        Inserted(holder.id, existed=True),
+        Inserted(other.id, existed=False),
+    ]
+    assert isinstance(refused, IdempotencyConflict)
+    assert jobs_of(driver).keys() == {job.id for job in (holder, *free, other)}
 
 
 def stored_by_rivals(driver: PostgresDriver, keys: Sequence[str]) -> int:

@@ -22,11 +22,12 @@ from taskharbor.core.errors import (
     StoreUnavailable,
 )
 from taskharbor.core.facts import JobEnqueued
-from taskharbor.core.ids import new_job_id
+from taskharbor.core.ids import JobIds, new_job_id
 from taskharbor.core.model import new_job, payload_context
 from taskharbor.core.request import check
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.text import plain
+from taskharbor.core.thawing import thawed
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Enqueued:
     existed: bool
 
 
+_thawed_enqueued: Final = thawed(Enqueued)
 _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
@@ -102,7 +104,7 @@ class Client:
         one (the store was tried twice, under the same id) nobody knows whether the job was
         stored: give the request an idempotency key, and it can be sent again without harm.
         """
-        job = self._prepare(request, self._clock.now())
+        job = self._prepare(request, self._clock.now(), self._ids())
         is_alone = job.idempotency_key is not None or not self._coalesces
         [answer] = self._told([job], self._store([job]) if is_alone else [self._own_line().insert(job)])
         return _accepted(answer)
@@ -113,12 +115,12 @@ class Client:
         Where it is cancelled, the job may be stored all the same, and hooks are told if it is.
         In a transaction that a driver has joined, and on the memory store, it does hold up the loop.
         """
-        [answer] = await self._handed_over([self._prepare(request, self._clock.now())])
+        [answer] = await self._handed_over([self._prepare(request, self._clock.now(), self._ids())])
         return _accepted(answer)
 
     async def aenqueue_in(self, joined: AsyncInserter, request: JobRequest) -> Enqueued:
         """Store one job in a transaction of an async connection, which a driver has joined."""
-        job = self._prepare(request, self._clock.now())
+        job = self._prepare(request, self._clock.now(), self._ids())
         [answer] = self._told([job], await joined.insert([job]))
         return _accepted(answer)
 
@@ -206,35 +208,40 @@ class Client:
     def _prepare_all(self, requests: Iterable[JobRequest]) -> list[NewJob]:
         jobs = []
         now = self._clock.now()
-        for place, request in enumerate(requests):
+        asked = [*requests]
+        for place, (request, job_id) in enumerate(zip(asked, self._new_ids(len(asked)), strict=True)):
             try:
-                jobs.append(self._prepare(request, now))
+                jobs.append(self._prepare(request, now, job_id))
             except InvalidRequest as error:
                 raise InvalidRequest([problem.within(f"jobs[{place}]") for problem in error.problems]) from error
         return jobs
 
-    def _prepare(self, request: JobRequest, now: datetime) -> NewJob:
+    def _new_ids(self, count: int) -> list[JobId]:
+        return self._ids.many(count) if isinstance(self._ids, JobIds) else [self._ids() for _ in range(count)]
+
+    def _prepare(self, request: JobRequest, now: datetime, job_id: JobId) -> NewJob:
         check(request)
-        job_id = self._ids()
         when = request.scheduled_for
         try:
             payload = self._codec.encode(request.payload, context=payload_context(job_id, request.type))
         except PayloadNotEncodable as error:
             raise InvalidRequest([_payload_problem(error)]) from error
         return new_job(
-            id=job_id,
-            type=plain(request.type),
-            queue=plain(request.queue),
-            payload=payload,
-            created_at=now,
-            max_attempts=int(request.max_attempts or self._policy.max_attempts),
-            scheduled_for=None if when is None else when.astimezone(UTC),
-            delay=request.delay or _NO_DELAY,
-            timeout=request.timeout,
-            priority=int(request.priority),
-            idempotency_key=None if request.idempotency_key is None else plain(request.idempotency_key),
-            digest=b"" if request.idempotency_key is None else self._digest(request),
-            metadata=_plain_map(request.metadata) if request.metadata else _NO_METADATA,
+            (
+                job_id,
+                plain(request.type),
+                plain(request.queue),
+                payload,
+                now,
+                int(request.max_attempts or self._policy.max_attempts),
+                None if when is None else when.astimezone(UTC),
+                request.delay or _NO_DELAY,
+                request.timeout,
+                int(request.priority),
+                None if request.idempotency_key is None else plain(request.idempotency_key),
+                b"" if request.idempotency_key is None else self._digest(request),
+                _plain_map(request.metadata) if request.metadata else _NO_METADATA,
+            )
         )
 
     def _digest(self, request: JobRequest) -> bytes:
@@ -243,7 +250,11 @@ class Client:
 
 
 def _enqueued(answer: Inserted | IdempotencyConflict) -> Enqueued | IdempotencyConflict:
-    return answer if isinstance(answer, IdempotencyConflict) else Enqueued(answer.job_id, answer.existed)
+    if isinstance(answer, IdempotencyConflict):
+        return answer
+    enqueued = _thawed_enqueued(answer.job_id, answer.existed)
+    enqueued.__class__ = Enqueued
+    return enqueued  # type: ignore[no-any-return]
 
 
 def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:

@@ -133,6 +133,29 @@ def test_a_new_random_part_leaves_room_to_grow() -> None:
     assert tail(first) == 2 ** (TAIL_BITS - 1) - 1
 
 
+@few
+@given(st.lists(st.integers(0, 30), max_size=10), st.randoms(use_true_random=False))
+def test_ids_made_many_at_once_grow_and_those_after_them_too(counts: list[int], chance: Random) -> None:
+    ids = JobIds(milliseconds=lambda: NOON - chance.randrange(3), entropy=chance.randbytes)
+
+    made = [[ids(), *ids.many(count)] for count in counts]
+
+    assert [len(each) - 1 for each in made] == counts
+    assert all(earlier < later for earlier, later in pairwise(job_id for each in made for job_id in each))
+    assert all((job_id.version, job_id.variant) == (7, RFC_4122) for each in made for job_id in each)
+
+
+def test_many_ids_without_room_left_move_the_time_part_on() -> None:
+    ids = JobIds(milliseconds=lambda: NOON, entropy=constant(0xFF))
+    first = ids()
+
+    ids._last_tail += 2 ** (TAIL_BITS - 1) - 2**34  # noqa: SLF001  as above
+    made = ids.many(10)
+
+    assert {milliseconds(job_id) for job_id in made} == {NOON, NOON + 1}
+    assert all(earlier < later for earlier, later in pairwise([first, *made]))
+
+
 def test_two_factories_do_not_make_the_same_ids() -> None:
     one, other = JobIds(milliseconds=lambda: NOON), JobIds(milliseconds=lambda: NOON)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
+from taskharbor.core.thawing import thawed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
@@ -26,6 +28,16 @@ class Inserted:
 
     job_id: JobId
     existed: bool
+
+
+_thawed_inserted: Final = thawed(Inserted)
+
+
+def inserted(job_id: JobId) -> Inserted:
+    """Return ``Inserted(job_id, existed=False)``, in half its time: there may be thousands at once."""
+    answer = _thawed_inserted(job_id, False)  # noqa: FBT003  its fields, in their order
+    answer.__class__ = Inserted
+    return answer  # type: ignore[no-any-return]
 
 
 class Reason(StrEnum):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from itertools import accumulate
+from struct import unpack
 from typing import TYPE_CHECKING, Final, NewType
 from uuid import UUID, SafeUUID, uuid4
 
@@ -56,6 +58,19 @@ class JobIds:
             self._last_time, self._last_tail = moment, tail
             return _assemble(moment, tail)
 
+    def many(self, count: int) -> list[JobId]:
+        """Return *count* ids of one moment, in half the time: the clock is asked once, and so is chance."""
+        if count == 0:
+            return []
+        with self._lock:
+            first = self()
+            steps = unpack(f"!{count - 1}I", self._entropy(_STEP_BITS // 8 * (count - 1)))
+            moment, tails = self._last_time, [*accumulate((1 + step for step in steps), initial=self._last_tail)]
+            if tails[-1] >> _TAIL_BITS:
+                return [first, *(self() for _ in steps)]
+            self._last_tail = tails[-1]
+        return [_assemble(moment, tail) for tail in tails]
+
     def _draw(self) -> int:
         """Ask for entropy once for many ids: each time costs as much as all the rest of an id."""
         drawn = self._entropy(10 * _DRAWN)
@@ -79,16 +94,19 @@ def _assemble(milliseconds: int, tail: int) -> JobId:
     return JobId(uuid_of(milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
 
 
-_IS_SAFE: Final = SafeUUID.unknown  # to look it up in its enum takes as long as the rest
-
-
 def uuid_of(value: int) -> UUID:
     """Return what ``UUID(int=value)`` does, in a third of its time: that one has to find out what it was given."""
-    uuid = object.__new__(UUID)
-    object.__setattr__(uuid, "int", value)
-    object.__setattr__(uuid, "is_safe", _IS_SAFE)
+    uuid = _new(UUID)
+    _set_int(uuid, value)
+    _set_safety(uuid, _UNKNOWN)
     return uuid
 
+
+_new: Final = object.__new__
+# The slots themselves: what keeps a UUID from being changed is a method of its class.
+_set_int: Final = UUID.int.__set__
+_set_safety: Final = UUID.is_safe.__set__
+_UNKNOWN: Final = SafeUUID.unknown  # to ask the enum for it takes as long as all the rest
 
 # One for the whole process: two factories could not keep ids ordered between them.
 new_job_id: Final = JobIds()

@@ -48,10 +48,11 @@ class Walk:
     def items(self, items: list[Any], depth: int) -> list[Any]:
         if depth > MAX_DEPTH:
             refuse(TOO_DEEP)
-        steps, copy = self.steps, list[Any]()
+        copy: list[Any] = []
+        steps = self.steps
         try:
             for item in items:
-                copy.append(steps.get(type(item), _unknown)(item, depth + 1))
+                copy.append(steps.get(type(item), _unknown)(item, depth + 1))  # noqa: PERF401  its length is asked below
         except Unfit as refused:
             refused.trail.append((items, f"[{len(copy)}]"))
             raise
@@ -60,7 +61,8 @@ class Walk:
     def pairs(self, owner: object, pairs: Iterable[tuple[Any, Any]], depth: int) -> dict[str, Any]:
         if depth > MAX_DEPTH:
             refuse(TOO_DEEP)
-        steps, copy, key = self.steps, dict[str, Any](), None
+        copy: dict[str, Any] = {}
+        steps, key = self.steps, None
         try:
             for key, item in pairs:
                 name = key if type(key) is str and key.isascii() and "$" not in key else self._special_key(key)

@@ -68,7 +68,7 @@ def _is_plain(request: JobRequest) -> bool:
         and request.delay is None
         and request.timeout is None
         and request.max_attempts is None
-        and request.idempotency_key is None
+        and _is_plain_key(request.idempotency_key)
         and type(request.priority) is int
         and request.priority == 0
         and type(request.metadata) is dict
@@ -76,6 +76,10 @@ def _is_plain(request: JobRequest) -> bool:
         and type(request.type) is type(request.queue) is str
         and _are_names(request.type, request.queue)
     )
+
+
+def _is_plain_key(key: str | None) -> bool:
+    return key is None or (type(key) is str and 0 < len(key) <= MAX_KEY and is_storable(key))
 
 
 @lru_cache(maxsize=1_024)

@@ -31,7 +31,7 @@ def storable(text: str, *, limit: int = MAX_TEXT) -> str:
 
 def is_storable(text: str) -> bool:
     """Tell whether every store keeps *text* exactly as it is."""
-    return "\x00" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+    return "\x00" not in text and (text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text))
 
 
 def plain(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -128,6 +129,8 @@ class ServerConnection(psycopg.Connection):
 
     patience: float | None = None
     backend = 0
+    _kept: psycopg.Cursor | None = None
+    _ear: select.poll | None = None
 
     def meet(self) -> None:
         """Learn who is at the other end, and that it does as it was told.
@@ -140,6 +143,29 @@ class ServerConnection(psycopg.Connection):
         if mode != PINS["plan_cache_mode"]:
             self.close()
             raise psycopg.OperationalError("its settings were dropped on the way")  # noqa: TRY003
+
+    def ask(self, query: bytes, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run a statement, and return its rows.
+
+        A cursor that brought none is kept for the next one: if that is the same statement, psycopg
+        knows already how to write its values down, which is a quarter of all its work for an insert.
+        """
+        cursor, self._kept = self._kept or self.cursor(), None
+        cursor.execute(query, values, binary=True)
+        if cursor.rownumber is not None:
+            return cursor.fetchall()
+        self._kept = cursor
+        return []
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server has said nothing since: to an idle connection it only ever says goodbye."""
+        if self.closed:
+            return False
+        if self._ear is None:
+            self._ear = select.poll()
+            self._ear.register(self.fileno(), select.POLLIN)
+        return not self._ear.poll(0)
 
     def wait(self, gen: PQGen[RV], *how: Any, **named: Any) -> RV:
         return super().wait(gen if self.patience is None else self._timed(gen, self.patience), *how, **named)

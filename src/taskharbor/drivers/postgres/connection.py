@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import threading
 import time
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
@@ -52,7 +52,9 @@ class Connections:
 
     def _start_anew(self) -> None:
         self._idle: list[ServerConnection] = []
-        self._slots = threading.Semaphore(self._size)
+        self._slots: SimpleQueue[None] = SimpleQueue()  # a semaphore, written in C
+        for _ in range(self._size):
+            self._slots.put(None)
         self._closed = threading.Event()
         self._was_connected = False
         self._pid = os.getpid()  # last: who finds it right may use the rest
@@ -65,13 +67,13 @@ class Connections:
     def transact(self, verb: Callable[[], Steps[T]]) -> T:
         """Run all statements of *verb* in one transaction."""
 
-        def work(db: psycopg.Connection) -> T:
+        def work(db: ServerConnection) -> T:
             with db.transaction():
                 return run(verb(), lambda statement, **asked: self.execute(db, self.named(statement), asked))
 
         return self.run(work)
 
-    def run(self, work: Callable[[psycopg.Connection], T]) -> T:
+    def run(self, work: Callable[[ServerConnection], T]) -> T:
         """Do *work*, one transaction, with a connection.
 
         Where another transaction moved a row first (40001), or both waited for each other
@@ -87,13 +89,13 @@ class Connections:
                     why = f"{self.address.place}: others kept moving the same jobs ({conflict})"
                     raise StoreUnavailable(why) from conflict
 
-    def execute(self, db: psycopg.Connection, query: bytes, asked: Mapping[str, Any]) -> list[Row]:
+    def execute(self, db: ServerConnection, query: bytes, asked: Mapping[str, Any]) -> list[Row]:
         self.statements += 1
         if not self.address.is_pooled:
-            return _rows(db.execute(query, self.timed(asked), binary=True))
+            return db.ask(query, self.timed(asked))
         with db.transaction():  # its settings end with it
             db.execute(self._pin)
-            return _rows(db.execute(query, self.timed(asked), binary=True))
+            return db.ask(query, self.timed(asked))
 
     def timed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return *asked* with the time that a test's clock tells; the store asks its own, if there is none."""
@@ -107,7 +109,7 @@ class Connections:
         return named
 
     @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection]:
+    def connection(self) -> Iterator[ServerConnection]:
         db = self._take()
         try:
             yield db
@@ -139,16 +141,18 @@ class Connections:
         self._leave_what_is_inherited()
         if self._closed.is_set():
             raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
-        if not self._slots.acquire(timeout=self.address.deadline.total_seconds()):
-            raise StoreUnavailable(f"{self.address.place}: {_CROWDED}")  # noqa: TRY003  as above
+        try:
+            self._slots.get(timeout=self.address.deadline.total_seconds())
+        except Empty:
+            raise StoreUnavailable(f"{self.address.place}: {_CROWDED}") from None  # noqa: TRY003  as above
         try:
             while (db := self._pop_idle()) is not None:
-                if _is_alive(db):
+                if db.is_alive:
                     return db
                 db.close()
             return self._open()
         except BaseException:
-            self._slots.release()
+            self._slots.put(None)
             raise
 
     def _leave_what_is_inherited(self) -> None:
@@ -173,7 +177,7 @@ class Connections:
             self._idle.append(db)
         else:
             db.close()
-        self._slots.release()
+        self._slots.put(None)
 
     def _open(self) -> ServerConnection:
         """Connect; a store that was there before is waited for, with some chance in the pauses."""
@@ -196,20 +200,6 @@ class Connections:
 
     def _deadline(self) -> float:
         return time.monotonic() + self.address.deadline.total_seconds()
-
-
-def _rows(cursor: psycopg.Cursor) -> list[Row]:
-    # Not `description`, which describes every column anew.
-    return [] if cursor.rownumber is None else cursor.fetchall()
-
-
-def _is_alive(db: psycopg.Connection) -> bool:
-    """Tell whether the server has said nothing since: to an idle connection it only ever says goodbye."""
-    if db.closed:
-        return False
-    looked = select.poll()
-    looked.register(db.fileno(), select.POLLIN)
-    return not looked.poll(0)
 
 
 _TABLE: Final = re.compile(r"\bth_\w+\b")

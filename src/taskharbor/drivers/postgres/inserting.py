@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
+from psycopg.errors import UniqueViolation
 from psycopg.types.json import Jsonb
 
-from taskharbor.core.answers import Inserted
+from taskharbor.core.answers import Inserted, inserted
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.postgres import literals
 from taskharbor.drivers.postgres.rows import NOW, uuids
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
+    from taskharbor.drivers.postgres.address import ServerConnection
     from taskharbor.drivers.postgres.connection import Connections
     from taskharbor.drivers.postgres.steps import Steps
 
@@ -65,7 +67,6 @@ _INSERT_ONE: Final[LiteralString] = f"""
     INSERT INTO th_jobs_waiting ({_COLUMNS})
     VALUES (%(id)s, %(type)s, %(queue)s, %(priority)s, %(payload)s, coalesce(%(moment)s, {NOW} + %(delay)s),
             %(timeout)s, %(created_at)s, %(max_attempts)s, %(metadata)s::jsonb, NULL)
-    RETURNING id
 """
 _INSERT_NEW: Final[LiteralString] = f"{_INSERT} RETURNING id"
 _INSERT_AGAIN: Final[LiteralString] = f"""
@@ -96,7 +97,7 @@ def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Inserted | Ide
         return []
     if len(jobs) == 1 and jobs[0].idempotency_key is None and not repeat:
         yield _INSERT_ONE, _values(jobs[0])
-        return [Inserted(jobs[0].id, existed=False)]
+        return [inserted(jobs[0].id)]
     rows = yield _INSERT_AGAIN if repeat else _INSERT_NEW, _arrays(jobs)
     return (yield from _answers(jobs, {row[0] for row in rows}, repeat=repeat))
 
@@ -104,7 +105,7 @@ def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Inserted | Ide
 def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[list[Inserted | IdempotencyConflict]]:
     """Say what became of each job; those whose key was freed between the two statements are inserted once more."""
     if len(new) == len(jobs):
-        return [Inserted(job.id, existed=False) for job in jobs]
+        return [inserted(job.id) for job in jobs]
     others = [job for job in jobs if job.id not in new]
     asked = {
         "ids": [job.id for job in others],
@@ -125,7 +126,7 @@ def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[
             answers[job.id] = Inserted(holder, existed=True)
     stored = yield from insert(freed, repeat=repeat)
     answers |= {job.id: answer for job, answer in zip(freed, stored, strict=True)}
-    return [answers.get(job.id) or Inserted(job.id, existed=False) for job in jobs]
+    return [answers.get(job.id) or inserted(job.id) for job in jobs]
 
 
 def _values(job: NewJob) -> dict[str, Any]:
@@ -174,6 +175,7 @@ _NO_METADATA: Final = Jsonb({}, dumps=lambda _: b"{}")
 
 
 _TIME: Final[LiteralString] = f"SELECT {NOW}"
+_COPY_KEYS: Final[LiteralString] = "COPY th_keys (queue, key, job_id, digest) FROM STDIN (FORMAT BINARY)"
 _TAKE_KEYS: Final[LiteralString] = """
     INSERT INTO th_keys (queue, key, job_id, digest)
     SELECT queue, key, id, digest
@@ -186,24 +188,47 @@ _TAKE_KEYS: Final[LiteralString] = """
 
 
 def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
-    """Store many jobs: the same as `insert`, in three statements and half the time."""
-    keyed = [job for job in jobs if job.idempotency_key is not None]
-    asked = {
-        "queues": [job.queue for job in keyed],
-        "keys": [job.idempotency_key for job in keyed],
-        "ids": uuids(job.id for job in keyed),
-        "digests": [job.digest for job in keyed],
-    }
+    """Store many jobs: the same as `insert`, in a few statements and a fraction of the time."""
 
-    def work(db: Connection) -> set[JobId]:
+    def work(db: ServerConnection) -> Sequence[NewJob]:
         with db.transaction():
             [(now,)] = connections.execute(db, connections.named(_TIME), {})
-            own = {row[0] for row in connections.execute(db, connections.named(_TAKE_KEYS), asked)} if keyed else set()
-            new = [job for job in jobs if job.idempotency_key is None or job.id in own] if keyed else jobs
+            new = _with_own_keys(connections, db, jobs)
             _copy(db, connections.named(_COPY), new, now)
-            return {job.id for job in new}
+            return new
 
-    return run(_answers(jobs, connections.run(work), repeat=False), connections.fetch)
+    new = connections.run(work)
+    if len(new) == len(jobs):
+        return [inserted(job.id) for job in jobs]
+    return run(_answers(jobs, {job.id for job in new}, repeat=False), connections.fetch)
+
+
+def _with_own_keys(connections: Connections, db: ServerConnection, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+    """Take the keys of *jobs*, and return those without a key, or whose key was free until now."""
+    keyed = [job for job in jobs if job.idempotency_key is not None]
+    if not keyed:
+        return jobs
+    try:
+        with db.transaction():
+            _copy_keys(db, connections.named(_COPY_KEYS), keyed)
+    except UniqueViolation:  # one of them is taken: a COPY stops at it, and does not tell of the others
+        asked = {
+            "queues": literals.texts(job.queue for job in keyed),
+            "keys": literals.texts(job.idempotency_key for job in keyed),
+            "ids": uuids(job.id for job in keyed),
+            "digests": literals.blobs([job.digest for job in keyed]),
+        }
+        own = {row[0] for row in connections.execute(db, connections.named(_TAKE_KEYS), asked)}
+        return [job for job in jobs if job.idempotency_key is None or job.id in own]
+    return jobs
+
+
+def _copy_keys(db: Connection, query: bytes, jobs: list[NewJob]) -> None:
+    with db.cursor() as cursor, cursor.copy(query) as sink:
+        sink.set_types(("text", "text", "uuid", "bytea"))
+        # In the same order as by `_TAKE_KEYS`, or two batches could wait for each other.
+        for job in sorted(jobs, key=lambda job: (job.queue, job.idempotency_key)):
+            sink.write_row((job.queue, job.idempotency_key, job.id, job.digest))
 
 
 def _copy(db: Connection, query: bytes, jobs: Sequence[NewJob], now: datetime) -> None:

@@ -54,7 +54,8 @@ class Joined:
         # A plain cursor, whatever kind the connection makes for its user: Django's returns no binary results.
         with Cursor(self._connection, row_factory=tuple_row) as cursor:
             # Never prepared: whose pooler is in between is not known here.
-            return cursor.execute(query, values, prepare=False, binary=True).fetchall()
+            cursor.execute(query, values, prepare=False, binary=True)
+            return [] if cursor.rownumber is None else cursor.fetchall()
 
 
 class AsyncJoined:
@@ -80,8 +81,8 @@ class AsyncJoined:
     async def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
         query, values = self._connections.named(statement), self._connections.timed(asked)
         async with AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
-            done = await cursor.execute(query, values, prepare=False, binary=True)
-            return await done.fetchall()
+            await cursor.execute(query, values, prepare=False, binary=True)
+            return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
 class _Ring:

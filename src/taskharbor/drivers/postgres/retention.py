@@ -13,9 +13,8 @@ from taskharbor.drivers.postgres.rows import NOW
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import psycopg
-
     from taskharbor.core.ids import JobId
+    from taskharbor.drivers.postgres.address import ServerConnection
     from taskharbor.drivers.postgres.connection import Connections, Row
 
 DAYS_AHEAD: Final = 7
@@ -114,7 +113,7 @@ class Retention:
         """Run a statement that has to look at all jobs of a day: no deadline of a caller who waits for a job is its."""
         query = self._connections.named(statement)
 
-        def work(db: psycopg.Connection) -> list[Row]:
+        def work(db: ServerConnection) -> list[Row]:
             with db.transaction():
                 db.execute(_UNHURRIED)
                 return self._connections.execute(db, query, asked)
