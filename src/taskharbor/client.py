@@ -221,7 +221,7 @@ class Client:
 
     def _prepare(self, request: JobRequest, now: datetime, job_id: JobId) -> NewJob:
         check(request)
-        when = request.scheduled_for
+        when, key = request.scheduled_for, request.idempotency_key
         try:
             payload = self._codec.encode(request.payload, context=payload_context(job_id, request.type))
         except PayloadNotEncodable as error:
@@ -238,8 +238,8 @@ class Client:
                 request.delay or _NO_DELAY,
                 request.timeout,
                 int(request.priority),
-                None if request.idempotency_key is None else plain(request.idempotency_key),
-                b"" if request.idempotency_key is None else self._digest(request),
+                None if key is None else plain(key),
+                b"" if key is None else self._digest(request),
                 _plain_map(request.metadata) if request.metadata else _NO_METADATA,
             )
         )

@@ -56,7 +56,7 @@ class JobIds:
                 # Where the random part has no room left to grow, the time part moves on.
                 moment, tail = (moment + 1, tail) if grown >> _TAIL_BITS else (moment, grown)
             self._last_time, self._last_tail = moment, tail
-            return _assemble(moment, tail)
+            return _assemble(_stem(moment), tail)
 
     def many(self, count: int) -> list[JobId]:
         """Return *count* ids of one moment, in half the time: the clock is asked once, and so is chance."""
@@ -69,7 +69,8 @@ class JobIds:
             if tails[-1] >> _TAIL_BITS:
                 return [first, *(self() for _ in steps)]
             self._last_tail = tails[-1]
-        return [_assemble(moment, tail) for tail in tails]
+        stem = _stem(moment)
+        return [_assemble(stem, tail) for tail in tails]
 
     def _draw(self) -> int:
         """Ask for entropy once for many ids: each time costs as much as all the rest of an id."""
@@ -87,11 +88,15 @@ class JobIds:
 _DRAWN: Final = 64
 _TAIL_BITS: Final = 74
 _STEP_BITS: Final = 32
+_LOW: Final = (1 << 62) - 1
 
 
-def _assemble(milliseconds: int, tail: int) -> JobId:
-    high, low = tail >> 62, tail & ((1 << 62) - 1)
-    return JobId(uuid_of(milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
+def _stem(milliseconds: int) -> int:
+    return milliseconds << 80 | 0x7 << 76 | 0b10 << 62
+
+
+def _assemble(stem: int, tail: int) -> JobId:
+    return uuid_of(stem | tail >> 62 << 64 | tail & _LOW)  # type: ignore[return-value]
 
 
 def uuid_of(value: int) -> UUID:
@@ -104,8 +109,8 @@ def uuid_of(value: int) -> UUID:
 
 _new: Final = object.__new__
 # The slots themselves: what keeps a UUID from being changed is a method of its class.
-_set_int: Final = UUID.int.__set__
-_set_safety: Final = UUID.is_safe.__set__
+_set_int: Final = vars(UUID)["int"].__set__
+_set_safety: Final = vars(UUID)["is_safe"].__set__
 _UNKNOWN: Final = SafeUUID.unknown  # to ask the enum for it takes as long as all the rest
 
 # One for the whole process: two factories could not keep ids ordered between them.

@@ -36,7 +36,7 @@ def is_storable(text: str) -> bool:
 
 def plain(text: str) -> str:
     """Return *text* as a str and nothing more: of an enum member, say, its value."""
-    return str.__str__(text)
+    return text if type(text) is str else str.__str__(text)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -167,13 +167,13 @@ def _json(job: NewJob) -> str:
     return json.dumps(dict(job.metadata)) if job.metadata else "{}"
 
 
-_COPY: Final[LiteralString] = f"COPY th_jobs_waiting ({_COLUMNS}) FROM STDIN (FORMAT BINARY)"
-_TYPES: Final = (
-    "uuid", "text", "text", "int4", "bytea", "timestamptz", "interval", "timestamptz", "int4", "jsonb", "text",
-)  # fmt: skip
-_NO_METADATA: Final = Jsonb({}, dumps=lambda _: b"{}")
-
-
+_PLAIN: Final[LiteralString] = (
+    "id, type, queue, priority, payload, scheduled_for, created_at, max_attempts, idempotency_key"
+)
+_COPY_PLAIN: Final[LiteralString] = f"COPY th_jobs_waiting ({_PLAIN}) FROM STDIN (FORMAT BINARY)"
+_COPY: Final[LiteralString] = f"COPY th_jobs_waiting ({_PLAIN}, timeout, metadata) FROM STDIN (FORMAT BINARY)"
+_PLAIN_TYPES: Final = ("uuid", "text", "text", "int4", "bytea", "timestamptz", "timestamptz", "int4", "text")
+_TYPES: Final = (*_PLAIN_TYPES, "interval", "jsonb")
 _TIME: Final[LiteralString] = f"SELECT {NOW}"
 _COPY_KEYS: Final[LiteralString] = "COPY th_keys (queue, key, job_id, digest) FROM STDIN (FORMAT BINARY)"
 _TAKE_KEYS: Final[LiteralString] = """
@@ -190,17 +190,15 @@ _TAKE_KEYS: Final[LiteralString] = """
 def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
     """Store many jobs: the same as `insert`, in a few statements and a fraction of the time."""
 
-    def work(db: ServerConnection) -> Sequence[NewJob]:
+    def work(db: ServerConnection) -> list[Inserted]:
         with db.transaction():
             [(now,)] = connections.execute(db, connections.named(_TIME), {})
-            new = _with_own_keys(connections, db, jobs)
-            _copy(db, connections.named(_COPY), new, now)
-            return new
+            return _copy(connections, db, _with_own_keys(connections, db, jobs), now)
 
-    new = connections.run(work)
-    if len(new) == len(jobs):
-        return [inserted(job.id) for job in jobs]
-    return run(_answers(jobs, {job.id for job in new}, repeat=False), connections.fetch)
+    answers = connections.run(work)
+    if len(answers) == len(jobs):
+        return [*answers]
+    return run(_answers(jobs, {answer.job_id for answer in answers}, repeat=False), connections.fetch)
 
 
 def _with_own_keys(connections: Connections, db: ServerConnection, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
@@ -231,22 +229,22 @@ def _copy_keys(db: Connection, query: bytes, jobs: list[NewJob]) -> None:
             sink.write_row((job.queue, job.idempotency_key, job.id, job.digest))
 
 
-def _copy(db: Connection, query: bytes, jobs: Sequence[NewJob], now: datetime) -> None:
-    with db.cursor() as cursor, cursor.copy(query) as sink:
-        sink.set_types(_TYPES)
+def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now: datetime) -> list[Inserted]:
+    is_plain = all(job.timeout is None and not job.metadata for job in jobs)  # then it is a tenth less work
+    query, types = (_COPY_PLAIN, _PLAIN_TYPES) if is_plain else (_COPY, _TYPES)
+    with db.cursor() as cursor, cursor.copy(connections.named(query)) as sink:
+        sink.set_types(types)
         for job in jobs:
-            sink.write_row(
-                (
-                    job.id,
-                    job.type,
-                    job.queue,
-                    job.priority,
-                    job.payload,
-                    job.scheduled_for or now + job.delay,
-                    job.timeout,
-                    job.created_at,
-                    job.max_attempts,
-                    Jsonb(dict(job.metadata)) if job.metadata else _NO_METADATA,
-                    job.idempotency_key,
-                )
+            row = (
+                job.id,
+                job.type,
+                job.queue,
+                job.priority,
+                job.payload,
+                job.scheduled_for or now + job.delay,
+                job.created_at,
+                job.max_attempts,
+                job.idempotency_key,
             )
+            sink.write_row(row if is_plain else (*row, job.timeout, Jsonb(dict(job.metadata))))
+        return [inserted(job.id) for job in jobs]  # while the server is busy with the last of them
