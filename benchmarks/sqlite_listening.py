@@ -56,7 +56,9 @@ def latencies(driver: SqliteDriver, file: Path) -> dict[str, object]:
             return time.monotonic_ns()
 
         return {
-            "from the ring until wait returns": heard(file, lambda: begun(lambda: bell.ring({"default"})), ROUNDS),
+            "from the ring until wait returns": heard(
+                file, lambda: begun(lambda: bell.ring([new_job()], now=0)), ROUNDS
+            ),
             "from the call of insert, with its commit": heard(
                 file, lambda: begun(lambda: driver.insert([new_job()])), ROUNDS
             ),
@@ -102,13 +104,13 @@ def listen(file: Path, there: Connection, rounds: int) -> None:
 
 
 def costs(file: Path) -> dict[str, float]:
-    bell = Bell(file)
+    bell, jobs = Bell(file), [new_job()]
     with closing(Watch(file, every=LOOK)) as watch:
-        taken = {"a ring that nobody listens to": microseconds(lambda: bell.ring({"default"}))}
+        taken = {"a ring that nobody listens to": microseconds(lambda: bell.ring(jobs, now=0))}
         with ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(closing(SqliteListener(file, ["default"])))
-            taken["a ring for four listeners"] = microseconds(lambda: bell.ring({"default"}))
+            taken["a ring for four listeners"] = microseconds(lambda: bell.ring(jobs, now=0))
         return taken | {"a look at the file": microseconds(watch.look)}
 
 
