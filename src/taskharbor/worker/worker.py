@@ -57,7 +57,7 @@ PATIENCE: Final = timedelta(seconds=60)
 VISIBILITY: Final = timedelta(seconds=60)
 WAIT: Final = timedelta(seconds=2)
 """How long one receive waits for messages. A worker that stops waits for it, or what comes last stays hidden."""
-LOOK: Final = timedelta(milliseconds=5)
+LOOK: Final = timedelta(milliseconds=20)
 FOREVER: Final = timedelta(days=3650)
 JOIN: Final = timedelta(seconds=5)
 MOMENT: Final = 1.0  # seconds in which handlers may end by themselves, once they were asked to
