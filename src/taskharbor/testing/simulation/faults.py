@@ -216,6 +216,7 @@ class Store:
         )
         if verb == "clock_jumped" and fate in COMMITTED:
             self._world.untold = 0.0
+            self._world.lag *= at > asked["expected"]
         if verb in {"extend", "read_back"} and fate != "ok":
             self.failed_at[process.name] = self._world.now
         for move in moves:

@@ -35,7 +35,7 @@ class Liveness:
         self._world = simulation.world
         self._history = simulation.history
         # What was put off before the clock was set back waits until that time has come a second time.
-        self._since = simulation.world.store_time() + timedelta(seconds=max(0.0, -simulation.world.untold))
+        self._since = simulation.world.store_time() + timedelta(seconds=simulation.world.lag)
         self._calls = len(simulation.history.happenings)
         self._free: dict[str, float] = {}
         """Since when a process could have taken more."""
@@ -53,7 +53,7 @@ class Liveness:
         now = self._world.store_time()
         for job in self._simulation.store.rows.values():
             if job.status is Status.PROCESSING and job.lease_expires_at is not None:
-                if job.lease_expires_at > now + LEASE and not self._world.untold:
+                if job.lease_expires_at > now + LEASE and not self._world.lag:
                     self._violated(job, "kept a lease that no worker asked for when the clock was set back")
                 held_until = self._simulation.store.held_until
                 over_for = now - max(job.lease_expires_at, self._since, self._manned_since(), held_until)

@@ -107,6 +107,8 @@ class World:
         self.jumped_at = -1e9
         self.untold = 0.0
         """By how many seconds the store's clock jumped since somebody last told the store."""
+        self.lag = 0.0
+        """By how many it was set back since the store last heard of that: two jumps may look like one ahead."""
         self._coming: list[tuple[float, float, int, Entry]] = []
         self._count = 0
         self._current: Process | None = None
@@ -123,6 +125,7 @@ class World:
         self.jump += timedelta(seconds=seconds)
         self.jumped_at = self.now
         self.untold += seconds
+        self.lag += max(0.0, -seconds)
 
     def token(self) -> Token:
         return Token(UUID(int=self.chance.getrandbits(128), version=4))
