@@ -111,18 +111,19 @@ class Executor:
             _LOG.exception("cannot start job %s", hand.claim.job.id)
             self._report(hand, Outcome.snooze(after=REST))
 
-    def _is_too_late(self, hand: Hand) -> bool:
-        """Give the job back where its lease may be over by now: nobody knows, and somebody else may have it."""
-        is_late = self._runtime.monotonic() >= hand.ends_at
-        if is_late:
-            self._report(hand, Outcome.release())  # which the store refuses, if so
-        return is_late
-
-    def _run_plain(self, hand: Hand, handler: Handler) -> None:
+    def _may_begin(self, hand: Hand) -> bool:
+        """Tell whether a handler may begin, whose thread or loop may have been busy for long; else report why not."""
         if hand.why is not None:
             self._report(hand, self._stopped(hand))
-            return
-        if self._is_too_late(hand):
+        elif self._runtime.monotonic() >= hand.ends_at:
+            # Its lease may be over: nobody knows, and somebody else may have the job. If so, the store refuses this.
+            self._report(hand, Outcome.release())
+        else:
+            return True
+        return False
+
+    def _run_plain(self, hand: Hand, handler: Handler) -> None:
+        if not self._may_begin(hand):
             return
         # In a copy: what a handler leaves in a context variable must not meet the next one of this thread.
         copy_context().run(self._call_plain, hand, handler)
@@ -137,7 +138,7 @@ class Executor:
             self._report(hand, self._succeeded(hand, result))
 
     async def _call_async(self, hand: Hand, handler: Handler) -> None:
-        if self._is_too_late(hand):  # the loop was busy for too long
+        if not self._may_begin(hand):
             return
         running.set(_running(hand))  # in a context of its task's own
         try:
