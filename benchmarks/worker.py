@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import _postgres_raw as raw
 from benchmarks.postgres import compared, store
 from taskharbor import Client, JobRequest
+from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.service import tuned
 from taskharbor.testing.postgres import Server
 from taskharbor.worker import Worker
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from taskharbor.drivers.postgres import PostgresDriver
 
 PAIRS = 3
 JOBS = 50_000
@@ -80,21 +80,25 @@ def fill(driver: PostgresDriver, count: int) -> None:
 
 
 def start_latency(server: Server) -> dict[str, dict[str, float]]:
-    """From before the call that enqueues to the first line of the handler; bare: INSERT, NOTIFY, LISTEN, claim."""
+    """From before the call that enqueues to the first line of the handler; bare: INSERT, NOTIFY, LISTEN, claim.
+
+    A worker hears at once of what its own driver stores, and by NOTIFY of what is stored elsewhere.
+    """
     with store(server) as (driver, url):
-        ours = our_latencies(driver)
-        bare = raw.latencies(url, STARTS)
-    return {name: percentiles(seconds) for name, seconds in (("worker", ours), ("bare", bare))}
+        found = {"worker": our_latencies(driver, driver), "bare": raw.latencies(url, STARTS)}
+    with store(server) as (driver, url), closing(PostgresDriver(url)) as elsewhere:
+        found["worker, told elsewhere"] = our_latencies(driver, elsewhere)
+    return {name: percentiles(seconds) for name, seconds in found.items()}
 
 
-def our_latencies(driver: PostgresDriver) -> list[float]:
+def our_latencies(driver: PostgresDriver, teller: PostgresDriver) -> list[float]:
     started, times = threading.Event(), list[float]()
 
     def note(_job: Any) -> None:
         times.append(time.perf_counter())
         started.set()
 
-    client, worker = Client(driver), Worker(driver, concurrency=4, janitor=False)
+    client, worker = Client(teller), Worker(driver, concurrency=4, janitor=False)
     worker.register("note", note)
     worker.start()
     asked = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres import PostgresDriver, listening
+from taskharbor.drivers.postgres import PostgresDriver, hearing, ringing
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import Server
@@ -51,28 +51,35 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let listeners test themselves after a moment, and expect to hear themselves soon."""
-    monkeypatch.setattr(listening, "PROOF", 0.1)
-    monkeypatch.setattr(listening, "ECHO", 0.5)
+    monkeypatch.setattr(hearing, "PROOF", 0.1)
+    monkeypatch.setattr(hearing, "ECHO", 0.5)
 
 
-def connection_of(listener: PostgresListener) -> object:
-    return listener._db  # noqa: SLF001  nobody but the listener sees it
+def connection_of(driver: PostgresDriver) -> object:
+    ear = driver._audience._ear  # noqa: SLF001  nobody else sees it
+    return ear and ear._db  # noqa: SLF001  as above
 
 
-def wait_for_another_connection(listener: PostgresListener) -> None:
-    """Wait as a worker does, until the listener has one, and has said so."""
-    before = connection_of(listener)
-    wait_until(lambda: not listener.wait(MOMENT) and connection_of(listener) not in {None, before})
+def wait_for_another_connection(driver: PostgresDriver, listener: PostgresListener, before: object) -> None:
+    """Wait as a worker does, until the driver listens on one, and has said so."""
+    wait_until(lambda: not listener.wait(MOMENT) and connection_of(driver) not in {None, before})
+
+
+def insert_elsewhere(url: str) -> None:
+    """Store a job as another process does: who listens on the same driver hears of it without a NOTIFY."""
+    with closing(PostgresDriver(url)) as elsewhere:
+        elsewhere.insert([new_job()])
 
 
 @pytest.mark.parametrize("end", [Server.stop, Server.kill])
 def test_a_listener_hears_again_after_the_server_was_restarted(end: Callable[[Server], None], mortal: Server) -> None:
     with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
+        before = connection_of(driver)
         end(mortal)
         mortal.restart()
-        wait_for_another_connection(listener)
+        wait_for_another_connection(driver, listener, before)
 
-        driver.insert([new_job()])
+        insert_elsewhere(mortal.url)
 
         assert listener.wait(DEADLINE)
 
@@ -82,7 +89,6 @@ def test_a_listener_that_was_deaf_for_a_while_says_that_there_may_be_jobs(mortal
         mortal.stop()
         gone = listener.wait(DEADLINE)
         mortal.restart()
-        driver.insert([new_job()])
 
         assert (gone, listener.wait(DEADLINE)) == (True, True)
 
@@ -93,21 +99,21 @@ def test_a_listener_may_be_made_while_the_server_is_away(mortal: Server) -> None
         with closing(driver.listen(["default"])) as listener:
             early = listener.wait(MOMENT)
             mortal.restart()
-            wait_for_another_connection(listener)
-            driver.insert([new_job()])
+            wait_for_another_connection(driver, listener, None)
+            insert_elsewhere(mortal.url)
 
             assert (early, listener.wait(DEADLINE)) == (False, True)
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_a_listener_that_hears_its_own_voice_keeps_its_connection(driver: PostgresDriver) -> None:
+def test_a_listener_that_hears_its_own_voice_keeps_its_connection(url: str, driver: PostgresDriver) -> None:
     with closing(driver.listen(["default"])) as listener:
-        before = connection_of(listener)
+        before = connection_of(driver)
 
         rang = listener.wait(1.5 * SECOND)
 
-        assert (rang, connection_of(listener)) == (False, before)
-        driver.insert([new_job()])
+        assert (rang, connection_of(driver)) == (False, before)
+        insert_elsewhere(url)
         assert listener.wait(DEADLINE)
 
 
@@ -121,12 +127,13 @@ def test_a_listener_whose_connection_died_in_silence_notices_hears_again_and_say
         closing(PostgresDriver(proxy.url, deadline=SECOND)) as behind,
         closing(behind.listen(["default"])) as listener,
     ):
+        before = connection_of(behind)
         proxy.black_hole()
         start = time.monotonic()
         listener.wait(SECOND)
         took = time.monotonic() - start
         proxy.forget()
-        wait_for_another_connection(listener)
+        wait_for_another_connection(behind, listener, before)
 
         driver.insert([new_job()])
 
@@ -151,9 +158,11 @@ def test_a_listener_behind_a_pooler_waits_in_peace_and_says_that_it_does_not_lis
     assert "a pooler is in between: nothing is listened to" in caplog.text
 
 
-def test_a_bell_that_fails_once_rings_the_next_time(driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(driver.listen(["default"])) as listener:
-        monkeypatch.setattr(listening, "_CALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
+def test_a_bell_that_fails_once_rings_the_next_time(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
+        monkeypatch.setattr(ringing, "_CALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
         driver.insert([new_job()])
         wait_until(lambda: not driver._bell._queues)  # noqa: SLF001  nothing else shows that it took its turn
         silent = not listener.wait(4 * MOMENT)
@@ -162,3 +171,10 @@ def test_a_bell_that_fails_once_rings_the_next_time(driver: PostgresDriver, monk
         driver.insert([new_job()])
 
         assert (silent, listener.wait(DEADLINE)) == (True, True)
+
+
+def test_who_listens_on_the_driver_that_stores_a_job_needs_no_connection_to_hear_of_it(url: str) -> None:
+    with closing(PostgresDriver(url, is_pooled=True)) as driver, closing(driver.listen(["default"])) as listener:
+        driver.insert([new_job()])
+
+        assert listener.wait(DEADLINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
@@ -17,7 +18,8 @@ from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.drivers.postgres.inspector import PostgresInspector
 from taskharbor.drivers.postgres.join import AsyncJoined, Joined
 from taskharbor.drivers.postgres.lines import Lines
-from taskharbor.drivers.postgres.listening import ANY, Bell, PostgresListener, fed_queues
+from taskharbor.drivers.postgres.listening import Audience, PostgresListener
+from taskharbor.drivers.postgres.ringing import ANY, Bell, fed_queues
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
 from taskharbor.drivers.postgres.steps import run
@@ -51,6 +53,8 @@ T = TypeVar("T")
 
 DEADLINE: Final = timedelta(seconds=5)
 NO_DELAY: Final = timedelta(0)
+LOST: Final = 0.05
+"""Seconds after a look for ended leases, in which jobs that are due are not kept waiting for another one."""
 
 
 class PostgresDriver:
@@ -60,7 +64,7 @@ class PostgresDriver:
     ``taskharbor migrate up`` makes it. Nothing is connected before it is needed. *password*
     is asked for each new connection, where the URL has none. *is_pooled* says that a pooler
     in transaction mode is in between. *size* bounds the connections, but for one that only
-    extends leases and one for each listener.
+    extends leases and one by which all listeners hear.
     """
 
     coalesces: Final = True
@@ -79,14 +83,15 @@ class PostgresDriver:
         address = Address(
             url=url, schema=schema, deadline=deadline, password=password, is_pooled=is_pooled, is_timed=True
         )
-        self._address = address
         self._connections = Connections(
             address, clock=clock, size=size, check=lambda: migrate.check(PostgresSchema(address), MIGRATIONS)
         )
         # Of the heartbeat's own: nobody else's work may keep a lease from it. Who has a lease has seen the schema.
         self._beating = Connections(address, clock=clock, size=1, check=lambda: None)
         self._lines = Lines()
-        self._bell = Bell(self._connections)
+        self._lost_at: dict[str, float] = {}
+        self._audience = Audience(address)
+        self._bell = Bell(self._connections, self._audience)
         self.upkeep = PostgresUpkeep(self._connections, self._bell)
         self.inspector = PostgresInspector(self._connections)
         self.control = PostgresControl(self._connections)
@@ -97,7 +102,7 @@ class PostgresDriver:
         return self._connections.statements + self._beating.statements
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
-        return PostgresListener(self._address, queues)
+        return PostgresListener(self._audience, queues)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
         answers = self._safely(lambda: self._insert(jobs, repeat=repeat), lambda: self._insert(jobs, repeat=True))
@@ -142,7 +147,9 @@ class PostgresDriver:
                 if overdue
                 else self._take_due(queue, taker, limit, patience)
             )
-            if len(claims) < limit and reclaim:
+            now = time.monotonic()
+            if len(claims) < limit and reclaim and (not claims or now >= self._lost_at.get(queue, 0.0)):
+                self._lost_at[queue] = now + LOST
                 claims += claiming.take_over(self._connections, queue, taker, limit=limit - len(claims))
             return claims
 

@@ -11,7 +11,7 @@ from psycopg.rows import tuple_row
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.states import Event
 from taskharbor.drivers.postgres.inserting import insert
-from taskharbor.drivers.postgres.listening import ANY, RING, channel, fed_queues
+from taskharbor.drivers.postgres.ringing import ANY, RING, channel, fed_queues
 from taskharbor.drivers.postgres.settling import recorded
 from taskharbor.drivers.postgres.steps import arun, run
 

@@ -8,8 +8,8 @@ from uuid import UUID
 from taskharbor.core.answers import Published
 from taskharbor.drivers.postgres.expiring import Expiring
 from taskharbor.drivers.postgres.inserting import insert
-from taskharbor.drivers.postgres.listening import fed_queues
 from taskharbor.drivers.postgres.retention import Retention
+from taskharbor.drivers.postgres.ringing import fed_queues
 from taskharbor.drivers.postgres.rows import FEW, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.postgres.connection import Connections
-    from taskharbor.drivers.postgres.listening import Bell
+    from taskharbor.drivers.postgres.ringing import Bell
     from taskharbor.drivers.postgres.steps import Steps
 
 

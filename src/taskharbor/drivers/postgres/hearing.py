@@ -1,0 +1,162 @@
+"""Hearing of jobs by LISTEN, on one connection for all who wait."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from taskharbor.core.ids import new_token
+from taskharbor.drivers.postgres.failures import explained
+from taskharbor.drivers.postgres.ringing import ANY, channel
+
+if TYPE_CHECKING:
+    from taskharbor.drivers.postgres.address import Address
+    from taskharbor.drivers.postgres.listening import Audience
+
+_LOG: Final = logging.getLogger(__name__)
+PROOF: Final = 30.0  # seconds of silence, after which it asks whether it still hears
+ECHO: Final = 5.0  # seconds within which it must hear its own voice
+PAUSE: Final = 1.0  # seconds between two attempts to connect
+
+
+class Ear:
+    """Rings for an *audience*, for the queues that it hears of, from a thread of its own.
+
+    LISTEN dies in silence behind a pooler, or on a socket whose other end is gone. So it calls
+    itself at the start and after some silence, and connects anew if it does not hear that. That
+    it hears nothing, and that it hears again, is logged once; both may have cost a ring, and count as one.
+    """
+
+    def __init__(self, address: Address, audience: Audience) -> None:
+        self._address = address
+        self._audience = audience
+        self._db: psycopg.Connection | None = None
+        self._connect_at = 0.0
+        self._heard_at = self._called_at = 0.0
+        self._echo: str | None = None
+        self._is_deaf = self._is_closed = False
+        self._thread: threading.Thread | None = None
+        if address.is_pooled:
+            _LOG.info("a pooler is in between: nothing is listened to, and jobs are found by looking now and then")
+            return
+        self._connect()  # not in the thread: what is committed from here on is heard
+        self._awake, self._alarm = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="taskharbor-ear", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        self._is_closed = True
+        self._alarm.send(b".")  # to close it is not enough: a fork may hold it open
+        self._thread.join(self._address.deadline.total_seconds())
+        self._alarm.close()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            try:
+                self._hear()
+                self._look()
+            except Exception as error:  # noqa: BLE001  whatever it was, a password's function's own too: it is tried again
+                self._go_deaf(repr(error))
+        self._hang_up()
+        self._awake.close()
+
+    def _hear(self) -> None:
+        """Wait until the connection is to be seen after, and tell at once what is called meanwhile."""
+        ears = select.poll()
+        ears.register(self._awake, select.POLLIN)
+        if self._db is not None:
+            ears.register(self._db.fileno(), select.POLLIN)
+        seconds = max(0.0, self._next_look() - time.monotonic())
+        if any(fd != self._awake.fileno() for fd, _ in ears.poll(seconds * 1_000)):
+            self._heard()
+
+    def _heard(self) -> None:
+        """Read what arrived, and tell of it."""
+        if self._db is None:
+            return
+        queues = set()
+        try:
+            self._db.pgconn.consume_input()
+            while not self._db.pgconn.is_busy() and self._db.pgconn.get_result() is not None:
+                pass  # what it answers to our own call
+            while (note := self._db.pgconn.notifies()) is not None:
+                if note.be_pid != self._audience.knows:
+                    queues.add(note.extra.decode())
+        except psycopg.Error as error:
+            self._go_deaf(self._explained(error))
+            return
+        self._audience.ring(queues)
+        self._heard_at = time.monotonic()
+        if self._echo in queues:
+            self._echo = None
+            self._hear_again()
+
+    def _next_look(self) -> float:
+        """Return when to see after the connection, if nothing is heard."""
+        if self._db is None:
+            return self._connect_at
+        return self._called_at + ECHO if self._echo else self._heard_at + PROOF
+
+    def _look(self) -> None:
+        """Connect if that is due; call oneself after a silence, and hang up if that was not heard."""
+        if time.monotonic() < self._next_look():
+            return
+        if self._db is None:
+            self._connect()
+        elif self._echo:
+            self._go_deaf("it does not hear itself: the socket's other end is gone, or a pooler is in between")
+        else:
+            self._call()
+
+    def _call(self) -> None:
+        """Call oneself, and do not wait for an answer: there may be none, and psycopg would keep the echo to itself."""
+        if self._db is None:
+            return
+        self._echo, self._called_at = str(new_token()), time.monotonic()
+        named = [channel(self._address.schema).encode(), self._echo.encode()]
+        try:
+            self._db.pgconn.send_query_params(b"SELECT pg_notify($1, $2)", named)
+            self._db.pgconn.flush()
+        except psycopg.Error as error:
+            self._go_deaf(self._explained(error))
+
+    def _connect(self) -> None:
+        self._connect_at = time.monotonic() + PAUSE
+        try:
+            self._db = self._address.connect(pinned=False)
+            self._heard_at = time.monotonic()
+            self._audience.knows = 0  # a server that was restarted gives out the same numbers again
+            self._db.execute(f'LISTEN "{channel(self._address.schema)}"'.encode())
+        except psycopg.Error as error:
+            self._go_deaf(self._explained(error))
+        else:
+            self._call()
+            self._audience.ring([ANY])  # nobody knows what was called meanwhile
+
+    def _explained(self, error: psycopg.Error) -> str:
+        return str(explained(error, self._address.place))
+
+    def _go_deaf(self, why: str) -> None:
+        self._hang_up()
+        if not self._is_deaf:
+            _LOG.warning("cannot listen for jobs, and tries again; until then workers look now and then: %s", why)
+            self._audience.ring([ANY])
+        self._is_deaf = True
+
+    def _hear_again(self) -> None:
+        if self._is_deaf:
+            _LOG.info("listens for jobs again")
+        self._is_deaf = False
+
+    def _hang_up(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db = self._echo = None
