@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.core.errors import UsageError
+from taskharbor.core.ids import new_token
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.runtime import ThreadRuntime
+from taskharbor.worker.hand import Hand, Hands
+from taskharbor.worker.intake import Intake
 from tests.waiting import wait_until
 from tests.worker.conftest import BY_MESSAGES
 from tests.worker.working import LIMIT, LONG, at_work, drained, ended, enqueue, meddled, stored, worker_for
@@ -171,6 +174,66 @@ def test_a_worker_that_is_full_takes_the_next_job_as_soon_as_one_ends(driver: Dr
 
     assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
     assert time.monotonic() - start < SELDOM.total_seconds() / 2
+
+
+def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_ends(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskharbor.worker.intake.SHORTEST", SELDOM)
+    jobs = [enqueue(driver, "run") for _ in range(20)]
+
+    with at_work(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM):
+        wait_until(lambda: all(stored(driver, job_id).status is Status.SUCCEEDED for job_id in jobs), limit=LIMIT)
+
+
+def test_a_worker_that_has_room_leaves_the_store_alone_when_a_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.worker.intake.SHORTEST", SELDOM)
+    driver, looks = MemoryDriver(), list[str]()
+
+    def note(verb: str, call: Callable[[], Any]) -> Any:
+        looks.extend([verb] if verb == "reserve" else [])
+        return call()
+
+    with at_work(meddled(driver, note), {"run": lambda _job: None}, concurrency=2, poll=SELDOM):
+        ended(driver, enqueue(driver, "run"))
+        wait_until(lambda: bool(looks))
+        threading.Event().wait(0.1)  # until it has looked as often as it does at its start
+        before = len(looks)
+        ended(driver, enqueue(driver, "run"))
+        threading.Event().wait(0.1)
+
+        assert len(looks) == before + 1
+
+
+def test_room_that_is_made_while_the_store_is_asked_is_used_at_once() -> None:
+    driver, runtime = MemoryDriver(), ThreadRuntime(plain=1)
+    hands = Hands(runtime, concurrency=2, queues={"full": 1, "other": 1})
+    enqueue(driver, "run", queue="full")
+    [claim] = driver.reserve("full", token=new_token(), worker="w", lease=LONG, limit=1, patience=LONG)
+    hand = Hand(claim, ends_at=time.monotonic() + LIMIT, times_out_at=None)
+    hands.fill_room("full", hands.take_room("full", 1), [hand])
+
+    def end_the_job(verb: str, call: Callable[[], Any]) -> Any:
+        assert verb == "reserve"
+        hands.let_go([hand])
+        return call()
+
+    intake = Intake(
+        runtime,
+        meddled(driver, end_the_job),
+        hands,
+        queues=["other", "full"],  # the last one is asked first
+        worker="w",
+        lease=LONG,
+        margin=0,
+        poll=SELDOM,
+        patience=LONG,
+        types=lambda: None,
+        may_reclaim=lambda: True,
+        start=lambda _hand: None,
+    )
+
+    assert intake.tick() == timedelta(0)
 
 
 @pytest.mark.parametrize(

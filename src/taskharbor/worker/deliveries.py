@@ -37,6 +37,8 @@ LONGEST_REST: Final = 30.0
 class Deliveries:
     """The intake of a worker with a queue service: one long poll for each queue."""
 
+    wants_room: Final = True  # each poll knows by itself
+
     def __init__(
         self,
         runtime: Runtime,

@@ -69,6 +69,8 @@ class Intake:
         self._dry_after: int | None = None
         self.is_stopped = False
         self.is_quiet = False
+        self.wants_room = False
+        """Whether jobs may be left in the store because there was no room for them: who makes some wakes us."""
 
     @property
     def is_dry(self) -> bool:
@@ -90,7 +92,7 @@ class Intake:
             _LOG.warning("cannot take jobs: %s", error)
             return self._next_pause(took=False)
         self._dry_after = None if took or is_full else departures
-        if has_more:
+        if has_more or (self.wants_room and self._hands.departures != departures):  # room was made meanwhile
             return AT_ONCE
         return FULL if is_full else self._next_pause(took=took)
 
@@ -110,15 +112,17 @@ class Intake:
 
     def _reserve_all(self) -> tuple[bool, bool, bool]:
         """Ask every queue once; return whether any gave a job, one has more, and there was no room at all."""
-        took, has_more, room_found = False, False, False
+        took, has_more, room_found, lacks_room = False, False, False, False
         self._queues.append(self._queues.pop(0))  # each is first in turn
         for queue in self._queues:
             room = self._hands.take_room(queue, BATCH)
+            lacks_room = lacks_room or not room
             if room:
                 room_found = True
                 claims = self._taking.reserve(queue, room)
                 took = took or bool(claims)
                 has_more = has_more or len(claims) == room
+        self.wants_room = has_more or lacks_room
         return took, has_more and self._has_room(), not room_found
 
     def _has_room(self) -> bool:

@@ -11,7 +11,7 @@ from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import JobNotInflight, StoreUnavailable
 from taskharbor.core.facts import JobClaimed
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.states import Status
+from taskharbor.core.states import Event, Status
 from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
@@ -92,7 +92,7 @@ class Worker:
     _listener: Listener | None = None
     _supervisor: Loop | None = None
     _stops_by: float | None = None
-    _is_over = False
+    _is_over = _is_draining = False
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Worker:
         self._hands = Hands(self._runtime, concurrency=in_all, queues=limits)
         self._tell = Telling(hooks)
         self._guard = ClockGuard(self._runtime, driver, lease=lease)
-        self._recorder = Recorder(self._runtime, driver, self._hands, settled=self._settled, freed=self._wake_intake)
+        self._recorder = Recorder(self._runtime, driver, self._hands, settled=self._settled, freed=self._freed)
         self._reporter = Reporter(self._runtime, driver, wake=lambda: self._wake("reporter"))
         self._around = Surroundings(driver, codec or JsonCodec(), note=self._reporter.note)
         self._executor = Executor(
@@ -203,6 +203,7 @@ class Worker:
 
     def drain(self, timeout: timedelta = FOREVER) -> None:
         """Work until nothing is due and nothing in hand, or *timeout* has passed, and stop."""
+        self._is_draining = True
         self.start()
         is_dry = self._runtime.serve("drain", lambda: LOOK if self._is_busy() else None)
         is_dry.join(timeout)
@@ -356,10 +357,17 @@ class Worker:
         is_settled = isinstance(answer, Settled)
         if self._mail is not None:
             self._mail.settled(hand, answer)
+        if outcome is None or outcome.event is not Event.ACK:
+            self._wake_intake()  # the job may be due again at once
         if is_settled and not self._tell.is_heard:
             return
         advice = "" if is_settled else self._heartbeat.advice(hand)
         self._tell.of(hand, outcome, answer, ended_at=self._runtime.now(), advice=advice)
+
+    def _freed(self) -> None:
+        """Let the intake look where room is what it waits for: elsewhere a look finds nothing, and is in the way."""
+        if self._intake.wants_room or self._is_draining:
+            self._wake_intake()
 
     def _wake(self, name: str) -> None:
         if (loop := self._loops.get(name)) is not None:  # None while it is being started, which ends with a call to all
