@@ -1,0 +1,89 @@
+"""The executor alone, without a worker around it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor import Client, JobRequest, MemoryDriver
+from taskharbor.core.codec import JsonCodec
+from taskharbor.core.ids import new_token
+from taskharbor.core.outcome import Outcome
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.worker.context import Surroundings
+from taskharbor.worker.executor import Executor
+from taskharbor.worker.hand import Hand, Why
+from taskharbor.worker.middleware import handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from taskharbor.core.model import Job
+    from taskharbor.runtime import AsyncWork
+
+MINUTE = timedelta(minutes=1)
+
+
+class Busy(ThreadRuntime):
+    """A runtime whose thread and event loop are busy until `work`."""
+
+    def __init__(self) -> None:
+        super().__init__(plain=1)
+        self._plain: list[Callable[[], None]] = []
+        self._async: list[Coroutine[Any, Any, None]] = []
+
+    def run_plain(self, work: Callable[[], None]) -> None:
+        self._plain.append(work)
+
+    def run_async(self, works: Sequence[AsyncWork]) -> list[Busy]:
+        self._async += [work for work, _ in works]
+        return [self] * len(works)
+
+    def cancel(self) -> None:
+        """Come too late: what is asked of a busy loop is done in no certain order."""
+
+    def work(self) -> None:
+        for plain in self._plain:
+            plain()
+        for coroutine in self._async:
+            asyncio.run(coroutine)
+
+
+def _run(_job: Job) -> None:
+    pytest.fail("it was asked to stop before")
+
+
+async def _arun(job: Job) -> None:
+    _run(job)
+
+
+@pytest.mark.parametrize("run", [_run, _arun])
+@pytest.mark.parametrize(
+    ("why", "outcome"),
+    [(Why.SHUTDOWN, Outcome.release()), (Why.CANCEL, Outcome.cancel(Why.CANCEL.value)), (Why.LOST, None)],
+)
+def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
+    run: Callable[[Job], Any], why: Why, outcome: Outcome | None
+) -> None:
+    driver, runtime = MemoryDriver(), Busy()
+    Client(driver).enqueue(JobRequest(type="run"))
+    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, patience=MINUTE)
+    hand = Hand(claim, ends_at=inf, times_out_at=None)
+    told: list[Outcome | None] = []
+    executor = Executor(
+        runtime,
+        {"run": handler(run, ())},
+        {},
+        around=Surroundings(driver, JsonCodec(), note=lambda _hand, _progress: None),
+        report=lambda _hand, outcome: told.append(outcome),
+    )
+
+    executor.start([hand])
+    hand.stop(why)
+    runtime.work()
+
+    assert told == [outcome]
