@@ -12,7 +12,13 @@ import pytest
 
 from taskharbor import Client, Enqueued, JobRequest, JsonCodec, MemoryDriver, RetryPolicy, Status
 from taskharbor.core.answers import JobFilter
-from taskharbor.core.errors import EnqueueRefused, IdempotencyConflict, InvalidRequest, StoreUnavailable
+from taskharbor.core.errors import (
+    EnqueueRefused,
+    IdempotencyConflict,
+    InvalidRequest,
+    PayloadNotDecodable,
+    StoreUnavailable,
+)
 from taskharbor.core.facts import JobEnqueued
 from taskharbor.core.ids import JobId
 from taskharbor.core.model import Job, NewJob
@@ -421,6 +427,20 @@ def test_an_encrypted_payload_can_be_read_with_the_key_and_not_without() -> None
 
     assert b"4111" not in job.payload
     assert replace(job, codec=codec).data == {"card": "4111"}
+
+
+def test_another_payload_for_a_job_is_bound_to_it_and_keeps_the_rules_of_an_enqueue() -> None:
+    codec = AesGcmCodec({"2030": bytes(range(32))})
+    harbour = Harbour(codec=codec)
+    job, other = (harbour.stored(harbour.enqueue().id) for _ in range(2))
+
+    payload = harbour.client.encode({"card": "4111"}, job.id, job_type=job.type)
+
+    assert replace(job, payload=payload, codec=codec).data == {"card": "4111"}
+    with pytest.raises(PayloadNotDecodable):
+        _ = replace(other, payload=payload, codec=codec).data
+    with pytest.raises(InvalidRequest, match=r"^payload\.price is not storable: not a finite number$"):
+        harbour.client.encode({"price": float("nan")}, job.id, job_type=job.type)
 
 
 @pytest.mark.parametrize("codec", [JsonCodec(), ReversedCodec(), AesGcmCodec({"2030": bytes(32)})])

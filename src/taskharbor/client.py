@@ -141,6 +141,16 @@ class Client:
         """
         return _all_accepted(await self._handed_over(self._prepare_all(requests)))
 
+    def encode(self, payload: object, job_id: JobId, *, job_type: str) -> bytes:
+        """Return what the store keeps as the payload of that job: for one that is requeued with another payload.
+
+        Raises `InvalidRequest`, as `enqueue` does.
+        """
+        try:
+            return self._codec.encode(payload, context=payload_context(job_id, job_type))
+        except PayloadNotEncodable as error:
+            raise InvalidRequest([_payload_problem(error)]) from error
+
     def close(self) -> None:
         """End the threads that `aenqueue` started, once what they were handed is stored; the driver stays open.
 
@@ -222,10 +232,7 @@ class Client:
     def _prepare(self, request: JobRequest, now: datetime, job_id: JobId) -> NewJob:
         check(request)
         when, key = request.scheduled_for, request.idempotency_key
-        try:
-            payload = self._codec.encode(request.payload, context=payload_context(job_id, request.type))
-        except PayloadNotEncodable as error:
-            raise InvalidRequest([_payload_problem(error)]) from error
+        payload = self.encode(request.payload, job_id, job_type=request.type)
         return new_job(
             (
                 job_id,

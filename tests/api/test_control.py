@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskharbor import Client
 from taskharbor.core.outcome import Outcome
-from tests.api.site import NOBODY, problem
+from taskharbor.crypto import AesGcmCodec
+from tests.api.site import NOBODY, opened, problem
 
 if TYPE_CHECKING:
     from tests.api.site import Site
@@ -58,6 +61,68 @@ def test_a_requeue_needs_no_body(site: Site) -> None:
     job_id = site.dead()
 
     assert site.post(f"/v1/jobs/{job_id}/requeue").json()["max_attempts"] == 21
+
+
+@pytest.mark.parametrize("payload", [{"to": ["é"]}, None, {"$bytes": "aGk="}])
+def test_a_dead_job_may_be_given_another_payload_with_its_new_life(site: Site, payload: Any) -> None:
+    job_id = site.dead(payload={"to": "nobody"})
+
+    done = site.post(f"/v1/jobs/{job_id}/requeue", {"payload": payload})
+
+    assert (done.status_code, done.json()["payload"]) == (202, payload)
+    assert site.take().job.data == payload
+    last = site.audited()[-1]
+    assert (last.action, last.target, last.detail) == ("jobs.requeue", job_id, {"payload": "replaced"})
+
+
+def test_without_a_payload_a_requeued_job_keeps_its_own(site: Site) -> None:
+    job_id = site.dead(payload={"to": "Ada"})
+
+    done = site.post(f"/v1/jobs/{job_id}/requeue", {"budget": 3})
+
+    assert done.json()["payload"] == {"to": "Ada"}
+    assert site.audited()[-1].detail == {}
+
+
+def test_a_new_payload_is_written_by_the_codec_for_that_job(site: Site) -> None:
+    codec = AesGcmCodec({"2030": bytes(32)})
+    site.yard.client = Client(site.driver, codec=codec)
+    job_id = site.dead(payload={"card": "4111"})
+
+    assert site.post(f"/v1/jobs/{job_id}/requeue", {"payload": {"card": "4222"}}).status_code == 202
+
+    job = site.take().job
+    assert b"4222" not in job.payload
+    assert replace(job, codec=codec).data == {"card": "4222"}
+
+
+def test_a_job_with_another_payload_is_still_found_by_the_call_that_made_it(site: Site) -> None:
+    first = {"payload": {"to": "nobody"}, "idempotency_key": "k"}
+    job_id = site.dead(**first)
+    site.post(f"/v1/jobs/{job_id}/requeue", {"payload": {"to": "Ada"}})
+
+    again = site.post("/v1/jobs", {"type": "greet"} | first)
+
+    assert (again.status_code, again.json()["id"], again.json()["payload"]) == (200, job_id, {"to": "Ada"})
+
+
+def test_a_payload_that_cannot_be_stored_is_refused_and_the_job_stays_dead() -> None:
+    with opened(max_body=2_000_000) as site:
+        job_id = site.dead()
+
+        refused = site.post(f"/v1/jobs/{job_id}/requeue", {"payload": "x" * 1_100_000})
+
+        assert refused.status_code == 422
+        assert [each["pointer"] for each in problem(refused)["errors"]] == ["/payload"]
+        assert site.get(f"/v1/jobs/{job_id}").json()["status"] == "DEAD"
+
+
+def test_a_job_that_is_not_requeued_keeps_its_payload(site: Site) -> None:
+    job_id = site.create(payload=1)
+
+    assert site.post(f"/v1/jobs/{job_id}/requeue", {"payload": 2}).status_code == 409
+    assert site.post(f"/v1/jobs/{NOBODY}/requeue", {"payload": 2}).status_code == 404
+    assert site.get(f"/v1/jobs/{job_id}").json()["payload"] == 1
 
 
 def test_only_what_ended_badly_is_requeued(site: Site) -> None:

@@ -119,6 +119,17 @@ def test_payloads_and_results_are_for_those_who_may_see_them(locked: Site, scope
     assert "canary" not in locked.get("/v1/schedules", headers=reader).text
 
 
+def test_who_may_steer_jobs_but_make_none_cannot_give_one_another_payload(locked: Site) -> None:
+    keys = [bearer(locked.key(*scopes)) for scopes in (["jobs:control"], ["jobs:control", "jobs:write"])]
+    path = locked.post("/v1/jobs", {"type": "greet", "payload": 1}, headers=keys[1]).headers["location"]
+    locked.post(f"{path}/cancel", headers=keys[0])
+
+    refused, done = (locked.post(f"{path}/requeue", {"payload": "canary"}, headers=each) for each in keys)
+
+    assert (refused.status_code, problem(refused)["scope"], done.status_code) == (403, "jobs:write", 202)
+    assert "canary" not in done.text + repr(locked.audited())
+
+
 def test_the_audit_names_the_key_and_never_its_secret(locked: Site) -> None:
     key = locked.key("queues:control")
 

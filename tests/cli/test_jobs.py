@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -12,6 +14,7 @@ from tests.worker.working import at_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from taskharbor.core.ids import JobId
     from tests.cli.console import Console, Said
@@ -203,6 +206,41 @@ def test_a_requeued_job_may_have_to_wait(console: Console) -> None:
     assert console.job(job_id).scheduled_for > console.driver.inspector.now() + timedelta(minutes=59)
 
 
+def test_a_requeued_job_may_be_given_another_payload(
+    any_console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "body.json").write_text('["ä", 1]', encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("null"))
+    given = ('{"a": [1]}', f"@{tmp_path}/body.json", "-")
+    ids = [any_console.dead(payload={"to": "nobody"}) for _ in given]
+
+    pairs = zip(ids, given, strict=True)
+    said = [any_console("jobs", "requeue", str(job_id), "--payload", text) for job_id, text in pairs]
+
+    assert [each.out for each in said] == [f"{job_id}\tPENDING\n" for job_id in ids]
+    assert [any_console.job(job_id).data for job_id in ids] == [{"a": [1]}, ["ä", 1], None]
+    assert [entry.detail for entry in any_console.audit()] == [{"why": "", "payload": "replaced"}] * 3
+
+
+def test_without_a_payload_a_requeued_job_keeps_its_own(console: Console) -> None:
+    job_id = console.dead(payload={"to": "Ada"})
+
+    console("jobs", "requeue", str(job_id))
+
+    assert console.job(job_id).data == {"to": "Ada"}
+    assert [entry.detail for entry in console.audit()] == [{"why": ""}]
+
+
+def test_a_payload_that_cannot_be_stored_leaves_the_job_dead(console: Console) -> None:
+    job_id = console.dead(payload=1)
+
+    said = console("jobs", "requeue", str(job_id), "--payload", r'["\ud800"]')
+
+    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert "payload[0] is not storable: a lone surrogate" in said.err
+    assert (console.job(job_id).status, console.job(job_id).data) == (Status.DEAD, 1)
+
+
 def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> None:
     done, dead, waiting = console.done(), console.dead(), console.enqueue()
 
@@ -293,6 +331,8 @@ def test_a_move_that_the_state_forbids_ends_with_5_and_leaves_no_record(
         ["cancel"],
         ["requeue", str(uuid4()), "--budget", "0"],
         ["requeue", str(uuid4()), "--delay", "1s", "--at", "2100-01-01T00:00Z"],
+        ["requeue", str(uuid4()), "--payload", "{'a': 1}"],
+        ["requeue", str(uuid4()), str(uuid4()), "--payload", "{}"],
     ],
     ids=" ".join,
 )

@@ -249,6 +249,7 @@ class Parity(RuleBasedStateMachine):
         budget=st.sampled_from([1, 2, 3, 0]),
         due=st.just({}) | v.dues,
         queue=st.none() | v.queues,
+        payload=st.sampled_from([None, None, None, b"[2]", b""]),
     )
     def requeue(self, picks: list[int], fits: bool, due: dict[str, Any], **how: Any) -> None:
         call = {

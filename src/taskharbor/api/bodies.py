@@ -175,7 +175,10 @@ class RescheduleBody(Body):
 
 
 class RequeueBody(Body):
-    """A new life for a job that ended: when it is due, how many attempts it has, and why it gets it."""
+    """A new life for a job that ended: when it is due, how many attempts it has, and why it gets it.
+
+    A *payload* takes the place of its own, null too; without the field its own stays.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
 
@@ -183,6 +186,7 @@ class RequeueBody(Body):
     delay: Delay | None = None
     budget: Attempts | None = None
     reason: Reason = ""
+    payload: Any = None
 
 
 class DeadFilter(Body):

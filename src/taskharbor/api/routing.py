@@ -121,7 +121,7 @@ class ApiRoute(APIRoute):
             request.max_body = request.api.max_body * factor
             if scope != PUBLIC:
                 request.caller = await _caller(request)
-                _check_scope(request, scope)
+                check_scope(request, scope)
             if request.scope["query_string"]:
                 _check_names(request, known)
             return await handle(request)
@@ -141,7 +141,8 @@ async def _caller(request: ApiRequest) -> Caller:
     return Caller(f"key:{key.id} {key.name}", frozenset(key.scopes))
 
 
-def _check_scope(request: ApiRequest, scope: str) -> None:
+def check_scope(request: ApiRequest, scope: str) -> None:
+    """Refuse a caller whose key does not open *scope*."""
     if not request.may(scope):
         challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
         headers = {"WWW-Authenticate": challenge}

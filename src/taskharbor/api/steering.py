@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
-from typing import Final, ParamSpec
+from typing import Final
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -16,14 +17,12 @@ from taskharbor.api.describing import IF_MATCH, WITH_BODY, described
 from taskharbor.api.jobs import ThatJob
 from taskharbor.api.problems import refuse_field
 from taskharbor.api.replying import check_match, reply_job
-from taskharbor.api.routing import ApiRequest, ApiRoute, needs
+from taskharbor.api.routing import ApiRequest, ApiRoute, check_scope, needs
 from taskharbor.core.answers import Moved
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
 from taskharbor.core.states import Status
-
-P = ParamSpec("P")
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=ApiRoute)
 
@@ -39,7 +38,7 @@ _JOB: Final = {200: (shapes.JobShape, examples.JOB)}
 async def cancel(request: ApiRequest, job_id: ThatJob) -> Response:
     """Call a job off: 200, a waiting one is canceled; 202, a running one is asked to stop."""
     await _check(request, job_id)
-    seen = await _moved(request, job_id, "jobs.cancel", request.api.store.backend.driver.cancel, [job_id])
+    seen = await _moved(request, job_id, "jobs.cancel", partial(request.api.store.backend.driver.cancel, [job_id]))
     is_asked = seen.job.status is Status.PROCESSING
     return reply_job(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
 
@@ -51,20 +50,22 @@ async def cancel(request: ApiRequest, job_id: ThatJob) -> Response:
     **described(
         {202: (shapes.JobShape, examples.JOB)},
         *(*WITH_BODY, 404, 409, 412),
-        body={"budget": 5, "reason": "the mail server is back"},
+        body={"budget": 5, "reason": "the address was mistyped", "payload": {"to": "ada@example.com"}},
         headers=(IF_MATCH,),
     ),
 )
 @needs("jobs:control")
 async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None = None) -> Response:
-    """Give a dead or canceled job a fresh set of attempts; 409 for any other."""
+    """Give a dead or canceled job a fresh set of attempts; 409 for any other.
+
+    With a payload, which needs the scope jobs:write too, it has that from now on. Its idempotency key still
+    stands for the first one: a repeat of the call that made the job finds it.
+    """
     given = body or RequeueBody()
     _check_one_time(given)
     await _check(request, job_id)
-    seen = await _moved(
-        request,
-        job_id,
-        "jobs.requeue",
+    payload = await _payload(request, job_id, given) if "payload" in given.model_fields_set else None
+    requeued = partial(
         request.api.store.backend.driver.requeue,
         [job_id],
         token=new_token(),
@@ -73,8 +74,10 @@ async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None
         why=given.reason,
         scheduled_for=given.scheduled_for,
         delay=span(given.delay),
+        payload=payload,
     )
-    return reply_job(request, seen, HTTPStatus.ACCEPTED)
+    detail = {} if payload is None else {"payload": "replaced"}
+    return reply_job(request, await _moved(request, job_id, "jobs.requeue", requeued, **detail), HTTPStatus.ACCEPTED)
 
 
 @router.post(
@@ -87,17 +90,14 @@ async def reschedule(request: ApiRequest, job_id: ThatJob, body: RescheduleBody)
     """Let a waiting job be due at another time, or be more or less urgent; 409 for any other."""
     _check_one_time(body)
     await _check(request, job_id)
-    seen = await _moved(
-        request,
-        job_id,
-        "jobs.reschedule",
+    rescheduled = partial(
         request.api.store.backend.driver.reschedule,
         [job_id],
         scheduled_for=body.scheduled_for,
         delay=span(body.delay),
         priority=body.priority,
     )
-    return reply_job(request, seen)
+    return reply_job(request, await _moved(request, job_id, "jobs.reschedule", rescheduled))
 
 
 async def _check(request: ApiRequest, job_id: JobId) -> None:
@@ -106,20 +106,27 @@ async def _check(request: ApiRequest, job_id: JobId) -> None:
         check_match(request, (await request.api.store.get(job_id)).job)
 
 
+async def _payload(request: ApiRequest, job_id: JobId, body: RequeueBody) -> bytes:
+    """Return the new payload as the store keeps it. Who may give one could as well make a job."""
+    check_scope(request, "jobs:write")
+    store = request.api.store
+    job = (await store.get(job_id)).job
+    return store.backend.client.encode(body.payload, job_id, job_type=job.type)
+
+
 async def _moved(
     request: ApiRequest,
     job_id: JobId,
     action: str,
-    verb: Callable[P, list[Moved | IllegalTransition | JobNotFound]],
-    *args: P.args,
-    **options: P.kwargs,
+    move: Callable[[], list[Moved | IllegalTransition | JobNotFound]],
+    **detail: str,
 ) -> Seen:
-    """Run a verb on one job, write down who asked, and return the job as it is then."""
+    """Move one job, write down who asked, and return the job as it is then."""
     store = request.api.store
-    [answer] = await store.call(verb, *args, **options)
+    [answer] = await store.call(move)
     if not isinstance(answer, Moved):
         raise answer
-    await store.record(request.caller, action, str(job_id))
+    await store.record(request.caller, action, str(job_id), **detail)
     return await store.get(job_id)
 
 

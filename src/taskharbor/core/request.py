@@ -14,7 +14,9 @@ from taskharbor.core.outcome import MAX_DELAY
 from taskharbor.core.text import is_storable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from taskharbor.core.ids import JobId
 
 TYPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 QUEUE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -91,6 +93,14 @@ def check_attempts(attempts: int, *, field: str) -> None:
     """Raise `InvalidRequest` where *attempts* is no number of attempts a job may have."""
     if problems := list(_number(attempts, field, ATTEMPTS)):
         raise InvalidRequest(problems)
+
+
+def check_requeue(job_ids: Sequence[JobId], *, budget: int, payload: bytes | None) -> None:
+    """Raise `InvalidRequest` where jobs cannot be given such a new life."""
+    check_attempts(budget, field="budget")
+    if payload is not None and len(job_ids) > 1:
+        rule = "a codec may bind it to its job, so requeue them one by one"
+        raise InvalidRequest([Problem(field="payload", value=f"given for {len(job_ids):,} jobs", rule=rule)])
 
 
 def _problems(request: JobRequest) -> Iterator[Problem]:

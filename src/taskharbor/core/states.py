@@ -184,7 +184,8 @@ TRANSITIONS: Final[Mapping[Event, Transition]] = MappingProxyType({
         "the state stays; scheduled_for, priority; dispatch_at null"),
     Event.REQUEUE: Transition(frozenset({_D, _C}), (_P,),
         "an operator asked",
-        "life+1; max_attempts = attempt_count + budget; a new start; sends and key are kept; who and why are recorded"),
+        "life+1; max_attempts = attempt_count + budget; payload where given; a new start; sends and key are kept; "
+        "who and why are recorded"),
     Event.PRUNE: Transition(FINAL, (),
         "older than retention; every event published or given up",
         "its keys, attempts and events go with it"),

@@ -280,13 +280,16 @@ class Driver(Protocol):
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
+        payload: bytes | None = None,
     ) -> list[Moved | IllegalTransition | JobNotFound]:
         """Give DEAD and CANCELED jobs a new life of *budget* attempts (at least 1, else `InvalidRequest`).
 
         ``attempt_count`` never runs back; ``max_attempts`` becomes ``attempt_count + budget``.
         The job is due at *scheduled_for*, or now + *delay*, or now. *token* is fresh: a
         repeated call with it is answered as the first was. *by* and *why* go into the
-        job's attempts. Where *queue* is given, a job of another queue is not found.
+        job's attempts. Where *queue* is given, a job of another queue is not found. A *payload*,
+        encoded for this job, takes the place of its own; the key and its digest stay. It goes
+        with one job only (else `InvalidRequest`): a codec may have bound it to that one.
         """
 
     def reschedule(

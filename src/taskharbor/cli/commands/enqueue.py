@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.values import NotBoth, Unreadable, duration, moment, tag
+from taskharbor.cli.values import NotBoth, duration, moment, tag
 from taskharbor.cli.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -70,58 +69,10 @@ def enqueue(*, url: str, wait: bool, wait_for: timedelta, as_json: bool, **asked
 def _request(
     *, pairs: tuple[str, ...], payload: str | None, tags: tuple[tuple[str, str], ...], **asked: Any
 ) -> JobRequest:
+    from taskharbor.cli.payloads import payload_of, read_payload
     from taskharbor.core.request import JobRequest
 
     if pairs and payload is not None:
         raise NotBoth("KEY=VALUE", "--payload")
-    value = _parsed(_text(payload), payload) if payload is not None else _object(pairs)
+    value = read_payload(payload) if payload is not None else payload_of(pairs)
     return JobRequest(payload=value, metadata=dict(tags), **asked)
-
-
-def _text(payload: str) -> str:
-    """Return the JSON that *payload* is, or points at."""
-    if payload != "-" and not payload.startswith("@"):
-        return payload
-    try:
-        if payload == "-":
-            return sys.stdin.read()
-        with click.open_file(payload[1:], encoding="utf-8") as file:
-            text: str = file.read()
-            return text
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable(payload, f"cannot be read: {error}") from error
-
-
-def _parsed(text: str, given: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except ValueError as error:
-        where = given if given.startswith("@") or given == "-" else text
-        raise Unreadable(where, f"this is no JSON: {error}; the shell wants it in single quotes") from error
-
-
-def _object(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the object that the pairs make; without any, an empty one: a call without arguments."""
-    made: dict[str, Any] = {}
-    for pair in pairs:
-        key, value = tag(pair)
-        if key in made:
-            raise Unreadable(pair, f"{key} is given twice")
-        made[key] = _value(value)
-    return made
-
-
-def _value(text: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except ValueError:
-        return text
-
-
-def _refuse(constant: str) -> None:
-    """Refuse NaN and Infinity, which no JSON has."""
-    raise ValueError(constant)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from taskharbor.cli.filters import Asked
+    from taskharbor.core.ids import JobId
+    from taskharbor.drivers.base import Driver
 
 
 @click.group(cls=LazyGroup)
@@ -106,6 +108,7 @@ def cancel(*, url: str, job_ids: tuple[str, ...], as_json: bool) -> None:
 @click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: 20]")
 @click.option("--delay", type=duration, metavar="TIME", help="How long they shall wait.")
 @click.option("--at", "scheduled_for", type=moment, metavar="TIME", help="When they may start.")
+@click.option("--payload", metavar="JSON|@FILE|-", help="What one job is given from now on, as with 'enqueue'.")
 @click.option("--why", "reason", default="", help="Goes into the jobs' history.")
 @url_option
 @json_option
@@ -116,6 +119,7 @@ def requeue(
     budget: int | None,
     delay: timedelta | None,
     scheduled_for: datetime | None,
+    payload: str | None,
     reason: str,
     as_json: bool,
 ) -> None:
@@ -126,25 +130,38 @@ def requeue(
     """
     from taskharbor.cli.moving import moved_one_by_one
     from taskharbor.cli.operating import me
+    from taskharbor.cli.payloads import read_payload
     from taskharbor.cli.records import record
     from taskharbor.core.ids import new_token
     from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
 
     if delay is not None and scheduled_for is not None:
         raise NotBoth("--delay", "--at")
+    if payload is not None and len(job_ids) > 1:
+        raise NotBoth("--payload", "several IDs")
+    value = None if payload is None else read_payload(payload)
     with opened(url) as driver:
+        ids = job_ids_of(driver, job_ids)
         answers = driver.requeue(
-            job_ids_of(driver, job_ids),
+            ids,
             token=new_token(),
             budget=budget or DEFAULT_MAX_ATTEMPTS,
             by=me(),
             why=reason,
             delay=delay,
             scheduled_for=scheduled_for,
+            payload=None if payload is None else _encoded(driver, ids[0], value),
         )
+        detail = {"why": reason} if payload is None else {"why": reason, "payload": "replaced"}
         moved_one_by_one(
-            driver, answers, as_json=as_json, note=lambda job_id: record(driver, "jobs.requeue", job_id, why=reason)
+            driver, answers, as_json=as_json, note=lambda job_id: record(driver, "jobs.requeue", job_id, **detail)
         )
+
+
+def _encoded(driver: Driver, job_id: JobId, payload: Any) -> bytes:
+    from taskharbor.client import Client
+
+    return Client(driver).encode(payload, job_id, job_type=get_job(driver, job_id).type)
 
 
 @jobs.command()

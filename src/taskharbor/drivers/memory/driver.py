@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.claims import Taker
 from taskharbor.core.model import Claim, Lease
-from taskharbor.core.request import check_attempts
+from taskharbor.core.request import check_requeue
 from taskharbor.drivers.memory import claiming, dispatching, inserting, operating, settling
 from taskharbor.drivers.memory.control import MemoryControl
 from taskharbor.drivers.memory.endings import is_over
@@ -154,11 +154,14 @@ class MemoryDriver:
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
+        payload: bytes | None = None,
     ) -> list[Moved | IllegalTransition | JobNotFound]:
-        check_attempts(budget, field="budget")
+        check_requeue(job_ids, budget=budget, payload=payload)
         with self._tables.statement() as now:
             due = scheduled_for or now + (delay or timedelta(0))
-            new = operating.NewLife(token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue)
+            new = operating.NewLife(
+                token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue, payload=payload
+            )
             return [operating.requeue(self._tables, job_id, new, now) for job_id in job_ids]
 
     def reschedule(

@@ -44,6 +44,7 @@ class NewLife:
     why: str
     scheduled_for: datetime
     queue: str | None
+    payload: bytes | None
 
 
 def requeue(tables: Tables, job_id: JobId, new: NewLife, now: datetime) -> Answer:
@@ -68,6 +69,7 @@ def requeue(tables: Tables, job_id: JobId, new: NewLife, now: datetime) -> Answe
     revived = replace(
         job,
         status=Status.PENDING,
+        payload=job.payload if new.payload is None else new.payload,
         life=job.life + 1,
         max_attempts=job.attempt_count + new.budget,
         scheduled_for=new.scheduled_for,

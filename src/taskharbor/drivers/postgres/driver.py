@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
 from taskharbor.core.claims import Taker
-from taskharbor.core.request import check_attempts
+from taskharbor.core.request import check_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import claiming, dispatching, inserting, operating, settling
@@ -231,8 +231,9 @@ class PostgresDriver:
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
+        payload: bytes | None = None,
     ) -> list[Moved | IllegalTransition | JobNotFound]:
-        check_attempts(budget, field="budget")
+        check_requeue(job_ids, budget=budget, payload=payload)
         answers = self._safely(
             lambda: operating.requeue(
                 self._connections,
@@ -244,6 +245,7 @@ class PostgresDriver:
                 scheduled_for=scheduled_for,
                 delay=delay or NO_DELAY,
                 queue=queue,
+                payload=payload,
             )
         )
         if scheduled_for is None and not delay:

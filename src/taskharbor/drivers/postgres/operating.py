@@ -70,6 +70,7 @@ _REQUEUE: Final[LiteralString] = f"""
     revived AS (
         UPDATE th_jobs AS job
            SET status = 'PENDING',
+               payload = coalesce(%(payload)s, job.payload),
                life = job.life + 1,
                max_attempts = job.attempt_count + %(budget)s,
                scheduled_for = coalesce(%(scheduled_for)s, {NOW} + %(delay)s),
@@ -121,6 +122,7 @@ def requeue(
     scheduled_for: datetime | None,
     delay: timedelta,
     queue: str | None,
+    payload: bytes | None,
 ) -> list[Answer]:
     rows = connections.fetch(
         _REQUEUE,
@@ -132,6 +134,7 @@ def requeue(
         scheduled_for=scheduled_for,
         delay=delay,
         queue=queue,
+        payload=payload,
     )
     if len(rows) < len(job_ids):
         rows = connections.fetch(_REQUEUED, ids=list(job_ids), token=token, queue=queue)

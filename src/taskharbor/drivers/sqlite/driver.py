@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from taskharbor.core.claims import Taker
 from taskharbor.core.model import claim_of
-from taskharbor.core.request import check_attempts
+from taskharbor.core.request import check_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
 from taskharbor.drivers.sqlite import claiming, dispatching, inserting, operating, settling
@@ -189,11 +189,14 @@ class SqliteDriver:
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
+        payload: bytes | None = None,
     ) -> list[Moved | IllegalTransition | JobNotFound]:
-        check_attempts(budget, field="budget")
+        check_requeue(job_ids, budget=budget, payload=payload)
         with self._connections.write() as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
-            new = operating.NewLife(token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue)
+            new = operating.NewLife(
+                token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue, payload=payload
+            )
             answers = [operating.requeue(db, job_id, new, now) for job_id in job_ids]
         if due <= now:
             self._bell.ring_for_any()

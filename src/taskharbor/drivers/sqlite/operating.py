@@ -43,6 +43,7 @@ class NewLife:
     why: str
     scheduled_for: int
     queue: str | None
+    payload: bytes | None
 
 
 _REMEMBER: Final = """
@@ -61,6 +62,7 @@ _REMEMBER: Final = """
 _REVIVE: Final = """
     UPDATE th_jobs
        SET status = 'PENDING',
+           payload = coalesce(:payload, payload),
            life = life + 1,
            max_attempts = attempt_count + :budget,
            scheduled_for = :due,
@@ -98,6 +100,7 @@ def requeue(db: sqlite3.Connection, job_id: JobId, new: NewLife, now: int) -> An
         "budget": new.budget,
         "due": new.scheduled_for,
         "queue": new.queue,
+        "payload": new.payload,
         "now": now,
     }
     db.execute(_REMEMBER, asked)

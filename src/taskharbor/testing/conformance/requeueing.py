@@ -113,6 +113,66 @@ def test_a_requeued_job_still_holds_its_idempotency_key(subject: Subject) -> Non
     assert answers == [Inserted(job_id, existed=True)]
 
 
+def test_a_job_requeued_with_another_payload_is_taken_with_that_one(subject: Subject) -> None:
+    job_id, token = subject.bring(Status.DEAD, payload=b"[1]"), new_token()
+
+    answers = [subject.requeue(job_id, token=token, payload=b"[2]") for _ in range(2)]
+
+    assert answers == [Moved(job_id, Status.PENDING)] * 2
+    assert subject.take().job.payload == b"[2]"
+
+
+def test_a_payload_may_be_replaced_by_an_empty_one(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD, payload=b"[1]")
+
+    subject.requeue(job_id, payload=b"")
+
+    assert subject.take().job.payload == b""
+
+
+def test_a_requeue_that_is_refused_leaves_the_payload(subject: Subject) -> None:
+    running, elsewhere = subject.bring(Status.PROCESSING), subject.bring(Status.CANCELED, queue="mail")
+    before = [subject.everything(job_id) for job_id in (running, elsewhere)]
+
+    subject.requeue(running, payload=b"[2]")
+    subject.requeue(elsewhere, queue="default", payload=b"[2]")
+
+    assert [subject.everything(job_id) for job_id in (running, elsewhere)] == before
+
+
+def test_a_requeue_repeated_with_another_payload_changes_nothing_any_more(subject: Subject) -> None:
+    job_id, token = subject.bring(Status.DEAD), new_token()
+    subject.requeue(job_id, token=token, payload=b"[2]")
+    subject.settle(subject.take(), Outcome.fail("hopeless"))
+    before = subject.everything(job_id)
+
+    answer = subject.requeue(job_id, token=token, payload=b"[3]")
+
+    assert answer == Moved(job_id, Status.PENDING)
+    assert subject.everything(job_id) == before
+
+
+def test_a_job_with_another_payload_is_still_found_by_the_request_that_made_it(subject: Subject) -> None:
+    first = {"idempotency_key": "once", "payload": b"[1]", "digest": b"one"}
+    job_id = subject.bring(Status.DEAD, **first)
+    subject.requeue(job_id, payload=b"[2]")
+
+    answers = subject.driver.insert([new_job(**first)])
+
+    assert answers == [Inserted(job_id, existed=True)]
+    assert subject.job(job_id).payload == b"[2]"
+
+
+def test_a_payload_is_refused_to_more_than_one_job(subject: Subject) -> None:
+    jobs = [subject.bring(Status.DEAD) for _ in range(2)]
+    before = [subject.everything(job_id) for job_id in jobs]
+
+    with pytest.raises(InvalidRequest, match="payload is given for 2 jobs"):
+        subject.driver.requeue(jobs, token=new_token(), budget=1, by="ann", why="fixed", payload=b"[2]")
+
+    assert [subject.everything(job_id) for job_id in jobs] == before
+
+
 def test_who_requeued_a_job_and_why_is_added_to_its_history(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     history = subject.attempts(job_id)
