@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 OFTEN: Final = ("reserve", "settle", "extend", "read_back", "take_duty", "expire", "now", "beat_worker")
 VERBS: Final = (
-    *OFTEN, "note_progress", "clock_jumped", "bury", "prune", "roll_up", "forget_workers", "schedules_due",
+    *OFTEN, "note_progress", "clock_jumped", "bury", "prune", "roll_up", "forget_audit", "forget_workers",
+    "schedules_due",
 )  # fmt: skip
 BY_MESSAGES: Final = ("claim", "dispatched", "outbox_take", "outbox_done")
 OF_SCHEDULES: Final = ("put_schedules", "schedule_fired", "schedules", "get", "cancel")
