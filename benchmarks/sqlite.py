@@ -105,7 +105,7 @@ def by_hand(db: sqlite3.Connection, batch: int) -> float:
         db.execute("COMMIT")
         db.execute("BEGIN IMMEDIATE")
         taker = {"token": token, "ends": now + 30_000_000, "worker": "w", "now": now}
-        asked = {"queue": "default", "overdue": now - 30_000_000, "limit": batch}
+        asked = {"queue": "default", "due": now, "overdue": now - 30_000_000, "limit": batch}
         rows = db.execute(TAKE_ANY, taker | asked).fetchall()
         db.execute("COMMIT")
         db.execute("BEGIN IMMEDIATE")
