@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from taskharbor.core.answers import Reason
 from taskharbor.core.states import Status
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taker:
+class Taker(NamedTuple):
     """Who takes jobs, under which token, for how long, and of which types."""
 
     token: Token

@@ -8,7 +8,7 @@ import time
 from itertools import accumulate
 from struct import unpack
 from typing import TYPE_CHECKING, Final, NewType
-from uuid import UUID, SafeUUID, uuid4
+from uuid import UUID, SafeUUID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,8 @@ Token = NewType("Token", UUID)
 
 
 def new_token() -> Token:
-    """Return a lease token that was never used before, in any process."""
-    return Token(uuid4())
+    """Return a lease token that was never used before, in any process: what ``uuid4`` does, in half its time."""
+    return Token(uuid_of(int.from_bytes(os.urandom(16)) & _RANDOM | _VERSION_4))
 
 
 class JobIds:
@@ -111,6 +111,8 @@ _new: Final = object.__new__
 # The slots themselves: what keeps a UUID from being changed is a method of its class.
 _set_int: Final = vars(UUID)["int"].__set__
 _set_safety: Final = vars(UUID)["is_safe"].__set__
+_VERSION_4: Final = 0x4 << 76 | 0b10 << 62
+_RANDOM: Final = (1 << 128) - 1 & ~(0xF << 76 | 0b11 << 62)
 _UNKNOWN: Final = SafeUUID.unknown  # to ask the enum for it takes as long as all the rest
 
 # One for the whole process: two factories could not keep ids ordered between them.

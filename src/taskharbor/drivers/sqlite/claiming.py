@@ -97,7 +97,7 @@ def take_due(
     take = TAKE_ANY if taker.types is None else TAKE_HANDLED
     rows = db.execute(take, _parameters(taker, now) | asked).fetchall()
     rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns
-    return [claim_of(job(row)) for row in rows]
+    return [claim_of(job(row, taker.token)) for row in rows]
 
 
 _ENDED: Final = f"""

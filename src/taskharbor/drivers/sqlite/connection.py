@@ -67,7 +67,8 @@ class Connections:
 
     def take_to_write(self) -> sqlite3.Connection:
         connection = self._take()
-        if not self._writing.acquire(timeout=self._seconds):
+        # At once, where that can be: to set a time takes longer than all the rest.
+        if not (self._writing.acquire(blocking=False) or self._writing.acquire(timeout=self._seconds)):
             self._give_back(connection)
             raise StoreUnavailable(f"{self.path}: {_CROWDED}")  # noqa: TRY003  it says which file
         self.statements += 1

@@ -143,7 +143,7 @@ class SqliteDriver:
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
         with self._connections.write() as (db, now):
             answers = settling.settle_all(db, settlements, now)
-        if any(each.outcome.event is _RELEASE for each in settlements):
+        if _RELEASE in [each.outcome.event for each in settlements]:
             self._bell.ring_for_any()
         return answers
 

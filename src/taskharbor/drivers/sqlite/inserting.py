@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import Inserted
+from taskharbor.core.answers import Inserted, inserted
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.sqlite.rows import job_id, marks, micros, span
 
@@ -53,7 +53,7 @@ def _store(db: Database, jobs: Sequence[NewJob], now: int) -> list[Inserted | Id
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
         db.executemany(INSERT_JOB, list(_columns(jobs, now)))
-        return [Inserted(job.id, existed=False) for job in jobs]
+        return [inserted(job.id) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
     db.executemany(_INSERT_KEYED, list(_columns(keyed, now)))
     plain = [job for job in jobs if job.idempotency_key is None]
@@ -86,7 +86,7 @@ def _answer(
     holders: dict[tuple[str, str | None], tuple[JobId, bytes]],
 ) -> Inserted | IdempotencyConflict:
     if job.idempotency_key is None:
-        return Inserted(job.id, existed=False)
+        return inserted(job.id)
     holder, digest = holders[job.queue, job.idempotency_key]
     if digest != job.digest:
         return IdempotencyConflict(job.queue, job.idempotency_key, holder)

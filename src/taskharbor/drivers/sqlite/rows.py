@@ -87,7 +87,8 @@ _STATUSES: Final = {status.value: status for status in Status}
 
 
 # fmt: off
-def job(row: Sequence[Any]) -> Job:
+def job(row: Sequence[Any], held: Token | None = None) -> Job:
+    """Return the job of *row*; who has just taken it need not read its own token, *held*, again."""
     # The most frequent thing done in Python: no loop, and no call for a column that is as it shall be, or null.
     (
         identity, kind, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count,
@@ -99,7 +100,7 @@ def job(row: Sequence[Any]) -> Job:
         uuid_of(int.from_bytes(identity)), kind, queue, priority, payload, _STATUSES[status], moment(scheduled_for),
         None if timeout is None else timedelta(microseconds=timeout), moment(created_at), attempt_count,
         max_attempts, last_error, None if failed_at is None else moment(failed_at),
-        None if lease_token is None else token(lease_token),
+        held or (None if lease_token is None else token(lease_token)),
         None if lease_expires_at is None else moment(lease_expires_at), worker_id,
         None if started_at is None else moment(started_at), None if completed_at is None else moment(completed_at),
         None if settled_token is None else token(settled_token), life,
