@@ -18,11 +18,24 @@ from taskharbor.worker.hand import Hand, Hands
 from taskharbor.worker.intake import Intake
 from tests.waiting import wait_until
 from tests.worker.conftest import BY_MESSAGES
-from tests.worker.working import LIMIT, LONG, at_work, drained, ended, enqueue, meddled, stored, worker_for
+from tests.worker.working import (
+    LIMIT,
+    LONG,
+    Hold,
+    Outage,
+    at_work,
+    drained,
+    ended,
+    enqueue,
+    meddled,
+    stored,
+    worker_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import ThreadLoop
@@ -50,21 +63,24 @@ class Crowd:
 
 
 class Ledger:
-    """Notes how many jobs are asked for, and how many are out."""
+    """Notes how many jobs are out: taken, and not through their handlers."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.out = 0
+        self._lock = threading.Lock()
+        self._out = 0
         self.most_out = 0
 
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
         answer = call()
         if verb == "reserve":
-            self.out += len(answer)
-            self.most_out = max(self.most_out, self.out)
-        if verb == "settle":
-            self.out -= len(answer)
+            with self._lock:
+                self._out += len(answer)
+                self.most_out = max(self.most_out, self._out)
         return answer
+
+    def end(self, _job: Job) -> None:
+        with self._lock:
+            self._out -= 1
 
 
 def test_no_more_jobs_run_at_once_than_allowed(driver: Driver) -> None:
@@ -85,10 +101,37 @@ def test_no_job_is_taken_before_there_is_room_for_it(driver: Driver) -> None:
     ledger = Ledger()
     jobs = [enqueue(driver, "run") for _ in range(40)]
 
-    with at_work(meddled(driver, ledger), {"run": lambda _job: None}, concurrency=4):
+    with at_work(meddled(driver, ledger), {"run": ledger.end}, concurrency=4):
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
     assert ledger.most_out <= 4
+
+
+def test_room_is_made_as_soon_as_an_outcome_is_on_its_way(driver: Driver) -> None:
+    hold = Hold("settle")
+    hold.is_on.set()
+    jobs = [enqueue(driver, "run") for _ in range(2)]
+    began: list[JobId] = []
+
+    with at_work(meddled(driver, hold), {"run": lambda job: began.append(job.id)}, concurrency=1):
+        wait_until(lambda: len(began) == len(jobs))
+        hold.may_go.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+
+def test_a_store_that_takes_no_outcomes_gives_no_more_jobs(driver: Driver) -> None:
+    outage = Outage("settle")
+    outage.is_on.set()
+    jobs = [enqueue(driver, "run") for _ in range(9)]
+    began: list[JobId] = []
+
+    with at_work(meddled(driver, outage), {"run": lambda job: began.append(job.id)}, concurrency=2):
+        wait_until(lambda: len(outage.refused) > 2)
+        held = len(began)
+        outage.is_on.clear()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert held <= 4
 
 
 def test_each_queue_has_a_limit_of_its_own(driver: Driver) -> None:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
@@ -34,6 +34,7 @@ class Hand:
         "_stop",
         "claim",
         "ends_at",
+        "has_room",
         "is_completed",
         "is_settling",
         "queue",
@@ -57,6 +58,7 @@ class Hand:
         self.ends_at = ends_at
         self.times_out_at = times_out_at
         self.is_settling = False
+        self.has_room = True  # until its outcome is on its way to the store
         self.is_completed = False  # by its handler, in a transaction of the handler's own
         self.why: Why | None = None
         self._stop: Callable[[], None] | None = None
@@ -88,30 +90,30 @@ class Hands:
         self._limits: Final = queues
         self._by_queue = dict.fromkeys(queues, 0)
         self._held: dict[Hand, None] = {}  # a job whose lease was lost may be in hand a second time
-        self._reserved = 0
+        self._reserved = self._settling = 0
         self.departures = 0
 
     def take_room(self, queue: str, most: int) -> int:
         """Set room aside for up to *most* jobs of *queue*, before they are asked for; return for how many."""
         with self._lock:
-            free = min(
-                self._concurrency - len(self._held) - self._reserved, self._limits[queue] - self._by_queue[queue], most
-            )
-            room = max(0, free)
+            room = max(0, min(self._free, self._limits[queue] - self._by_queue[queue], most))
             self._reserved += room
             self._by_queue[queue] += room
             return room
 
     def has_room(self, queue: str) -> bool:
         with self._lock:
-            in_all = self._concurrency - len(self._held) - self._reserved
-            return in_all > 0 and self._limits[queue] > self._by_queue[queue]
+            return self._free > 0 and self._limits[queue] > self._by_queue[queue]
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for a job of any queue."""
         with self._lock:
-            return self._concurrency <= len(self._held) + self._reserved
+            return self._free <= 0
+
+    @property
+    def _free(self) -> int:
+        return self._concurrency - (len(self._held) - self._settling) - self._reserved
 
     def fill_room(self, queue: str, room: int, hands: list[Hand]) -> None:
         """Put *hands* into the room that was set aside, and give back the rest of it."""
@@ -127,14 +129,25 @@ class Hands:
             if hand.claim.job.id.int in numbers:
                 hand.stop(Why.LOST)
 
-    def let_go(self, hands: list[Hand]) -> None:
+    def make_room(self, hands: Iterable[Hand]) -> None:
+        """Give the room of *hands* to others: their handlers have ended, and their outcomes are on their way."""
+        with self._lock:
+            self.departures += 1
+            for hand in hands:
+                if hand in self._held and hand.has_room:
+                    hand.has_room = False
+                    self._settling += 1
+                    self._by_queue[hand.queue] -= 1
+
+    def let_go(self, hands: Iterable[Hand]) -> None:
         with self._lock:
             self.departures += 1
             for hand in hands:
                 if hand in self._held:
                     hand.rest()
                     del self._held[hand]
-                    self._by_queue[hand.queue] -= 1
+                    self._by_queue[hand.queue] -= hand.has_room
+                    self._settling -= not hand.has_room
 
     def all(self) -> list[Hand]:
         with self._lock:

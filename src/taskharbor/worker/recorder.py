@@ -28,7 +28,8 @@ AT_ONCE: Final = timedelta(0)
 class Recorder:
     """Settles what has ended; while one statement is under way, what ends meanwhile gathers for the next.
 
-    An outcome counts, and its job is let go, only when it is committed. A lost reply is
+    An outcome counts, and its job is let go, only when it is committed; its room is free for another
+    job as soon as it is on its way, unless the store did not answer the last time. A lost reply is
     resolved by saying the same again: the token tells whether it was heard. While the store
     is away it keeps trying, as long as the lease holds.
     """
@@ -69,9 +70,13 @@ class Recorder:
         self._settled([(hand, outcome)], [answer])
 
     def tick(self) -> timedelta:
+        is_sure = not self._unsure
         batch = self._next_batch()
         if not batch:
             return IDLE
+        if is_sure:  # else a store that takes no outcomes would be asked for ever more jobs
+            self._hands.make_room(hand for hand, _ in batch)
+            self._freed()
         try:
             answers = self._driver.settle([Settlement(hand.claim.lease, outcome) for hand, outcome in batch])
         except TaskHarborError as error:  # away, or of another version: not the outcomes' fault

@@ -106,6 +106,11 @@ class QueueService:
             in_flight = sum(1 for copy in copies if copy.receives and copy.visible_at > self.clock())
             return Depth(ready=ready, in_flight=in_flight, delayed=len(copies) - ready - in_flight)
 
+    @property
+    def last_comes_at(self) -> float:
+        """When the last of its messages can be received, by its clock."""
+        return max((copy.visible_at for copies in self.queues.values() for copy in copies), default=0.0)
+
     def close(self) -> None:
         """Do nothing: what is in memory goes with the process."""
 

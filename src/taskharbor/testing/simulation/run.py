@@ -195,8 +195,9 @@ class Simulation:
             liveness.look()
         else:
             liveness.tell_what_is_left()
-        if self.service is not None:
-            self.world.run(2 * VISIBILITY.total_seconds() + SETTLING)  # until the last message is gone
+        if self.service is not None:  # until the last message is gone: some came in late
+            late = max(0.0, self.service.last_comes_at - self.world.now)
+            self.world.run(late + 2 * VISIBILITY.total_seconds() + SETTLING)
         self.fleet.stop_all()
         self.world.run((GRACE + timedelta(seconds=4)).total_seconds())
         liveness.tell_who_is_left()
