@@ -223,6 +223,7 @@ def _deliver(watching: Watched) -> None:
         driver.claim(job_ids, token=new_token(), worker="worker", lease=LEASE)
 
     dispatches = run("dispatch", lambda: driver.dispatch("mail", limit=BATCH, lock=LOCK, unclaimed=10 * MANY))
+    run("due in", lambda: driver.inspector.due_in("mail"))
     run("sent", lambda: driver.dispatched([Sent(each, RESEND) for each in dispatches[:30]]))
     run("unsent", lambda: driver.dispatched([Unsent(each) for each in dispatches[30:40]]))
     run("declined", lambda: driver.dispatched([Declined(each.job_id, each.seq) for each in dispatches[40:]]))

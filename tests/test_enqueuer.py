@@ -12,7 +12,7 @@ from taskharbor.core.messages import parse
 from taskharbor.core.states import Status
 from taskharbor.delivery.transport import Failed, TransportRefused
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.enqueuer import DueTaskEnqueuer
+from taskharbor.enqueuer import GATHER, DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from tests.ringing import CAP, FIRST, LOCK, Rig
 from tests.waiting import wait_until
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from taskharbor.testing.simulation.queue_service import QueueService
 
 PERIOD = timedelta(seconds=1)
+MOMENT = timedelta(microseconds=1)
 
 
 def _rung(rig: Rig, queue: str = "default") -> list[tuple[JobId, int]]:
@@ -56,6 +57,21 @@ def test_a_job_is_not_sent_before_it_is_due() -> None:
     enqueuer.tick()
 
     assert _rung(rig) == [(job_id, 1)]
+
+
+@pytest.mark.parametrize(
+    ("delay", "pause"),
+    [(timedelta(seconds=30), PERIOD), (timedelta(milliseconds=300), timedelta(milliseconds=300)), (MOMENT, GATHER)],
+    ids=str,
+)
+def test_it_rests_until_the_next_job_is_due_and_a_period_at_most(delay: timedelta, pause: timedelta) -> None:
+    rig = Rig()
+    rig.enqueue(delay=delay)
+    enqueuer = rig.enqueuer()
+
+    assert enqueuer.tick() == pause
+    rig.enqueue()
+    assert enqueuer.tick() == pause
 
 
 def test_thousands_of_jobs_go_out_in_tens() -> None:

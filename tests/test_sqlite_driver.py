@@ -143,6 +143,17 @@ def test_a_claim_walks_what_waits_in_its_order_and_sorts_nothing(take: str, file
 
 
 @pytest.mark.usefixtures("driver")
+def test_the_next_due_time_is_found_by_leaps_over_what_waits(file: Path) -> None:
+    steps = [step for step in plan(file, SqliteInspector.DUE_IN) if "th_jobs" in step]
+
+    assert steps == [
+        "SEARCH th_jobs USING COVERING INDEX th_jobs_waiting (queue=?)",
+        "SEARCH th_jobs USING COVERING INDEX th_jobs_waiting (queue=? AND priority>?)",
+        "SEARCH th_jobs USING COVERING INDEX th_jobs_waiting (queue=? AND priority=? AND scheduled_for>?)",
+    ]
+
+
+@pytest.mark.usefixtures("driver")
 def test_an_ended_lease_is_found_without_a_look_at_the_history(file: Path) -> None:
     steps = plan(file, claiming.TAKE_ENDED)
 

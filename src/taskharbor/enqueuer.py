@@ -40,6 +40,8 @@ TENS: Final = 10
 """Messages in one call: as many as SQS takes. What became of a call that failed is unknown for no more than these."""
 AT_ONCE: Final = timedelta(0)
 SOONEST: Final = timedelta(milliseconds=1)
+GATHER: Final = timedelta(milliseconds=50)
+"""The shortest rest before jobs that will be due: a stream of them would otherwise go out one by one."""
 FIRST_REST: Final = 1.0
 LONGEST_REST: Final = 30.0
 """Seconds for which a queue that could not be sent to is left alone: at first, and at most."""
@@ -50,8 +52,9 @@ class DueTaskEnqueuer:
     """Sends the ids of due jobs of *queues*, and sends them again while nobody claims them.
 
     Any number may run at once: the store gives each job to one of them at a time. *lock* is how
-    long that lasts; whoever is killed in the middle leaves its jobs to the others then. A job that
-    nobody claims is sent again after *first*, then ever more seldom, at most every *cap*.
+    long that lasts; whoever is killed in the middle leaves its jobs to the others then. It rests until
+    the next job is due or a new one rings, and for *period* at most. A job that nobody claims is
+    sent again after *first*, then ever more seldom, at most every *cap*.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class DueTaskEnqueuer:
         # Where there is one thread for all, nobody could wait for another.
         self._lines = [Line(queue, runtime.lock() if runtime.may_block else nullcontext()) for queue in queues]
         self._unrecorded: list[Sent | Unsent] = []
+        self._leads = True
         self._is_stopped = False
         self._loops: dict[str, Loop] = {}
         self._listener: Listener | None = None
@@ -112,6 +116,7 @@ class DueTaskEnqueuer:
         twin = copy(self)
         twin._lines = [*self._lines]  # noqa: SLF001  it is one of us; each takes turns of its own
         twin._unrecorded = []  # noqa: SLF001  as above
+        twin._leads = False  # noqa: SLF001  as above
         return twin
 
     def _lead(self) -> timedelta:
@@ -139,14 +144,23 @@ class DueTaskEnqueuer:
         limit, began = TENS if line.rest else self._batch, self._runtime.monotonic()
         due = self._driver.dispatch(line.queue, limit=limit, lock=self._lock, unclaimed=self._unclaimed)
         if not due:
-            return self._period
+            return self._until_due(line)
         chunks = deque(due[n : n + TENS] for n in range(0, len(due), TENS))
         sending = Sending(len(due), chunks, ends_by=began + self._lock.total_seconds() / 2)
         with line.sending:  # for half a lock at most, and one call
             self._send_all(line, sending)
         self._note(line, sending)
         self._record(sending.results)
-        return AT_ONCE if len(due) == limit and sending.error is None else self._period
+        if sending.error is not None:
+            return self._period
+        return AT_ONCE if len(due) == limit else self._until_due(line)
+
+    def _until_due(self, line: Line) -> timedelta:
+        """Return how long it is until the next job is due, a period at most; of two that work together one is told."""
+        if not self._leads:
+            return self._period
+        due_in = self._driver.inspector.due_in(line.queue)
+        return self._period if due_in is None else min(self._period, max(due_in, GATHER))
 
     def _send_all(self, line: Line, sending: Sending) -> None:
         """Send all, over several connections where answers take their time; after a failure the rest is left unsent."""

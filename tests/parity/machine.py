@@ -286,6 +286,10 @@ class Parity(RuleBasedStateMachine):
         after = None if is_first else self._pick(picks)[0]
         self._ask(lambda s: s.driver.inspector.find(JobFilter(**wanted), limit=limit, after=after))
 
+    @rule(queue=v.queues)
+    def due_in(self, queue: str) -> None:
+        self._ask(lambda s: s.driver.inspector.due_in(queue))
+
     @rule(queue=st.none() | v.queues, limit=v.limits)
     def dead_groups(self, queue: str | None, limit: int) -> None:
         self._ask(lambda s: s.driver.inspector.dead_groups(queue=queue, limit=limit))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from taskharbor.core.answers import DeadGroup, Finished, JobFilter, Page, QueueView
     from taskharbor.core.ids import JobId, Token
@@ -44,6 +44,12 @@ class Inspector(Protocol):
 
     def queues(self) -> list[QueueView]:
         """Return every queue that holds jobs or is paused, by name; counts as of the last `roll_up` or newer."""
+
+    def due_in(self, queue: str) -> timedelta | None:
+        """Return how long it is until the next job of *queue* is due, or None where none waits for its time.
+
+        Jobs that are due already are left out.
+        """
 
     def finished(self, *, since: datetime) -> list[Finished]:
         """Return how many jobs ended in each minute that begins at *since* or later, oldest minute first.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     metavar="TIME",
     default="1s",
     show_default=True,
-    help="How often to look where nothing rings.",
+    help="How long to rest at most, where nothing rings and no job becomes due.",
 )
 @click.option(
     "--unclaimed",

@@ -10,7 +10,7 @@ from taskharbor.drivers.memory.groups import dead_groups, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from taskharbor.core.answers import DeadGroup
     from taskharbor.core.ids import JobId, Token
@@ -78,6 +78,12 @@ class MemoryInspector:
             paused_at=paused_at,
             paused_by=paused_by,
         )
+
+    def due_in(self, queue: str) -> timedelta | None:
+        with self._tables.statement() as now:
+            rows = self._tables.rows
+            times = [rows.jobs[job_id].scheduled_for for job_id in rows.waiting.get(queue, ())]
+            return min((time - now for time in times if time > now), default=None)
 
     def finished(self, *, since: datetime) -> list[Finished]:
         with self._tables.statement():

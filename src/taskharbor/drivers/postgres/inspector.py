@@ -24,7 +24,7 @@ from taskharbor.drivers.postgres.rows import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from taskharbor.core.answers import DeadGroup, JobFilter, Page
     from taskharbor.core.ids import JobId, Token
@@ -137,6 +137,49 @@ class PostgresInspector:
 
     def queues(self) -> list[QueueView]:
         return [_queue_view(row) for row in self._connections.fetch(self._QUEUES)]
+
+    _DUE_IN: LiteralString = f"""
+        -- As above, a leap to each line, and in each one past all that is due.
+        WITH RECURSIVE line AS (
+            (
+            SELECT priority
+              FROM th_jobs_waiting
+             WHERE queue = %(queue)s
+               AND attempt_count < max_attempts
+             ORDER BY priority, scheduled_for
+             LIMIT 1
+            )
+             UNION ALL
+            SELECT head.priority
+              FROM line
+             CROSS JOIN LATERAL (
+                   SELECT priority
+                     FROM th_jobs_waiting
+                    WHERE queue = %(queue)s
+                      AND priority > line.priority
+                      AND attempt_count < max_attempts
+                    ORDER BY priority, scheduled_for
+                    LIMIT 1
+                   ) AS head
+        )
+        SELECT min(later.scheduled_for) - {NOW}
+          FROM line
+         CROSS JOIN LATERAL (
+               SELECT scheduled_for
+                 FROM th_jobs_waiting
+                WHERE queue = %(queue)s
+                  AND priority = line.priority
+                  AND scheduled_for > {NOW}
+                  AND attempt_count < max_attempts
+                ORDER BY scheduled_for
+                LIMIT 1
+               ) AS later
+    """
+
+    def due_in(self, queue: str) -> timedelta | None:
+        [(until,)] = self._connections.fetch(self._DUE_IN, queue=queue)
+        duration: timedelta | None = until
+        return duration
 
     _FINISHED: LiteralString = """
         SELECT minute, queue, status, count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from taskharbor.core.answers import Finished, QueueView
@@ -177,6 +178,50 @@ class SqliteInspector:
         now = micros(self._connections.clock.now())
         with self._connections.read() as db:
             return [_queue_view(row) for row in db.execute(self._QUEUES, {"now": now})]
+
+    DUE_IN: LiteralString = f"""
+        -- As above, a leap to each line, and in each one past all that is due.
+        WITH RECURSIVE
+        line (priority) AS (
+            SELECT (
+                   SELECT priority
+                     FROM th_jobs INDEXED BY th_jobs_waiting
+                    WHERE {WAITING}
+                      AND queue = :queue
+                    ORDER BY priority
+                    LIMIT 1
+                   )
+             UNION ALL
+            SELECT (
+                   SELECT priority
+                     FROM th_jobs INDEXED BY th_jobs_waiting
+                    WHERE {WAITING}
+                      AND queue = :queue
+                      AND priority > line.priority
+                    ORDER BY priority
+                    LIMIT 1
+                   )
+              FROM line
+             WHERE line.priority IS NOT NULL
+        )
+        SELECT min((
+               SELECT scheduled_for
+                 FROM th_jobs INDEXED BY th_jobs_waiting
+                WHERE {WAITING}
+                  AND queue = :queue
+                  AND priority = line.priority
+                  AND scheduled_for > :now
+                ORDER BY scheduled_for
+                LIMIT 1
+               )) - :now
+          FROM line
+    """
+
+    def due_in(self, queue: str) -> timedelta | None:
+        now = micros(self._connections.clock.now())
+        with self._connections.read() as db:
+            [(until,)] = db.execute(self.DUE_IN, {"queue": queue, "now": now})
+        return None if until is None else timedelta(microseconds=until)
 
     _FINISHED: LiteralString = """
         SELECT minute, queue, status, sum(count)

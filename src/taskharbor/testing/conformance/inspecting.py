@@ -27,6 +27,18 @@ def test_the_inspector_tells_the_stores_time(subject: Subject) -> None:
     assert (now, now.utcoffset()) == (subject.clock.now(), UTC.utcoffset(None))
 
 
+def test_the_inspector_tells_when_the_next_job_of_a_queue_is_due(subject: Subject) -> None:
+    subject.insert()
+    assert subject.driver.inspector.due_in("default") is None
+
+    for minutes, fields in ((5, {}), (3, {"priority": 7}), (4, {"priority": -7}), (1, {"queue": "mail"})):
+        subject.insert(scheduled_for=subject.clock.now() + timedelta(minutes=minutes), **fields)
+    assert subject.driver.inspector.due_in("default") == timedelta(minutes=3)
+
+    subject.advance(timedelta(minutes=3))
+    assert subject.driver.inspector.due_in("default") == timedelta(minutes=1)
+
+
 def test_only_the_jobs_there_are_can_be_read(subject: Subject) -> None:
     known, unknown = subject.insert(), new_job_id()
     subject.insert()

@@ -179,7 +179,8 @@ class Checker:
 
     def _check_knew(self, call: Call, key: Attempt) -> None:
         ended, refused_at = self.ended.get(key), self.refused.get(key)
-        if ended is not None and refused_at is not None and ended.disturbed_at <= refused_at < ended.at:
+        # Who wakes up does everything at once: what it decided before it was refused may go out after.
+        if ended is not None and refused_at is not None and ended.disturbed_at + HEED <= refused_at < ended.at:
             self._wrong(call, f"an outcome of {shown(key[0])} was sent though its lease was known to be lost")
 
     def _check_outcome(self, call: Call, settlement: Settlement) -> None:

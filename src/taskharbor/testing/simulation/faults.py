@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -104,6 +105,8 @@ class Store:
         self._claimed: dict[tuple[JobId, Token], tuple[Process, float]] = {}
         self._kept_at: dict[tuple[JobId, Token], float] = {}
         """When a lease was last made or extended."""
+        self._saw_clock: dict[str, float] = {}
+        """When a process first heard what time it is."""
         self.failed_at: dict[str, float] = {}
         """When a process last tried in vain to keep its leases, or to learn of them."""
         self.unheard: set[Token] = set()
@@ -217,6 +220,8 @@ class Store:
         if verb == "clock_jumped" and fate in COMMITTED:
             self._world.untold = 0.0
             self._world.lag *= at > asked["expected"]
+        if verb == "now" and fate == "ok":
+            self._saw_clock.setdefault(process.name, self._world.now)
         if verb in {"extend", "read_back"} and fate != "ok":
             self.failed_at[process.name] = self._world.now
         for move in moves:
@@ -245,7 +250,8 @@ class Store:
     def _check_told(self, process: Process, job: Job) -> None:
         """Whoever could have noticed that the clock jumped ahead takes over from nobody before the store is told."""
         jumped_at = self._world.jumped_at
-        has_seen = process.born_at < jumped_at - NOTICED and not process.is_disturbed(jumped_at - NOTICED)
+        since = jumped_at - NOTICED
+        has_seen = self._saw_clock.get(process.name, inf) < since and not process.is_disturbed(since)
         if has_seen and self._world.untold > NOTICED and self._world.now > jumped_at + NOTICED:
             self._history.violated(f"{process.name} took over {shown(job.id)} by a clock that had jumped")
 

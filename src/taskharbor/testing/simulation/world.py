@@ -31,7 +31,6 @@ class Process:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.born_at = world.now
         self.is_dead = False
         self.paused_until = 0.0
         self.disturbed_at = -1e9
