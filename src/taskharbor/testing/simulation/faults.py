@@ -107,6 +107,8 @@ class Store:
         """When a lease was last made or extended."""
         self._saw_clock: dict[str, float] = {}
         """When a process first heard what time it is."""
+        self._missed_clock: dict[str, float] = {}
+        """When a process first asked for it in vain."""
         self.failed_at: dict[str, float] = {}
         """When a process last tried in vain to keep its leases, or to learn of them."""
         self.unheard: set[Token] = set()
@@ -220,8 +222,8 @@ class Store:
         if verb == "clock_jumped" and fate in COMMITTED:
             self._world.untold = 0.0
             self._world.lag *= at > asked["expected"]
-        if verb == "now" and fate == "ok":
-            self._saw_clock.setdefault(process.name, self._world.now)
+        if verb == "now":
+            (self._saw_clock if fate == "ok" else self._missed_clock).setdefault(process.name, self._world.now)
         if verb in {"extend", "read_back"} and fate != "ok":
             self.failed_at[process.name] = self._world.now
         for move in moves:
@@ -252,6 +254,7 @@ class Store:
         jumped_at = self._world.jumped_at
         since = jumped_at - NOTICED
         has_seen = self._saw_clock.get(process.name, inf) < since and not process.is_disturbed(since)
+        has_seen = has_seen and self._missed_clock.get(process.name, inf) > jumped_at
         if has_seen and self._world.untold > NOTICED and self._world.now > jumped_at + NOTICED:
             self._history.violated(f"{process.name} took over {shown(job.id)} by a clock that had jumped")
 

@@ -23,8 +23,8 @@ HEED: Final = timedelta(seconds=1)
 SLACK: Final = timedelta(seconds=1.5)
 NEW: Final = 4.0
 """Seconds in which a worker gets going: it compares clocks before it takes over from others."""
-SPINNING: Final = 400
-"""Calls of the store in half a second that no honest fleet needs."""
+SPINNING: Final = 800
+"""Calls of the store in a second that no honest fleet needs."""
 
 
 class Liveness:
@@ -36,7 +36,7 @@ class Liveness:
         self._history = simulation.history
         # What was put off before the clock was set back waits until that time has come a second time.
         self._since = simulation.world.store_time() + timedelta(seconds=simulation.world.lag)
-        self._calls = len(simulation.history.happenings)
+        self._calls, self._looked_at = len(simulation.history.happenings), simulation.world.now
         self._free: dict[str, float] = {}
         """Since when a process could have taken more."""
         self._waiting: dict[JobId, tuple[Job, datetime]] = {}
@@ -94,8 +94,9 @@ class Liveness:
 
     def _check_spinning(self) -> None:
         recent = self._history.happenings[self._calls :]
-        self._calls = len(self._history.happenings)
-        if sum(1 for each in recent if isinstance(each, Call)) > SPINNING:
+        seconds = self._world.now - self._looked_at  # many, where people had to wait for the store
+        self._calls, self._looked_at = len(self._history.happenings), self._world.now
+        if sum(1 for each in recent if isinstance(each, Call)) > SPINNING * seconds:
             self._history.violated("the workers spin")
 
     def tell_what_is_left(self) -> None:
