@@ -229,7 +229,8 @@ class Fleet:
             shown(job.id)
             for job in self._store.rows.values()
             if job.worker_id == member.process.name and job.lease_token not in self._store.unheard
-            if job.lease_expires_at is not None and job.lease_expires_at > now
+            if job.lease_token is not None and job.lease_expires_at is not None and job.lease_expires_at > now
+            if not self._store.is_in_doubt(job.id, job.lease_token)  # by a clock set back, what was lost is not over
         ]
         if kept:
             self._history.violated(f"{member.process.name} went home and kept the leases of {kept}")
