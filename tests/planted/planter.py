@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, ModuleType
 
-SEEDS: Final = {WORLDS: 400, MESSAGES: 200}
+SEEDS: Final = {WORLDS: 800, MESSAGES: 400}
 """How many worlds a bug may survive."""
 MODES: Final = {WORLDS: "polling", MESSAGES: "sqs"}
 QUIET: Final = (

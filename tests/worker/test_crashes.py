@@ -130,9 +130,11 @@ def test_jobs_of_a_lost_reply_come_back_when_workers_die_before_and_after_readin
 
 
 def test_an_outcome_whose_reply_was_lost_counts_when_workers_die_before_and_after_repeating_it(fleet: Fleet) -> None:
-    doomed = [fleet.start(fatal=["settle", when, 2], deaf_to="settle", concurrency=1) for when in SIDES]
-    jobs = fleet.enqueue(2)
-    assert [each.wait(LIMIT) for each in doomed] == [-signal.SIGKILL] * 2, fleet.said()
+    jobs: list[JobId] = []
+    for when in SIDES:
+        doomed = fleet.start(fatal=["settle", when, 2], deaf_to="settle", concurrency=1)
+        jobs += fleet.enqueue(1)
+        assert doomed.wait(LIMIT) == -signal.SIGKILL, fleet.said()
 
     found = fleet.driver.inspector.get(jobs)
     assert {(job.status, job.attempt_count) for job in found.values()} == {(Status.SUCCEEDED, 1)}
