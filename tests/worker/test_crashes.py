@@ -58,7 +58,9 @@ def test_nothing_is_lost_when_workers_are_killed_before_and_after_each_call_of_t
     assert figures["attempts lost"] > 0
 
 
-def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int = 0, **options: Any) -> dict[str, int]:
+def kill_at(
+    fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int = 0, limit: float = LIMIT, **options: Any
+) -> dict[str, int]:
     """Let as many workers as there are points kill themselves there, and another one finish.
 
     Among every twenty jobs there are so many besides that are *dying*.
@@ -74,7 +76,7 @@ def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int 
         fleet.make_duties_due()
         return all(each.poll() is not None for each in doomed)
 
-    wait_until(are_all_dead, limit=LIMIT)
+    wait_until(are_all_dead, limit=limit)
     fleet.wait_until_done()
     fleet.end(survivor)
     assert {each.returncode for each in doomed} == {-signal.SIGKILL}, fleet.said()
