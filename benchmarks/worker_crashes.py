@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 3  # at the first, second and third call of each verb
 RARE: Final = ("prune", "forget_audit", "forget_workers")  # once a minute: at the first call only
-PATIENCE: Final = 300.0  # seconds until all of a group are dead: whoever looks first gets a rare duty
 SENDS: Final = ("dispatch", "dispatched")  # what an enqueuer calls
 FAULTS: Final = {"duplicate": 0.5}  # what is declined is a message of a job that is done
 DYING: Final = 4  # jobs in every twenty, where events of deaths are sent
@@ -107,5 +106,5 @@ def _kill(fleet: Fleet, verbs: Collection[str], **options: Any) -> dict[str, int
         if nth == 0 or verb not in RARE
     ]
     for first in range(0, len(points), AT_ONCE):
-        kill_at(fleet, points[first : first + AT_ONCE], limit=PATIENCE, **options)
+        kill_at(fleet, points[first : first + AT_ONCE], **options)
     return dict(Counter(f"{when} {verb}" for verb, when, _ in points))

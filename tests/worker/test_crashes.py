@@ -58,15 +58,12 @@ def test_nothing_is_lost_when_workers_are_killed_before_and_after_each_call_of_t
     assert figures["attempts lost"] > 0
 
 
-def kill_at(
-    fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int = 0, limit: float = LIMIT, **options: Any
-) -> dict[str, int]:
-    """Let as many workers as there are points kill themselves there, and another one finish.
+def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int = 0, **options: Any) -> dict[str, int]:
+    """Let as many workers as there are points kill themselves there, and then another one finish.
 
     Among every twenty jobs there are so many besides that are *dying*.
     """
     doomed = [fleet.start(fatal=list(point), **NEEDS.get(point[0], {}), **options) for point in points]
-    survivor = fleet.start(concurrency=16, **options)
 
     def are_all_dead() -> bool:
         if fleet.waiting() < 10:
@@ -76,7 +73,9 @@ def kill_at(
         fleet.make_duties_due()
         return all(each.poll() is not None for each in doomed)
 
-    wait_until(are_all_dead, limit=limit)
+    wait_until(are_all_dead, limit=LIMIT)
+    # Not before: it would look for rare duties in step with the doomed, and might take all of them.
+    survivor = fleet.start(concurrency=16, **options)
     fleet.wait_until_done()
     fleet.end(survivor)
     assert {each.returncode for each in doomed} == {-signal.SIGKILL}, fleet.said()
