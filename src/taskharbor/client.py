@@ -27,7 +27,6 @@ from taskharbor.core.model import new_job, payload_context
 from taskharbor.core.request import check
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.text import plain
-from taskharbor.core.thawing import thawed
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class Enqueued:
     existed: bool
 
 
-_thawed_enqueued: Final = thawed(Enqueued)
 _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
@@ -257,11 +255,7 @@ class Client:
 
 
 def _enqueued(answer: Inserted | IdempotencyConflict) -> Enqueued | IdempotencyConflict:
-    if isinstance(answer, IdempotencyConflict):
-        return answer
-    enqueued = _thawed_enqueued(answer.job_id, answer.existed)
-    enqueued.__class__ = Enqueued
-    return enqueued  # type: ignore[no-any-return]
+    return answer if isinstance(answer, IdempotencyConflict) else Enqueued(answer.job_id, answer.existed)
 
 
 def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:

@@ -56,7 +56,7 @@ def until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_over
 
 @contextmanager
 def tuned() -> Iterator[None]:
-    """Let Python do what a process needs that does nothing but run jobs."""
+    """Let Python do what a process needs that does nothing but run jobs, or serve."""
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH)
     gc.freeze()

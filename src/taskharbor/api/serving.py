@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ from taskharbor.api.app import close_streams, create_app
 from taskharbor.api.routing import is_local
 from taskharbor.core.errors import CannotListen, OpenToStrangers
 from taskharbor.keys import is_good
-from taskharbor.service import KILLED
+from taskharbor.service import KILLED, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,6 @@ _LOG: Final = logging.getLogger(__name__)
 GRACE: Final = 10  # seconds that requests under way have once a signal came
 QUIET: Final = 75  # seconds after which an idle connection is closed
 BACKLOG: Final = 2_048
-OBJECTS: Final = 20_000  # more than there were before, and cycles among them are looked for; a page makes thousands
 
 
 def serve(harbor: Backend, *, host: str, port: int) -> None:
@@ -113,13 +111,11 @@ class Server(uvicorn.Server):
             os._exit(KILLED + sig)  # whoever sends a second one means it
         self.should_exit = True
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        # What is there now stays until the end: to look through it again and again, for what pages of jobs might
-        # leave behind, kept everybody waiting for 50 ms, and took a tenth of each page's time besides.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(OBJECTS)
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # To look again and again through all that stays until the end, for what pages of jobs might leave behind,
+        # kept everybody waiting for 50 ms, and took a tenth of each page's time besides.
+        with tuned():
+            super().run(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         close_streams(self._app)

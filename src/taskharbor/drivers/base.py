@@ -177,7 +177,7 @@ class Driver(Protocol):
         Where that leaves room and *reclaim* is true, jobs of the queue whose lease is over
         are taken as well, longest over first: none that is spent, none whose cancel was
         requested, none during a clock hold. The attempt that was lost is recorded under
-        its old token. A call that found due jobs may leave these to one a moment later.
+        its old token.
 
         *token* must be fresh (`new_token`): it is the fence, and what a lost reply is
         read back by. *worker* is for people.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from taskharbor.worker.messages import Received
 
     Answer = TypeVar("Answer", bound=Claim | Refused)
+
+LOOK: Final = 0.05
+"""Seconds after a look for ended leases in which nobody who is due waits for another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Taking:
         self._start = start
         self._codec = codec
         self._lost: dict[Token, Call] = {}
+        self._looks_at: dict[str, float] = {}
 
     @property
     def is_sure(self) -> bool:
@@ -76,6 +80,8 @@ class Taking:
 
     def reserve(self, queue: str, room: int, *, overdue: bool = False) -> list[Claim]:
         """Take due jobs of *queue*, as many as there is room for; with *overdue* only those that wait for too long."""
+        now = self._runtime.monotonic()
+        looks = self._may_reclaim() and now >= self._looks_at.get(queue, 0.0)
 
         def ask(token: Token) -> list[Claim]:
             return self._driver.reserve(
@@ -87,10 +93,13 @@ class Taking:
                 patience=self._patience,
                 overdue=overdue,
                 types=self._types(),
-                reclaim=self._may_reclaim(),
+                reclaim=looks,
             )
 
-        return self._ask(ask, queue, room, {})
+        claims = self._ask(ask, queue, room, {})
+        if looks and len(claims) < room:
+            self._looks_at[queue] = now + LOOK
+        return claims
 
     def claim(self, queue: str, room: int, received: Sequence[Received]) -> list[Claim | Refused]:
         """Take the jobs that these messages ring for, in one statement."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
@@ -53,8 +52,6 @@ T = TypeVar("T")
 
 DEADLINE: Final = timedelta(seconds=5)
 NO_DELAY: Final = timedelta(0)
-LOST: Final = 0.05
-"""Seconds after a look for ended leases, in which jobs that are due are not kept waiting for another one."""
 
 
 class PostgresDriver:
@@ -89,7 +86,6 @@ class PostgresDriver:
         # Of the heartbeat's own: nobody else's work may keep a lease from it. Who has a lease has seen the schema.
         self._beating = Connections(address, clock=clock, size=1, check=lambda: None)
         self._lines = Lines()
-        self._lost_at: dict[str, float] = {}
         self._audience = Audience(address)
         self._bell = Bell(self._connections, self._audience)
         self.upkeep = PostgresUpkeep(self._connections, self._bell)
@@ -147,9 +143,7 @@ class PostgresDriver:
                 if overdue
                 else self._take_due(queue, taker, limit, patience)
             )
-            now = time.monotonic()
-            if len(claims) < limit and reclaim and (not claims or now >= self._lost_at.get(queue, 0.0)):
-                self._lost_at[queue] = now + LOST
+            if len(claims) < limit and reclaim:
                 claims += claiming.take_over(self._connections, queue, taker, limit=limit - len(claims))
             return claims
 

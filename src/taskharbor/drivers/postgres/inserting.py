@@ -52,7 +52,7 @@ _INSERT: Final[LiteralString] = f"""
         SELECT queue, key, id, digest
           FROM asked
          WHERE key IS NOT NULL
-         ORDER BY queue, key, place
+         ORDER BY queue COLLATE "C", key COLLATE "C", place
             ON CONFLICT DO NOTHING
         RETURNING job_id
     )
@@ -181,7 +181,7 @@ _TAKE_KEYS: Final[LiteralString] = """
     SELECT queue, key, id, digest
       FROM unnest(%(queues)s::text[], %(keys)s::text[], %(ids)s::uuid[], %(digests)s::bytea[])
            WITH ORDINALITY AS asked (queue, key, id, digest, place)
-     ORDER BY queue, key, place
+     ORDER BY queue COLLATE "C", key COLLATE "C", place
         ON CONFLICT DO NOTHING
     RETURNING job_id
 """
