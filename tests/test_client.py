@@ -28,7 +28,6 @@ from taskharbor.testing.clock import ManualClock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.answers import Inserted
     from taskharbor.core.codec import Codec
     from taskharbor.core.facts import Fact
 
@@ -489,7 +488,7 @@ class Unreliable(MemoryDriver):
         super().__init__()
         self.losses, self.commits = [*losses], commits
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         if not self.losses:
             return super().insert(jobs, repeat=repeat)
         if self.commits:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from pathlib import Path
 
-    from taskharbor.core.answers import Inserted
     from taskharbor.core.facts import Fact
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
@@ -49,7 +48,7 @@ class Gated(PostgresDriver):
         self.fail: Callable[[Sequence[NewJob]], None] = lambda _: None
         self.fail_late: Callable[[Sequence[NewJob]], None] = lambda _: None
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         self.batches.append([*jobs])
         self.repeats.append(repeat)
         self.threads.append(threading.current_thread())
@@ -474,7 +473,7 @@ class OneAtATime(MemoryDriver):
         super().__init__()
         self.has_begun, self.may_go = threading.Event(), threading.Event()
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         if not self.has_begun.is_set():
             self.has_begun.set()
             assert self.may_go.wait(LIMIT)

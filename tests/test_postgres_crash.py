@@ -18,7 +18,7 @@ from uuid import UUID
 
 import psycopg
 
-from taskharbor.core.answers import Inserted, Settled, Settlement
+from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
@@ -155,7 +155,7 @@ class Log:
         new = [new_job(max_attempts=MANY) for _ in range(count)]
         self.write("asked", [(job.id,) for job in new])
         answers = self._insisting(lambda again: driver.insert(new, repeat=again))
-        self.write("accepted", [(each.job_id,) for each in answers if isinstance(each, Inserted)])
+        self.write("accepted", [(each.id,) for each in answers if isinstance(each, Enqueued)])
 
     def take_and_settle(self, driver: PostgresDriver) -> None:
         """Reserve once: what was taken by a call without an answer is found by whoever comes after the lease."""

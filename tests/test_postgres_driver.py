@@ -21,7 +21,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from taskharbor import Client, JobRequest
-from taskharbor.core.answers import Expired, Extended, Inserted, JobFilter, Settled, Settlement, Skipped
+from taskharbor.core.answers import Enqueued, Expired, Extended, JobFilter, Settled, Settlement, Skipped
 from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Progress
@@ -382,7 +382,7 @@ def test_a_transaction_of_any_kind_of_connection_can_be_joined(
         with shop.transaction():
             answers = joined.insert([first, second])
 
-    assert answers == [Inserted(first.id, existed=False), Inserted(first.id, existed=True)]
+    assert answers == [Enqueued(first.id, existed=False), Enqueued(first.id, existed=True)]
     assert jobs_of(driver).keys() == {first.id}
 
 
@@ -421,7 +421,7 @@ def test_ten_thousand_jobs_at_once_are_stored_as_they_would_be_one_by_one(
         stored = driver.inspector.get([job.id for job in many])
         model = [driver.inspector.get([job.id])[job.id] for job in few]
 
-    assert answers == [Inserted(job.id, existed=False) for job in many]
+    assert answers == [Enqueued(job.id, existed=False) for job in many]
     wanted = [replace(model[n % len(kinds)], id=job.id) for n, job in enumerate(many)]
     assert [*stored.values()] == wanted
 
@@ -453,11 +453,11 @@ def test_a_large_batch_answers_for_keys_that_are_free_or_taken_or_named_twice(dr
 
     *answers, refused = driver.insert([*free, twin, repeat, other, conflict])
 
-    assert answers[:COPIED] == [Inserted(job.id, existed=False) for job in free]
+    assert answers[:COPIED] == [Enqueued(job.id, existed=False) for job in free]
     assert answers[COPIED:] == [
-        Inserted(free[0].id, existed=True),
-        Inserted(holder.id, existed=True),
-        Inserted(other.id, existed=False),
+        Enqueued(free[0].id, existed=True),
+        Enqueued(holder.id, existed=True),
+        Enqueued(other.id, existed=False),
     ]
     assert isinstance(refused, IdempotencyConflict)
     assert jobs_of(driver).keys() == {job.id for job in (holder, *free, other)}
@@ -469,7 +469,7 @@ def stored_by_rivals(driver: PostgresDriver, keys: Sequence[str]) -> int:
     def insert(seed: int) -> int:
         shuffled = random.Random(seed).sample(keys, len(keys))
         answers = driver.insert([new_job(idempotency_key=key, digest=b"1") for key in shuffled])
-        return sum(isinstance(answer, Inserted) and not answer.existed for answer in answers)
+        return sum(isinstance(answer, Enqueued) and not answer.existed for answer in answers)
 
     return sum(race(insert, rivals=6))
 
@@ -490,7 +490,7 @@ def test_a_deadlock_with_a_users_transaction_ends_with_each_key_stored_once(driv
             shop.rollback()
         answers = theirs.result(LIMIT)
 
-    assert sorted(answer.job_id for answer in answers if isinstance(answer, Inserted)) == sorted(jobs_of(driver))
+    assert sorted(answer.id for answer in answers if isinstance(answer, Enqueued)) == sorted(jobs_of(driver))
     assert len(answers) == 2
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Inserted, Settled, Settlement
+from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -77,7 +77,7 @@ def test_a_statement_that_still_runs_when_its_connection_breaks_is_ended_before_
         waiting = waiting_for_locks(url)
         other.rollback()
 
-        assert answers.result(LIMIT) == [Inserted(job.id, existed=False)]
+        assert answers.result(LIMIT) == [Enqueued(job.id, existed=False)]
     assert len(waiting) == 1, "both waited at once, and both would have stored the job"
     assert statuses(direct) == [(Status.PENDING, 0)]
 
@@ -179,7 +179,7 @@ def test_a_network_slower_than_the_deadline_loses_and_doubles_nothing(direct: Po
 
         [answer] = driver.insert([job], repeat=True)
 
-    assert isinstance(answer, Inserted)
+    assert isinstance(answer, Enqueued)
     assert statuses(direct) == [(Status.PENDING, 0)]
 
 
@@ -275,8 +275,8 @@ class Caller:
                 [answer] = self._driver.insert([new_job()])
             except StoreUnavailable:
                 continue
-            assert isinstance(answer, Inserted)
-            self._accepted.append(answer.job_id)
+            assert isinstance(answer, Enqueued)
+            self._accepted.append(answer.id)
             self.answered_at = time.monotonic()
 
     def stop(self) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Inserted, JobFilter, Settled, Settlement
+from taskharbor.core.answers import Enqueued, JobFilter, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
@@ -104,7 +104,7 @@ def insert_in_every_way(driver: Any, url: str) -> list[JobId]:
     with psycopg.connect(url, prepare_threshold=None) as shop:
         driver.joined(shop).insert([joined])
         again = driver.joined(shop).insert([new_job(idempotency_key="k", digest=b"1")])
-    assert again == [Inserted(joined.id, existed=True)]
+    assert again == [Enqueued(joined.id, existed=True)]
     return [job.id for job in (one, joined, *batch, *copied)]
 
 
@@ -153,7 +153,7 @@ def test_a_reply_lost_behind_a_pooler_is_an_error_and_the_repeat_finds_the_job()
         with pytest.raises(StoreUnavailable):
             driver.insert([job])
 
-        assert driver.insert([job], repeat=True) == [Inserted(job.id, existed=True)]
+        assert driver.insert([job], repeat=True) == [Enqueued(job.id, existed=True)]
 
 
 def test_who_waits_too_long_for_a_pooler_that_has_nothing_free_is_told_in_time() -> None:

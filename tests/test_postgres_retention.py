@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Inserted, Published, Settled, Settlement
+from taskharbor.core.answers import Enqueued, Published, Settled, Settlement
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
@@ -112,7 +112,7 @@ def test_keys_and_history_go_with_their_day(subject: Subject, url: str) -> None:
     assert TODAY not in leaves(url)
     assert [count(url, table) for table in ("th_keys", "th_attempts")] == [0, 0]
     job = new_job(idempotency_key="once")
-    assert subject.driver.insert([job]) == [Inserted(job.id, existed=False)]
+    assert subject.driver.insert([job]) == [Enqueued(job.id, existed=False)]
 
 
 def test_a_job_with_an_event_to_publish_stays_and_the_others_of_its_day_go(subject: Subject, url: str) -> None:

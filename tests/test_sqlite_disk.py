@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Inserted
+from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.conformance.subject import new_job
@@ -77,7 +77,7 @@ class Disk:
         self._driver = SqliteDriver(self._file)
 
     def insert(self, jobs: Sequence[NewJob]) -> list[JobId]:
-        return [each.job_id for each in self._driver.insert(jobs) if isinstance(each, Inserted)]
+        return [each.id for each in self._driver.insert(jobs) if isinstance(each, Enqueued)]
 
     def fill(self, batches: Callable[[], Sequence[NewJob]]) -> tuple[list[JobId], str]:
         """Insert until there is no room; return what was accepted, and how the end was told."""

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from taskharbor.core.answers import Inserted, Settled, Settlement
+from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId, Token, new_token
 from taskharbor.core.outcome import Outcome
@@ -103,7 +103,7 @@ def _work(file: Path, name: str, seconds: float) -> None:
     driver, log, end = SqliteDriver(file), Log(file, name), time.monotonic() + seconds
     while time.monotonic() < end:
         answers = driver.insert([new_job(max_attempts=MANY) for _ in range(random.randint(1, 5))])
-        log.write([("accepted", each.job_id, None) for each in answers if isinstance(each, Inserted)])
+        log.write([("accepted", each.id, None) for each in answers if isinstance(each, Enqueued)])
         _take_and_ack(driver, log, name)
         driver.upkeep.expire(limit=random.randint(1, 5))
     driver.close()
@@ -235,4 +235,4 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_nothing_is_lost(tmp_path:
 def _insert_much(driver: SqliteDriver) -> list[JobId]:
     """Store more than ten pages in one commit."""
     answers = driver.insert([new_job(payload=b"x" * 1_000) for _ in range(200)])
-    return [answer.job_id for answer in answers if isinstance(answer, Inserted)]
+    return [answer.id for answer in answers if isinstance(answer, Enqueued)]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor._version import __version__
 
 if TYPE_CHECKING:
-    from taskharbor.client import Client, Enqueued
+    from taskharbor.client import Client
+    from taskharbor.core.answers import Enqueued
     from taskharbor.core.codec import JsonCodec
     from taskharbor.core.decide import Cancel, DeadLetter, Retry, Snooze
     from taskharbor.core.errors import JobFailed, ResultTimeout, TaskHarborError
@@ -63,7 +64,7 @@ _HOMES: Final = {
     "Context": "worker.context",
     "DeadLetter": "core.decide",
     "DueTaskEnqueuer": "enqueuer",
-    "Enqueued": "client",
+    "Enqueued": "core.answers",
     "Exponential": "core.retry",
     "Fixed": "core.retry",
     "Handle": "tasks",

@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import logging
 import os
-from dataclasses import dataclass
 from datetime import UTC, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.coalescing import Flusher, Line
+from taskharbor.core.answers import Enqueued
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import (
     EnqueueRefused,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import Inserted
     from taskharbor.core.clock import Clock
     from taskharbor.core.codec import Codec
     from taskharbor.core.facts import Hook
@@ -41,14 +40,6 @@ if TYPE_CHECKING:
     from taskharbor.core.model import NewJob
     from taskharbor.core.request import JobRequest
     from taskharbor.drivers.base import AsyncInserter, Inserter
-
-
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """The job is stored. ``existed``: an earlier one holds the idempotency key, and this is its id."""
-
-    id: JobId
-    existed: bool
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -159,7 +150,7 @@ class Client:
         if flusher is not None and flusher.pid == os.getpid():
             flusher.close()
 
-    def _store(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def _store(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Insert, and once more where the reply was lost: under the same ids, so that nothing is doubled."""
         try:
             return self._driver.insert(jobs, repeat=repeat)
@@ -191,20 +182,20 @@ class Client:
             answers = await asyncio.shield(future)
         if isinstance(answers, Exception):
             raise answers
-        return list(map(_enqueued, answers))
+        return [*answers]
 
     def _told(
-        self, jobs: list[NewJob], answers: Sequence[Inserted | IdempotencyConflict]
+        self, jobs: list[NewJob], answers: list[Enqueued | IdempotencyConflict]
     ) -> list[Enqueued | IdempotencyConflict]:
         self._tell_all(jobs, answers)
-        return list(map(_enqueued, answers))
+        return answers
 
-    def _tell_all(self, jobs: list[NewJob], answers: Sequence[Inserted | IdempotencyConflict] | Exception) -> None:
+    def _tell_all(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
         if not self._hooks or isinstance(answers, Exception):
             return
         for job, answer in zip(jobs, answers, strict=True):
             if not isinstance(answer, IdempotencyConflict):
-                self._tell(JobEnqueued(job_id=answer.job_id, type=job.type, queue=job.queue, existed=answer.existed))
+                self._tell(JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed))
 
     def _tell(self, fact: JobEnqueued) -> None:
         for hook in self._hooks:
@@ -252,10 +243,6 @@ class Client:
     def _digest(self, request: JobRequest) -> bytes:
         """Stand for what is to be done; when and how often may differ between a call and its repeat."""
         return hashlib.sha256(request.type.encode() + b"\0" + self._codec.digest(request.payload)).digest()
-
-
-def _enqueued(answer: Inserted | IdempotencyConflict) -> Enqueued | IdempotencyConflict:
-    return answer if isinstance(answer, IdempotencyConflict) else Enqueued(answer.job_id, answer.existed)
 
 
 def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from taskharbor.awaiting import Watcher
-    from taskharbor.client import Enqueued
+    from taskharbor.core.answers import Enqueued
     from taskharbor.core.clock import Clock
     from taskharbor.core.codec import Codec
     from taskharbor.core.facts import Hook

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from taskharbor.awaiting import Watcher
-    from taskharbor.client import Enqueued
+    from taskharbor.core.answers import Enqueued
     from taskharbor.core.arguments import Arguments
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from taskharbor.client import Enqueued
 from taskharbor.core import errors
+from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import (
     CallNotReadable,
     CannotListen,

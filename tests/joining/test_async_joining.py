@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Inserted, Settled, Settlement
+from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import LeaseMismatch, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Lease
@@ -67,7 +67,7 @@ def test_a_job_is_there_with_the_order_once_the_shop_commits_and_not_before(stor
 
     answers, before = in_shop(work)
 
-    assert answers == [Inserted(job.id, existed=False)]
+    assert answers == [Enqueued(job.id, existed=False)]
     assert before == (False, 0)
     assert (store.has(job), store.orders()) == (True, 1)
 
@@ -80,7 +80,7 @@ def test_a_key_that_is_taken_is_answered_as_it_is_elsewhere(store: Store, in_sho
         await shop.commit()
         return answers
 
-    assert in_shop(work) == [Inserted(first.id, existed=False), Inserted(first.id, existed=True)]
+    assert in_shop(work) == [Enqueued(first.id, existed=False), Enqueued(first.id, existed=True)]
     assert (store.has(first), store.has(second)) == (True, False)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Inserted, Settled, Settlement
+from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import LeaseMismatch
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Lease
@@ -59,7 +59,7 @@ def test_a_job_is_there_with_the_order_once_the_shop_commits_and_not_before(stor
     before = store.has(job), store.orders()
     shop.commit()
 
-    assert answers == [Inserted(job.id, existed=False)]
+    assert answers == [Enqueued(job.id, existed=False)]
     assert before == (False, 0)
     assert (store.has(job), store.orders()) == (True, 1)
 

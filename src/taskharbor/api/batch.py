@@ -16,7 +16,7 @@ from taskharbor.api.describing import WITH_BODY, described
 from taskharbor.api.problems import Refusal, pointed, problem, problem_of, refuse_field
 from taskharbor.api.replying import reply
 from taskharbor.api.routing import BATCH_FACTOR, ApiRequest, ApiRoute, needs
-from taskharbor.client import Enqueued
+from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import EnqueueRefused, InvalidRequest, TaskHarborError
 from taskharbor.core.request import JobRequest, check
 

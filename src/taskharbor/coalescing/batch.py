@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Sequence
 
-    from taskharbor.core.answers import Inserted
+    from taskharbor.core.answers import Enqueued
     from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.model import NewJob
 
-    Answer = Inserted | IdempotencyConflict
+    Answer = Enqueued | IdempotencyConflict
 
 MOST: Final = 500
 """Jobs of one statement."""

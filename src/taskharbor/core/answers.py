@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Inserted:
-    """The job is stored. ``existed``: it was before, under this id or this idempotency key."""
+class Enqueued:
+    """The job is stored. ``existed``: it was before, under this id; or an earlier one holds its key, and is named."""
 
-    job_id: JobId
+    id: JobId
     existed: bool
 
 
-_thawed_inserted: Final = thawed(Inserted)
+_thawed_enqueued: Final = thawed(Enqueued)
 
 
-def inserted(job_id: JobId) -> Inserted:
-    """Return ``Inserted(job_id, existed=False)``, in half its time: there may be thousands at once."""
-    answer = _thawed_inserted(job_id, False)  # noqa: FBT003  its fields, in their order
-    answer.__class__ = Inserted
+def enqueued(job_id: JobId) -> Enqueued:
+    """Return ``Enqueued(job_id, existed=False)``, in half its time: there may be thousands at once."""
+    answer = _thawed_enqueued(job_id, False)  # noqa: FBT003  its fields, in their order
+    answer.__class__ = Enqueued
     return answer  # type: ignore[no-any-return]
 
 

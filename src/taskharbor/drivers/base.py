@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import (
         Declined,
         Dispatch,
+        Enqueued,
         Expired,
         Extended,
-        Inserted,
         Moved,
         Published,
         Refused,
@@ -74,14 +74,14 @@ class Inserter(Protocol):
     one of them or of none.
     """
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs, as `Driver.insert` does."""
 
 
 class AsyncInserter(Protocol):
     """A transaction of an async connection that a driver has joined."""
 
-    async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs, as `Driver.insert` does."""
 
 
@@ -136,7 +136,7 @@ class Driver(Protocol):
         not ring. No failure to ring fails the call that would have rung.
         """
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs as PENDING, with no attempt counted.
 
         The first job under a (queue, idempotency key) wins and is never changed. A later

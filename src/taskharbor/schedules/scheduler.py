@@ -9,7 +9,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.client import Client, Enqueued
+from taskharbor.client import Client
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, UsageError
 from taskharbor.core.firing import jittered, next_step
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
+    from taskharbor.core.answers import Enqueued
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job

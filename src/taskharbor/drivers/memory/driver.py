@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import (
         Declined,
         Dispatch,
+        Enqueued,
         Extended,
-        Inserted,
         Moved,
         Refused,
         Sent,
@@ -67,7 +67,7 @@ class MemoryDriver:
     def listen(self, queues: Collection[str]) -> MemoryListener:
         return self._tables.bells.listen(queues)
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._tables.statement() as now:
             return [inserting.insert(self._tables, job, now, repeat=repeat) for job in jobs]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Inserted
+from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.model import Job
 from taskharbor.core.states import Status
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from taskharbor.drivers.memory.tables import Tables
 
 
-def insert(tables: Tables, new: NewJob, now: datetime, *, repeat: bool) -> Inserted | IdempotencyConflict:
+def insert(tables: Tables, new: NewJob, now: datetime, *, repeat: bool) -> Enqueued | IdempotencyConflict:
     if repeat and new.id in tables.rows.jobs:
-        return Inserted(new.id, existed=True)
+        return Enqueued(new.id, existed=True)
     if new.idempotency_key is not None:
         key = tables.rows.keys.setdefault((new.queue, new.idempotency_key), Key(new.id, new.digest))
         if key.digest != new.digest:
             return IdempotencyConflict(new.queue, new.idempotency_key, key.holder)
         if key.holder != new.id:
-            return Inserted(key.holder, existed=True)
+            return Enqueued(key.holder, existed=True)
     job = Job(
         id=new.id,
         type=new.type,
@@ -43,4 +43,4 @@ def insert(tables: Tables, new: NewJob, now: datetime, *, repeat: bool) -> Inser
         metadata=MappingProxyType(dict(new.metadata)),  # nobody changes a row from outside
     )
     tables.put(job, now=now)
-    return Inserted(new.id, existed=False)
+    return Enqueued(new.id, existed=False)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import (
         Declined,
         Dispatch,
+        Enqueued,
         Extended,
-        Inserted,
         Moved,
         Refused,
         Sent,
@@ -100,12 +100,12 @@ class PostgresDriver:
     def listen(self, queues: Collection[str]) -> PostgresListener:
         return PostgresListener(self._audience, queues)
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         answers = self._safely(lambda: self._insert(jobs, repeat=repeat), lambda: self._insert(jobs, repeat=True))
         self._bell.ring(fed_queues(jobs))
         return answers
 
-    def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Inserted | IdempotencyConflict]:
+    def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
         if repeat or len(jobs) < inserting.COPIED:
             return run(inserting.insert(jobs, repeat=repeat), self._connections.fetch)
         return inserting.copy(self._connections, jobs)

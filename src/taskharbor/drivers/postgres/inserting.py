@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from psycopg.errors import UniqueViolation
 from psycopg.types.json import Jsonb
 
-from taskharbor.core.answers import Inserted, inserted
+from taskharbor.core.answers import Enqueued, enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.postgres import literals
 from taskharbor.drivers.postgres.rows import NOW, uuids
@@ -91,21 +91,21 @@ _STORED: Final[LiteralString] = """
 """
 
 
-def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Inserted | IdempotencyConflict]]:
+def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Enqueued | IdempotencyConflict]]:
     """Store *jobs*, in the transaction of whoever runs this."""
     if not jobs:
         return []
     if len(jobs) == 1 and jobs[0].idempotency_key is None and not repeat:
         yield _INSERT_ONE, _values(jobs[0])
-        return [inserted(jobs[0].id)]
+        return [enqueued(jobs[0].id)]
     rows = yield _INSERT_AGAIN if repeat else _INSERT_NEW, _arrays(jobs)
     return (yield from _answers(jobs, {row[0] for row in rows}, repeat=repeat))
 
 
-def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[list[Inserted | IdempotencyConflict]]:
+def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[list[Enqueued | IdempotencyConflict]]:
     """Say what became of each job; those whose key was freed between the two statements are inserted once more."""
     if len(new) == len(jobs):
-        return [inserted(job.id) for job in jobs]
+        return [enqueued(job.id) for job in jobs]
     others = [job for job in jobs if job.id not in new]
     asked = {
         "ids": [job.id for job in others],
@@ -113,20 +113,20 @@ def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[
         "keys": [job.idempotency_key for job in others],
     }
     found = sorted((yield _STORED, asked))
-    answers: dict[JobId, Inserted | IdempotencyConflict] = {}
+    answers: dict[JobId, Enqueued | IdempotencyConflict] = {}
     freed = []
     for job, (_, is_stored, holder, digest) in zip(others, found, strict=True):
         if is_stored:
-            answers[job.id] = Inserted(job.id, existed=True)
+            answers[job.id] = Enqueued(job.id, existed=True)
         elif holder is None:
             freed.append(job)
         elif digest != job.digest:
             answers[job.id] = IdempotencyConflict(job.queue, job.idempotency_key or "", holder)
         else:
-            answers[job.id] = Inserted(holder, existed=True)
+            answers[job.id] = Enqueued(holder, existed=True)
     stored = yield from insert(freed, repeat=repeat)
     answers |= {job.id: answer for job, answer in zip(freed, stored, strict=True)}
-    return [answers.get(job.id) or inserted(job.id) for job in jobs]
+    return [answers.get(job.id) or enqueued(job.id) for job in jobs]
 
 
 def _values(job: NewJob) -> dict[str, Any]:
@@ -187,10 +187,10 @@ _TAKE_KEYS: Final[LiteralString] = """
 """
 
 
-def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Inserted | IdempotencyConflict]:
+def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Enqueued | IdempotencyConflict]:
     """Store many jobs: the same as `insert`, in a few statements and a fraction of the time."""
 
-    def work(db: ServerConnection) -> list[Inserted]:
+    def work(db: ServerConnection) -> list[Enqueued]:
         with db.transaction():
             [(now,)] = connections.execute(db, connections.named(_TIME), {})
             return _copy(connections, db, _with_own_keys(connections, db, jobs), now)
@@ -198,7 +198,7 @@ def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Inserted | Id
     answers = connections.run(work)
     if len(answers) == len(jobs):
         return [*answers]
-    return run(_answers(jobs, {answer.job_id for answer in answers}, repeat=False), connections.fetch)
+    return run(_answers(jobs, {answer.id for answer in answers}, repeat=False), connections.fetch)
 
 
 def _with_own_keys(connections: Connections, db: ServerConnection, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
@@ -229,7 +229,7 @@ def _copy_keys(db: Connection, query: bytes, jobs: list[NewJob]) -> None:
             sink.write_row((job.queue, job.idempotency_key, job.id, job.digest))
 
 
-def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now: datetime) -> list[Inserted]:
+def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now: datetime) -> list[Enqueued]:
     is_plain = all(job.timeout is None and not job.metadata for job in jobs)  # then it is a tenth less work
     query, types = (_COPY_PLAIN, _PLAIN_TYPES) if is_plain else (_COPY, _TYPES)
     with db.cursor() as cursor, cursor.copy(connections.named(query)) as sink:
@@ -247,4 +247,4 @@ def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now:
                 job.idempotency_key,
             )
             sink.write_row(row if is_plain else (*row, job.timeout, Jsonb(dict(job.metadata))))
-        return [inserted(job.id) for job in jobs]  # while the server is busy with the last of them
+        return [enqueued(job.id) for job in jobs]  # while the server is busy with the last of them

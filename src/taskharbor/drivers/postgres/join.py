@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from psycopg import AsyncConnection, Connection
 
-    from taskharbor.core.answers import Inserted, Settled, Settlement
+    from taskharbor.core.answers import Enqueued, Settled, Settlement
     from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.postgres.connection import Connections, Row
@@ -37,7 +37,7 @@ class Joined:
         self._connections = connections
         self._ring = _Ring(connections, is_on=notify)
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
         return self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
 
@@ -66,7 +66,7 @@ class AsyncJoined:
         self._connections = connections
         self._ring = _Ring(connections, is_on=notify)
 
-    async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
         return await self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import (
         Declined,
         Dispatch,
+        Enqueued,
         Extended,
-        Inserted,
         Moved,
         Refused,
         Sent,
@@ -84,7 +84,7 @@ class SqliteDriver:
     def listen(self, queues: Collection[str]) -> SqliteListener:
         return SqliteListener(self._connections.path, queues)
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._connections.write() as (db, now):
             answers = inserting.insert(db, jobs, now=now, repeat=repeat)
         self._bell.ring(jobs, now)

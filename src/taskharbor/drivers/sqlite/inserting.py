@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import Inserted, inserted
+from taskharbor.core.answers import Enqueued, enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.sqlite.rows import job_id, marks, micros, span
 
@@ -40,20 +40,20 @@ _INSERT_KEYED: Final = f"""
 """
 
 
-def insert(db: Database, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> list[Inserted | IdempotencyConflict]:
+def insert(db: Database, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
     """Store *jobs* in the transaction that *db* has open."""
     if repeat:
         known = _known(db, jobs)
         answers = iter(_store(db, [job for job in jobs if job.id.bytes not in known], now))
-        return [Inserted(job.id, existed=True) if job.id.bytes in known else next(answers) for job in jobs]
+        return [Enqueued(job.id, existed=True) if job.id.bytes in known else next(answers) for job in jobs]
     return _store(db, jobs, now)
 
 
-def _store(db: Database, jobs: Sequence[NewJob], now: int) -> list[Inserted | IdempotencyConflict]:
+def _store(db: Database, jobs: Sequence[NewJob], now: int) -> list[Enqueued | IdempotencyConflict]:
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
         db.executemany(INSERT_JOB, list(_columns(jobs, now)))
-        return [inserted(job.id) for job in jobs]
+        return [enqueued(job.id) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
     db.executemany(_INSERT_KEYED, list(_columns(keyed, now)))
     plain = [job for job in jobs if job.idempotency_key is None]
@@ -84,13 +84,13 @@ def _holders(db: Database, keyed: list[NewJob]) -> dict[tuple[str, str | None], 
 def _answer(
     job: NewJob,
     holders: dict[tuple[str, str | None], tuple[JobId, bytes]],
-) -> Inserted | IdempotencyConflict:
+) -> Enqueued | IdempotencyConflict:
     if job.idempotency_key is None:
-        return inserted(job.id)
+        return enqueued(job.id)
     holder, digest = holders[job.queue, job.idempotency_key]
     if digest != job.digest:
         return IdempotencyConflict(job.queue, job.idempotency_key, holder)
-    return Inserted(holder, existed=holder != job.id)
+    return Enqueued(holder, existed=holder != job.id)
 
 
 def _columns(jobs: Iterable[NewJob], now: int) -> Iterator[tuple[Any, ...]]:

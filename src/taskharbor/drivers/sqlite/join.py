@@ -14,7 +14,7 @@ from taskharbor.drivers.sqlite.settling import settle_all
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.answers import Inserted, Settled, Settlement
+    from taskharbor.core.answers import Enqueued, Settled, Settlement
     from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.sqlite.connection import Connections
@@ -34,7 +34,7 @@ class Joined:
         self._connection = connection
         self._clock = connections.clock
 
-    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Inserted | IdempotencyConflict]:
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that Python's sqlite3 opens for them."""
         return insert(self._db, jobs, now=self._begin(), repeat=repeat)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Inserted
+from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -71,7 +71,7 @@ def test_every_job_of_a_batch_is_stored_and_answered_in_order(subject: Subject) 
 
     answers = subject.driver.insert(batch)
 
-    assert answers == [Inserted(new.id, existed=False) for new in batch]
+    assert answers == [Enqueued(new.id, existed=False) for new in batch]
     assert set(subject.driver.inspector.get([new.id for new in batch])) == {new.id for new in batch}
 
 
@@ -81,7 +81,7 @@ def test_a_job_inserted_again_after_a_lost_reply_is_one_job(subject: Subject) ->
 
     answers = subject.driver.insert([new], repeat=True)
 
-    assert answers == [Inserted(new.id, existed=True)]
+    assert answers == [Enqueued(new.id, existed=True)]
     assert len(subject.reserve(limit=10)) == 1
 
 
@@ -91,7 +91,7 @@ def test_a_repeated_insert_stores_the_jobs_that_were_not_stored_before(subject: 
 
     answers = subject.driver.insert([stored, lost], repeat=True)
 
-    assert answers == [Inserted(stored.id, existed=True), Inserted(lost.id, existed=False)]
+    assert answers == [Enqueued(stored.id, existed=True), Enqueued(lost.id, existed=False)]
     assert len(subject.reserve(limit=10)) == 2
 
 
@@ -109,7 +109,7 @@ def test_a_job_with_a_key_inserted_again_by_its_own_id_existed(subject: Subject)
     new = new_job(idempotency_key="k")
     subject.driver.insert([new])
 
-    assert subject.driver.insert([new], repeat=True) == [Inserted(new.id, existed=True)]
+    assert subject.driver.insert([new], repeat=True) == [Enqueued(new.id, existed=True)]
 
 
 def test_a_second_job_under_a_key_is_answered_with_the_first(subject: Subject) -> None:
@@ -117,7 +117,7 @@ def test_a_second_job_under_a_key_is_answered_with_the_first(subject: Subject) -
 
     answers = subject.driver.insert([new_job(idempotency_key="k")])
 
-    assert answers == [Inserted(first, existed=True)]
+    assert answers == [Enqueued(first, existed=True)]
 
 
 def test_the_first_job_under_a_key_is_never_changed(subject: Subject) -> None:
@@ -155,7 +155,7 @@ def test_one_refused_job_does_not_harm_its_neighbours(subject: Subject) -> None:
 
     answers = subject.driver.insert([before, new_job(idempotency_key="k", digest=b"other"), after])
 
-    assert [type(answer) for answer in answers] == [Inserted, IdempotencyConflict, Inserted]
+    assert [type(answer) for answer in answers] == [Enqueued, IdempotencyConflict, Enqueued]
     assert set(subject.driver.inspector.get([before.id, after.id])) == {before.id, after.id}
 
 
@@ -165,7 +165,7 @@ def test_a_key_holds_between_the_jobs_of_one_batch(subject: Subject) -> None:
 
     answers = subject.driver.insert([first, same, other])
 
-    assert answers[:2] == [Inserted(first.id, existed=False), Inserted(first.id, existed=True)]
+    assert answers[:2] == [Enqueued(first.id, existed=False), Enqueued(first.id, existed=True)]
     assert isinstance(answers[2], IdempotencyConflict)
 
 
@@ -173,28 +173,28 @@ def test_the_same_key_in_another_queue_is_another_job(subject: Subject) -> None:
     subject.insert(queue="mail", idempotency_key="k", digest=b"one")
     second = new_job(queue="reports", idempotency_key="k", digest=b"other")
 
-    assert subject.driver.insert([second]) == [Inserted(second.id, existed=False)]
+    assert subject.driver.insert([second]) == [Enqueued(second.id, existed=False)]
 
 
 def test_another_key_in_the_same_queue_is_another_job(subject: Subject) -> None:
     subject.insert(idempotency_key="k")
     second = new_job(idempotency_key="K")
 
-    assert subject.driver.insert([second]) == [Inserted(second.id, existed=False)]
+    assert subject.driver.insert([second]) == [Enqueued(second.id, existed=False)]
 
 
 def test_a_key_stays_taken_when_its_job_has_ended(subject: Subject) -> None:
     first = subject.bring(Status.SUCCEEDED, idempotency_key="k")
     subject.advance(timedelta(days=30))
 
-    assert subject.driver.insert([new_job(idempotency_key="k")]) == [Inserted(first, existed=True)]
+    assert subject.driver.insert([new_job(idempotency_key="k")]) == [Enqueued(first, existed=True)]
 
 
 def test_many_threads_with_one_key_make_one_job(subject: Subject) -> None:
     rivals = [new_job(idempotency_key="k") for _ in range(32)]
     gate = threading.Barrier(len(rivals), timeout=30)
 
-    def insert(new: NewJob) -> Inserted | IdempotencyConflict:
+    def insert(new: NewJob) -> Enqueued | IdempotencyConflict:
         gate.wait()
         return subject.driver.insert([new])[0]
 
@@ -202,8 +202,8 @@ def test_many_threads_with_one_key_make_one_job(subject: Subject) -> None:
         answers = list(pool.map(insert, rivals))
 
     [winner] = subject.reserve(limit=64)
-    assert answers.count(Inserted(winner.job.id, existed=False)) == 1
-    assert answers.count(Inserted(winner.job.id, existed=True)) == len(rivals) - 1
+    assert answers.count(Enqueued(winner.job.id, existed=False)) == 1
+    assert answers.count(Enqueued(winner.job.id, existed=True)) == len(rivals) - 1
 
 
 class RollBack(Exception):
@@ -234,7 +234,7 @@ def test_a_committed_insert_of_the_users_transaction_is_there(subject: Subject) 
     with subject.transaction() as insert:
         answers = insert([new])
 
-    assert answers == [Inserted(new.id, existed=False)]
+    assert answers == [Enqueued(new.id, existed=False)]
     assert [claim.job.id for claim in subject.reserve()] == [new.id]
 
 
@@ -255,7 +255,7 @@ def test_a_competitor_that_rolls_back_does_not_take_the_key_with_it(subject: Sub
         go_on.set()
         competitor.result(30)
 
-        assert answer.result(30) == [Inserted(survivor.id, existed=False)]
+        assert answer.result(30) == [Enqueued(survivor.id, existed=False)]
     assert survivor.id in subject.driver.inspector.get([survivor.id])
 
 

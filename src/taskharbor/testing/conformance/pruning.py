@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Inserted, Published, Unpublished
+from taskharbor.core.answers import Enqueued, Published, Unpublished
 from taskharbor.core.errors import JobNotFound
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -159,7 +159,7 @@ def test_the_idempotency_key_of_a_pruned_job_is_free_again(subject: Subject) -> 
 
     answers = subject.driver.insert([job])
 
-    assert answers == [Inserted(job.id, existed=False)]
+    assert answers == [Enqueued(job.id, existed=False)]
 
 
 def test_a_pruned_job_cannot_be_settled_again(subject: Subject) -> None:

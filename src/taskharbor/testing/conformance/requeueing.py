@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskharbor.core.answers import Inserted, Moved, Settled
+from taskharbor.core.answers import Enqueued, Moved, Settled
 from taskharbor.core.errors import IllegalTransition, InvalidRequest, JobNotFound
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id, new_token
@@ -110,7 +110,7 @@ def test_a_requeued_job_still_holds_its_idempotency_key(subject: Subject) -> Non
 
     answers = subject.driver.insert([new_job(idempotency_key="once")])
 
-    assert answers == [Inserted(job_id, existed=True)]
+    assert answers == [Enqueued(job_id, existed=True)]
 
 
 def test_a_job_requeued_with_another_payload_is_taken_with_that_one(subject: Subject) -> None:
@@ -159,7 +159,7 @@ def test_a_job_with_another_payload_is_still_found_by_the_request_that_made_it(s
 
     answers = subject.driver.insert([new_job(**first)])
 
-    assert answers == [Inserted(job_id, existed=True)]
+    assert answers == [Enqueued(job_id, existed=True)]
     assert subject.job(job_id).payload == b"[2]"
 
 

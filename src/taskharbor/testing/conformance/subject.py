@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Inserted, Sent, Settlement
+from taskharbor.core.answers import Enqueued, Sent, Settlement
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Claim, NewJob
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
     from taskharbor.testing.clock import ManualClock
 
-    Insert = Callable[[Sequence[NewJob]], list[Inserted | IdempotencyConflict]]
+    Insert = Callable[[Sequence[NewJob]], list[Enqueued | IdempotencyConflict]]
 
 LEASE: Final = timedelta(seconds=30)
 PATIENCE: Final = timedelta(seconds=60)
@@ -73,8 +73,8 @@ class Subject:
     def insert(self, **fields: Any) -> JobId:
         """Store one new job."""
         [answer] = self.driver.insert([new_job(**fields)])
-        assert isinstance(answer, Inserted)
-        return answer.job_id
+        assert isinstance(answer, Enqueued)
+        return answer.id
 
     def reserve(
         self,

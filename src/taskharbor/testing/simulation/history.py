@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from taskharbor.core.answers import Expired, Extended, Inserted, Moved, Settled, Settlement, Skipped
+from taskharbor.core.answers import Enqueued, Expired, Extended, Moved, Settled, Settlement, Skipped
 from taskharbor.core.model import Claim, Lease, NewJob, WorkerRecord
 from taskharbor.delivery.transport import Delivery, Outgoing
 from taskharbor.testing.simulation.world import EPOCH, shown
@@ -180,8 +180,8 @@ def _of_lease(value: Any) -> str | None:
 def _of_job(value: Any) -> str | None:
     if isinstance(value, NewJob | WorkerRecord):
         return shown(value.id)
-    if isinstance(value, Inserted):
-        return f"{shown(value.job_id)}{' existed' if value.existed else ''}"
+    if isinstance(value, Enqueued):
+        return f"{shown(value.id)}{' existed' if value.existed else ''}"
     return f"{shown(value.job_id)} {value.status}" if isinstance(value, Settled | Moved | Expired) else None
 
 
