@@ -24,7 +24,7 @@ from taskharbor.core.errors import (
 from taskharbor.core.facts import JobEnqueued
 from taskharbor.core.ids import JobIds, new_job_id
 from taskharbor.core.model import new_job, payload_context
-from taskharbor.core.request import check
+from taskharbor.core.request import check, is_plain
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.text import plain
 from taskharbor.runtime import SystemClock
@@ -74,7 +74,7 @@ class Client:
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._policy = policy
+        self._attempts = int(policy.max_attempts)
         self._clock = clock or SystemClock()
         self._ids = ids
         self._hooks = tuple(hooks)
@@ -219,9 +219,31 @@ class Client:
         return self._ids.many(count) if isinstance(self._ids, JobIds) else [self._ids() for _ in range(count)]
 
     def _prepare(self, request: JobRequest, now: datetime, job_id: JobId) -> NewJob:
-        check(request)
-        when, key = request.scheduled_for, request.idempotency_key
+        is_usual = is_plain(request)
+        if not is_usual:
+            check(request)
+        key, attempts = request.idempotency_key, self._attempts
         payload = self.encode(request.payload, job_id, job_type=request.type)
+        digest = b"" if key is None else self._digest(request)
+        if is_usual:
+            return new_job(
+                (
+                    job_id,
+                    request.type,
+                    request.queue,
+                    payload,
+                    now,
+                    attempts,
+                    None,
+                    _NO_DELAY,
+                    None,
+                    0,
+                    key,
+                    digest,
+                    _NO_METADATA,
+                )
+            )
+        when = request.scheduled_for
         return new_job(
             (
                 job_id,
@@ -229,14 +251,14 @@ class Client:
                 plain(request.queue),
                 payload,
                 now,
-                int(request.max_attempts or self._policy.max_attempts),
+                int(request.max_attempts or attempts),
                 None if when is None else when.astimezone(UTC),
                 request.delay or _NO_DELAY,
                 request.timeout,
                 int(request.priority),
                 None if key is None else plain(key),
-                b"" if key is None else self._digest(request),
-                _plain_map(request.metadata) if request.metadata else _NO_METADATA,
+                digest,
+                _plain_map(request.metadata),
             )
         )
 

@@ -100,7 +100,10 @@ class JsonCodec:
         self._from_json = Reader(classes).walk
 
     def encode(self, value: object, *, context: bytes) -> bytes:  # noqa: ARG002  plain JSON opens anywhere
-        data = self._dump(value, _AS_GIVEN)
+        try:
+            data = "".join(_AS_GIVEN(self._to_json(value), 0)).encode()
+        except (Unfit, RecursionError, ValueError) as error:
+            raise _refusal(error) from None
         if len(data) > self._limit:
             raise PayloadTooLarge(len(data), self._limit)
         return data
@@ -116,15 +119,17 @@ class JsonCodec:
             raise PayloadNotDecodable(TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
 
     def digest(self, value: object) -> bytes:
-        return hashlib.sha256(self._dump(value, _SORTED)).digest()
-
-    def _dump(self, value: object, encoder: Callable[[object, int], Iterable[str]]) -> bytes:
         try:
-            return "".join(encoder(self._to_json(value), 0)).encode()
-        except Unfit as refused:
-            raise PayloadNotEncodable(*refused.explained()) from None
-        except (RecursionError, ValueError) as error:  # no stack left, or Python's limit on digits was lowered
-            raise PayloadNotEncodable("$", TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
+            return hashlib.sha256("".join(_SORTED(self._to_json(value), 0)).encode()).digest()
+        except (Unfit, RecursionError, ValueError) as error:
+            raise _refusal(error) from None
+
+
+def _refusal(error: Exception) -> PayloadNotEncodable:
+    if isinstance(error, Unfit):
+        return PayloadNotEncodable(*error.explained())
+    # No stack is left, or Python's limit on digits was lowered.
+    return PayloadNotEncodable("$", TOO_DEEP if isinstance(error, RecursionError) else str(error))
 
 
 def plain_json(data: bytes) -> Any:

@@ -39,7 +39,7 @@ class Walk:
             int: checked_int,
             float: checked_float,
             list: self.items,
-            dict: lambda value, depth: self.pairs(value, value.items(), depth),
+            dict: self.pairs,
         }
 
     def __call__(self, value: object) -> Any:
@@ -58,15 +58,16 @@ class Walk:
             raise
         return copy
 
-    def pairs(self, owner: object, pairs: Iterable[tuple[Any, Any]], depth: int) -> dict[str, Any]:
+    def pairs(self, owner: Any, depth: int, pairs: Iterable[tuple[Any, Any]] | None = None) -> dict[str, Any]:
         if depth > MAX_DEPTH:
             refuse(TOO_DEEP)
         copy: dict[str, Any] = {}
         steps, key = self.steps, None
         try:
-            for key, item in pairs:
+            for key, item in owner.items() if pairs is None else pairs:
                 name = key if type(key) is str and key.isascii() and "$" not in key else self._special_key(key)
-                copy[name] = steps.get(type(item), _unknown)(item, depth + 1)
+                kind = type(item)
+                copy[name] = item if kind is str and item.isascii() else steps.get(kind, _unknown)(item, depth + 1)
         except Unfit as refused:
             refused.trail.append((owner, _step_to(key)))
             raise
@@ -174,7 +175,7 @@ def _write_enum(name: str, member: Enum, _depth: int) -> dict[str, list[str]]:
 
 
 def _write_dataclass(walk: Walk, name: str, names: list[str], value: object, depth: int) -> dict[str, list[object]]:
-    return {"$dataclass": [name, walk.pairs(value, [(each, getattr(value, each)) for each in names], depth)]}
+    return {"$dataclass": [name, walk.pairs(value, depth, [(each, getattr(value, each)) for each in names])]}
 
 
 class Reader:
@@ -191,7 +192,7 @@ class Reader:
             [(key, held)] = value.items()
             if key in self._tags:
                 return self._tags[key](held, depth)
-        return self.walk.pairs(value, value.items(), depth)
+        return self.walk.pairs(value, depth)
 
     def _enum(self, held: object, _depth: int) -> Enum:
         name, member = _named("$enum", held, str, self._enums)
@@ -200,7 +201,7 @@ class Reader:
 
     def _dataclass(self, held: object, depth: int) -> object:
         name, stored = _named("$dataclass", held, dict, self._dataclasses)
-        values = self.walk.pairs(stored, stored.items(), depth)
+        values = self.walk.pairs(stored, depth)
         try:
             return self._dataclasses[name](**values)
         except Exception as error:  # the constructor is the user's: it may raise anything

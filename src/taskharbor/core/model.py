@@ -143,7 +143,7 @@ def new_job(values: Sequence[Any]) -> NewJob:
 
 def payload_context(job_id: JobId, job_type: str) -> bytes:
     """Return what a codec may bind a payload to, so that its bytes are of no use in another job."""
-    return b"payload:%b:%b" % (job_id.bytes, job_type.encode())
+    return b"payload:%b:%b" % (job_id.int.to_bytes(16), job_type.encode())  # quicker than its .bytes
 
 
 def result_context(job_id: JobId) -> bytes:

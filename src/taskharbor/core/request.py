@@ -59,12 +59,12 @@ class JobRequest:
 
 def check(request: JobRequest) -> None:
     """Raise `InvalidRequest`, naming every field that breaks its rule, what it holds and what is allowed."""
-    if not _is_plain(request) and (problems := list(_problems(request))):
+    if problems := list(_problems(request)):
         raise InvalidRequest(problems)
 
 
-def _is_plain(request: JobRequest) -> bool:
-    """Tell at a glance that nothing is wrong with a request of the usual kind, in a fifth of the time."""
+def is_plain(request: JobRequest) -> bool:
+    """Tell at a glance that nothing is wrong with a request, and nothing special but its key: it needs no `check`."""
     return (
         request.scheduled_for is None
         and request.delay is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from psycopg.errors import UniqueViolation
@@ -225,12 +226,13 @@ def _copy_keys(db: Connection, query: bytes, jobs: list[NewJob]) -> None:
     with db.cursor() as cursor, cursor.copy(query) as sink:
         sink.set_types(("text", "text", "uuid", "bytea"))
         # In the same order as by `_TAKE_KEYS`, or two batches could wait for each other.
-        for job in sorted(jobs, key=lambda job: (job.queue, job.idempotency_key)):
+        for job in sorted(sorted(jobs, key=attrgetter("idempotency_key")), key=attrgetter("queue")):
             sink.write_row((job.queue, job.idempotency_key, job.id, job.digest))
 
 
 def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now: datetime) -> list[Enqueued]:
-    is_plain = all(job.timeout is None and not job.metadata for job in jobs)  # then it is a tenth less work
+    is_plain = not any(map(attrgetter("timeout"), jobs)) and not any(map(attrgetter("metadata"), jobs))
+    # Then it is a tenth less work.
     query, types = (_COPY_PLAIN, _PLAIN_TYPES) if is_plain else (_COPY, _TYPES)
     with db.cursor() as cursor, cursor.copy(connections.named(query)) as sink:
         sink.set_types(types)
