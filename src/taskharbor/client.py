@@ -74,6 +74,7 @@ class Client:
     ) -> None:
         self._driver = driver
         self._codec = codec
+        self._binds: bool = getattr(codec, "binds", True)
         self._attempts = int(policy.max_attempts)
         self._clock = clock or SystemClock()
         self._ids = ids
@@ -136,7 +137,8 @@ class Client:
         Raises `InvalidRequest`, as `enqueue` does.
         """
         try:
-            return self._codec.encode(payload, context=payload_context(job_id, job_type))
+            context = payload_context(job_id, job_type) if self._binds else b""
+            return self._codec.encode(payload, context=context)
         except PayloadNotEncodable as error:
             raise InvalidRequest([_payload_problem(error)]) from error
 
@@ -226,23 +228,8 @@ class Client:
         payload = self.encode(request.payload, job_id, job_type=request.type)
         digest = b"" if key is None else self._digest(request)
         if is_usual:
-            return new_job(
-                (
-                    job_id,
-                    request.type,
-                    request.queue,
-                    payload,
-                    now,
-                    attempts,
-                    None,
-                    _NO_DELAY,
-                    None,
-                    0,
-                    key,
-                    digest,
-                    _NO_METADATA,
-                )
-            )
+            usual = (None, _NO_DELAY, None, 0, key, digest, _NO_METADATA)
+            return new_job((job_id, request.type, request.queue, payload, now, attempts, *usual))
         when = request.scheduled_for
         return new_job(
             (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from itertools import accumulate
+from collections import deque
+from itertools import accumulate, repeat
 from struct import unpack
 from typing import TYPE_CHECKING, Final, NewType
 from uuid import UUID, SafeUUID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 JobId = NewType("JobId", UUID)
 Token = NewType("Token", UUID)
@@ -70,7 +71,7 @@ class JobIds:
             if (self._last_tail & _LOW) + grown > _LOW:  # the bits above are not the tail's
                 return [first, *(self() for _ in steps)]
             self._last_tail += grown
-        return [*map(uuid_of, accumulate((1 + step for step in steps), initial=first.int))]  # type: ignore[list-item]
+        return uuids_of(accumulate((1 + step for step in steps), initial=first.int), count)  # type: ignore[return-value]
 
     def _draw(self) -> int:
         """Ask for entropy once for many ids: each time costs as much as all the rest of an id."""
@@ -97,6 +98,14 @@ def uuid_of(value: int) -> UUID:
     _set_int(uuid, value)
     _set_safety(uuid, _UNKNOWN)
     return uuid
+
+
+def uuids_of(values: Iterable[int], count: int) -> list[UUID]:
+    """Return what `uuid_of` does of each of *values*, in half the time: no step of it is Python's own."""
+    uuids = [*map(_new, repeat(UUID, count))]
+    deque(map(_set_int, uuids, values), maxlen=0)
+    deque(map(_set_safety, uuids, repeat(_UNKNOWN)), maxlen=0)
+    return uuids
 
 
 _new: Final = object.__new__

@@ -113,7 +113,7 @@ class Job:
 
 _bare: Final = object.__new__  # a twin's own constructor would pass on and count what is set here at once
 _ThawedJob: Final = thawed(Job)
-_thawed_new_job: Final = thawed(NewJob)
+_ThawedNewJob: Final = thawed(NewJob)
 _CODEC: Final = JsonCodec()
 
 
@@ -131,14 +131,18 @@ def stored_job(values: Sequence[Any]) -> Job:
     job.codec, job._data = _CODEC, _UNDECODED  # noqa: SLF001  it is a job's own
     job.__class__ = Job
     return job  # type: ignore[no-any-return]
-# fmt: on
 
 
 def new_job(values: Sequence[Any]) -> NewJob:
     """Return the new job whose fields, from ``id`` to ``metadata``, have these *values*."""
-    job = _thawed_new_job(*values)
+    job = _bare(_ThawedNewJob)
+    (
+        job.id, job.type, job.queue, job.payload, job.created_at, job.max_attempts, job.scheduled_for, job.delay,
+        job.timeout, job.priority, job.idempotency_key, job.digest, job.metadata,
+    ) = values
     job.__class__ = NewJob
     return job  # type: ignore[no-any-return]
+# fmt: on
 
 
 def payload_context(job_id: JobId, job_type: str) -> bytes:
