@@ -28,7 +28,7 @@ from taskharbor.drivers.sqlite.settling import ACK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAIRS = 5
+PAIRS = 11
 HISTORY = 1_000_000
 LEASE = timedelta(seconds=30)
 NOW = datetime.now(UTC)

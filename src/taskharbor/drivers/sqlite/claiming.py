@@ -93,11 +93,13 @@ def take_due(
     db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int, patience: timedelta, overdue: bool
 ) -> list[Claim]:
     since = now - span(patience)
-    asked = {"queue": queue, "limit": max(limit, 0), "overdue": since, "due": since if overdue else now}
-    take = TAKE_ANY if taker.types is None else TAKE_HANDLED
-    rows = db.execute(take, _parameters(taker, now) | asked).fetchall()
+    asked = _parameters(taker, now)
+    asked["queue"], asked["limit"] = queue, max(limit, 0)
+    asked["overdue"], asked["due"] = since, since if overdue else now
+    rows = db.execute(TAKE_ANY if taker.types is None else TAKE_HANDLED, asked).fetchall()
     rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns
-    return [claim_of(job(row, taker.token)) for row in rows]
+    taken = (taker.token, moment(now) + taker.lease, moment(now))
+    return [claim_of(job(row, taken)) for row in rows]
 
 
 _ENDED: Final = f"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -12,7 +13,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.sqlite.rows import micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import timedelta
     from pathlib import Path
 
@@ -35,9 +36,9 @@ class Connections:
     file. Every wait ends by the deadline.
     """
 
-    def __init__(self, path: Path, *, clock: Clock, deadline: timedelta, synchronous: str) -> None:
+    def __init__(self, path: Path, *, clock: Clock | None, deadline: timedelta, synchronous: str) -> None:
         self.path = path
-        self.clock = clock
+        self.now: Callable[[], int] = _machine_time if clock is None else lambda: micros(clock.now())
         self.statements = 0
         self._seconds = deadline.total_seconds()
         self._synchronous = synchronous
@@ -46,50 +47,23 @@ class Connections:
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._left_behind = getattr(self, "_idle", [])  # kept, or Python would close them
-        self._idle: list[sqlite3.Connection] = []
-        self._writing = threading.Lock()
+        self._idle: list[Writing] = []
+        self.writing = threading.Lock()
         self._is_closed = False
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """Give a connection whose statements see one snapshot each."""
-        connection = self._take()
+        taken = self.write()
         try:
-            yield connection
+            yield taken.connection
         except sqlite3.Error as error:
             raise explained(error, self.path) from error
         finally:
-            self._give_back(connection)
+            self.give_back(taken)
 
     def write(self) -> Writing:
-        """Run one IMMEDIATE transaction; the time is read once it is alone, so that times follow its order."""
-        return Writing(self)
-
-    def take_to_write(self) -> sqlite3.Connection:
-        connection = self._take()
-        # At once, where that can be: to set a time takes longer than all the rest.
-        if not (self._writing.acquire(blocking=False) or self._writing.acquire(timeout=self._seconds)):
-            self._give_back(connection)
-            raise StoreUnavailable(f"{self.path}: {_CROWDED}")  # noqa: TRY003  it says which file
-        self.statements += 1
-        return connection
-
-    def give_back_written(self, connection: sqlite3.Connection) -> None:
-        """Let the next one write; what was not committed is undone."""
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        finally:
-            self._writing.release()
-            self._give_back(connection)
-
-    def close(self) -> None:
-        """Close what is not in use; what is, is closed when it is given back."""
-        self._is_closed = True
-        while self._idle:
-            self._idle.pop().close()
-
-    def _take(self) -> sqlite3.Connection:
+        """Return what runs one IMMEDIATE transaction, in a ``with`` statement."""
         if self._pid != os.getpid():
             self._start_anew()  # a connection must not be used, nor closed, on the other side of a fork
         if self._is_closed:
@@ -97,13 +71,24 @@ class Connections:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._open()
+            return Writing(self, self._open())
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
+    def wait_to_write(self) -> None:
+        # At once, where that can be: to set a time takes longer than all the rest.
+        if not (self.writing.acquire(blocking=False) or self.writing.acquire(timeout=self._seconds)):
+            raise StoreUnavailable(f"{self.path}: {_CROWDED}")  # noqa: TRY003  it says which file
+
+    def give_back(self, taken: Writing) -> None:
         if self._is_closed:
-            connection.close()
+            taken.connection.close()
         else:
-            self._idle.append(connection)
+            self._idle.append(taken)
+
+    def close(self) -> None:
+        """Close what is not in use; what is, is closed when it is given back."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().connection.close()
 
     def _open(self) -> sqlite3.Connection:
         with ExitStack() as on_error:
@@ -127,33 +112,55 @@ class Connections:
 
 
 class Writing:
-    """One transaction. A class, since a generator for a context would cost a single job 2 µs of each of its calls."""
+    """A connection, and one transaction after the other on it.
 
-    __slots__ = ("_connection", "_connections")
+    A class, since a generator for a context would cost a single job 2 µs of each of its calls.
+    """
 
-    def __init__(self, connections: Connections) -> None:
+    __slots__ = ("_connections", "_run", "connection")
+
+    def __init__(self, connections: Connections, connection: sqlite3.Connection) -> None:
         self._connections = connections
+        self.connection = connection
+        self._run = connection.cursor().execute  # the connection's own would make a cursor each time
 
     def __enter__(self) -> tuple[sqlite3.Connection, int]:
-        connections = self._connections
-        self._connection = connection = connections.take_to_write()
+        """Begin; the time is read once it is alone, so that times follow its order."""
+        connections, connection = self._connections, self.connection
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            return connection, micros(connections.clock.now())
+            connections.wait_to_write()
+        except BaseException:
+            connections.give_back(self)
+            raise
+        connections.statements += 1
+        try:
+            self._run("BEGIN IMMEDIATE")
+            return connection, connections.now()
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Commit, and let the next one write; after an *error*, or where that fails, undo all of it."""
+        connections, connection = self._connections, self.connection
         try:
             if error is None:
-                self._connection.execute("COMMIT")
+                self._run("COMMIT")
         except sqlite3.Error as refused:
             error = refused
         finally:
-            self._connections.give_back_written(self._connection)
+            try:
+                if connection.in_transaction:
+                    self._run("ROLLBACK")
+            finally:
+                connections.writing.release()
+                connections.give_back(self)
         if isinstance(error, sqlite3.Error):
-            raise explained(error, self._connections.path) from error
+            raise explained(error, connections.path) from error
+
+
+def _machine_time() -> int:
+    return time.time_ns() // 1_000
 
 
 _CROWDED: Final = "other threads of this process have been writing to it for too long; try again"

@@ -21,7 +21,6 @@ from taskharbor.drivers.sqlite.ringing import Bell
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 from taskharbor.drivers.sqlite.upkeep import SqliteUpkeep
-from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
     import sqlite3
@@ -70,7 +69,7 @@ class SqliteDriver:
     ) -> None:
         file = Path(path)
         migrate.up(SqliteSchema(file), MIGRATIONS)
-        self._connections = Connections(file, clock=clock or SystemClock(), deadline=deadline, synchronous=synchronous)
+        self._connections = Connections(file, clock=clock, deadline=deadline, synchronous=synchronous)
         self._bell = Bell(file)
         self.upkeep = SqliteUpkeep(self._connections, self._bell)
         self.inspector = SqliteInspector(self._connections)
@@ -161,7 +160,7 @@ class SqliteDriver:
 
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         with self._connections.read() as db:
-            now = micros(self._connections.clock.now())
+            now = self._connections.now()
             asked = [{"now": now, "token": token.bytes} for token in dict.fromkeys(tokens)]
             held = [job(row) for each in asked for row in db.execute(self._READ_BACK, each)]
             return [claim_of(each) for each in held]

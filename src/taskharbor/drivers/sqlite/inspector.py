@@ -43,7 +43,7 @@ class SqliteInspector:
         self._connections = connections
 
     def now(self) -> datetime:
-        return self._connections.clock.now()
+        return moment(self._connections.now())
 
     def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
         found = {each.id: each for each in map(job, self._of(GET, job_ids))}
@@ -175,7 +175,7 @@ class SqliteInspector:
     """
 
     def queues(self) -> list[QueueView]:
-        now = micros(self._connections.clock.now())
+        now = self._connections.now()
         with self._connections.read() as db:
             return [_queue_view(row) for row in db.execute(self._QUEUES, {"now": now})]
 
@@ -218,7 +218,7 @@ class SqliteInspector:
     """
 
     def due_in(self, queue: str) -> timedelta | None:
-        now = micros(self._connections.clock.now())
+        now = self._connections.now()
         with self._connections.read() as db:
             [(until,)] = db.execute(self.DUE_IN, {"queue": queue, "now": now})
         return None if until is None else timedelta(microseconds=until)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.drivers.sqlite.inserting import insert
-from taskharbor.drivers.sqlite.rows import micros
 from taskharbor.drivers.sqlite.settling import settle_all
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Joined:
             rule = f"it must be open on the driver's own file, {connections.path}"
             raise UsageError(Problem(field="connection", value=f"open on {file or 'no file'}", rule=rule))
         self._connection = connection
-        self._clock = connections.clock
+        self._now = connections.now
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that Python's sqlite3 opens for them."""
@@ -49,7 +48,7 @@ class Joined:
         if begins_none and not self._connection.in_transaction:
             rule = "begin a transaction first, or a crash could leave half of a job behind"
             raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))
-        return micros(self._clock.now())
+        return self._now()
 
 
 class _Plain:

@@ -87,8 +87,8 @@ _STATUSES: Final = {status.value: status for status in Status}
 
 
 # fmt: off
-def job(row: Sequence[Any], held: Token | None = None) -> Job:
-    """Return the job of *row*; who has just taken it need not read its own token, *held*, again."""
+def job(row: Sequence[Any], held: tuple[Token, datetime, datetime] | None = None) -> Job:
+    """Return the job of *row*; who has just taken it knows the token, the end of its lease, and when that was."""
     # The most frequent thing done in Python: no loop, and no call for a column that is as it shall be, or null.
     (
         identity, kind, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count,
@@ -96,13 +96,16 @@ def job(row: Sequence[Any], held: Token | None = None) -> Job:
         settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,
         key, result, progress, metadata,
     ) = row
+    lease, ends, started = held or (
+        None if lease_token is None else token(lease_token),
+        None if lease_expires_at is None else moment(lease_expires_at),
+        None if started_at is None else moment(started_at),
+    )
     return stored_job((
         uuid_of(int.from_bytes(identity)), kind, queue, priority, payload, _STATUSES[status], moment(scheduled_for),
         None if timeout is None else timedelta(microseconds=timeout), moment(created_at), attempt_count,
-        max_attempts, last_error, None if failed_at is None else moment(failed_at),
-        held or (None if lease_token is None else token(lease_token)),
-        None if lease_expires_at is None else moment(lease_expires_at), worker_id,
-        None if started_at is None else moment(started_at), None if completed_at is None else moment(completed_at),
+        max_attempts, last_error, None if failed_at is None else moment(failed_at), lease, ends, worker_id, started,
+        None if completed_at is None else moment(completed_at),
         None if settled_token is None else token(settled_token), life,
         None if dispatch_at is None else moment(dispatch_at), None if sent_at is None else moment(sent_at),
         sends, resends, releases, dead_reason, None if dead_at is None else moment(dead_at),

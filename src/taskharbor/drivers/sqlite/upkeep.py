@@ -205,7 +205,7 @@ class SqliteUpkeep:
     """
 
     def schedules_due(self, *, limit: int) -> list[Schedule]:
-        now = micros(self._connections.clock.now())
+        now = self._connections.now()
         with self._connections.read() as db:
             return [schedule(row) for row in db.execute(self._SCHEDULES_DUE, {"now": now, "limit": limit})]
 
