@@ -65,6 +65,7 @@ class PostgresDriver:
     """
 
     coalesces: Final = True
+    streams: Final = True
 
     def __init__(
         self,
