@@ -77,7 +77,7 @@ def test_a_forked_process_does_not_silently_get_a_store_of_its_own() -> None:
 
 def test_a_line_does_not_grow_with_what_has_passed_through_it() -> None:
     driver = MemoryDriver()
-    [job_id] = [answer.job_id for answer in driver.insert([new_job()])]  # type: ignore[union-attr]  # no key, no conflict
+    [job_id] = [answer.id for answer in driver.insert([new_job()])]  # type: ignore[union-attr]  # no key, no conflict
     for _ in range(5_000):
         go_round(driver, job_id)
 
