@@ -72,7 +72,7 @@ def inserting(count: int, keys: Iterable[str | None]) -> Callable[[Driver], Aske
         jobs = [new_job(idempotency_key=key) for _, key in zip(range(count), keys, strict=False)]
 
         def check(answers: Any) -> None:
-            assert [answer.job_id for answer in answers] == [job.id for job in jobs]
+            assert [answer.id for answer in answers] == [job.id for job in jobs]
             assert statuses(direct) == [(Status.PENDING, 0)] * len(jobs)
 
         return Asked(lambda driver: driver.insert(jobs), check)
