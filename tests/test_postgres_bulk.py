@@ -1,4 +1,4 @@
-"""Many jobs at once, from the requests to the rows: the store works on the first while the others are encoded."""
+"""Many jobs at once, from the requests to the rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stored(url: str) -> list[Any]:
         return db.execute("SELECT payload, metadata FROM th_jobs ORDER BY id").fetchall()
 
 
-def test_a_payload_that_cannot_be_encoded_takes_back_the_jobs_before_it(driver: PostgresDriver, url: str) -> None:
+def test_a_payload_that_cannot_be_encoded_stops_all_the_jobs_before_it(driver: PostgresDriver, url: str) -> None:
     client, good = Client(driver), [JobRequest(type="greet", payload=n) for n in range(2 * COPIED)]
 
     with pytest.raises(InvalidRequest) as refused:

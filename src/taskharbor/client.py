@@ -23,7 +23,6 @@ from taskharbor.core.errors import (
 )
 from taskharbor.core.facts import JobEnqueued
 from taskharbor.core.ids import JobIds, new_job_id
-from taskharbor.core.making import Making
 from taskharbor.core.model import new_job, payload_context
 from taskharbor.core.request import check, is_plain
 from taskharbor.core.retry import RetryPolicy
@@ -31,7 +30,7 @@ from taskharbor.core.text import plain
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.clock import Clock
@@ -75,14 +74,12 @@ class Client:
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._binds: bool = getattr(codec, "binds", True)
+        self._binds = type(codec) is not JsonCodec  # which ignores what it could bind a payload to
         self._attempts = int(policy.max_attempts)
         self._clock = clock or SystemClock()
         self._ids = ids
         self._hooks = tuple(hooks)
         self._coalesces: bool = getattr(driver, "coalesces", False)
-        # Only JSON, which runs no code of others: theirs may take its time, or need a connection itself.
-        self._streams: bool = getattr(driver, "streams", False) and type(codec) is JsonCodec
         self._line = Line(self._store)
         self._flusher: Flusher | None = None
 
@@ -97,7 +94,7 @@ class Client:
         one (the store was tried twice, under the same id) nobody knows whether the job was
         stored: give the request an idempotency key, and it can be sent again without harm.
         """
-        job = self._prepare(request)
+        job = self._prepare(request, self._clock.now(), self._ids())
         is_alone = job.idempotency_key is not None or not self._coalesces
         [answer] = self._told([job], self._store([job]) if is_alone else [self._own_line().insert(job)])
         return _accepted(answer)
@@ -108,12 +105,12 @@ class Client:
         Where it is cancelled, the job may be stored all the same, and hooks are told if it is.
         In a transaction that a driver has joined, and on the memory store, it does hold up the loop.
         """
-        [answer] = await self._handed_over([self._prepare(request)])
+        [answer] = await self._handed_over([self._prepare(request, self._clock.now(), self._ids())])
         return _accepted(answer)
 
     async def aenqueue_in(self, joined: AsyncInserter, request: JobRequest) -> Enqueued:
         """Store one job in a transaction of an async connection, which a driver has joined."""
-        job = self._prepare(request)
+        job = self._prepare(request, self._clock.now(), self._ids())
         [answer] = self._told([job], await joined.insert([job]))
         return _accepted(answer)
 
@@ -124,8 +121,7 @@ class Client:
         that belong to other jobs are refused one by one: `EnqueueRefused` then says
         which, and every other job is stored.
         """
-        making = self._prepare_all(requests)
-        jobs = making if self._streams else [*making]
+        jobs = self._prepare_all(requests)
         return _all_accepted(self._told(jobs, self._store(jobs)))
 
     async def aenqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
@@ -133,7 +129,7 @@ class Client:
 
         Cancelled, it leaves things as `aenqueue` does.
         """
-        return _all_accepted(await self._handed_over([*self._prepare_all(requests)]))
+        return _all_accepted(await self._handed_over(self._prepare_all(requests)))
 
     def encode(self, payload: object, job_id: JobId, *, job_type: str) -> bytes:
         """Return what the store keeps as the payload of that job: for one that is requeued with another payload.
@@ -156,7 +152,7 @@ class Client:
         if flusher is not None and flusher.pid == os.getpid():
             flusher.close()
 
-    def _store(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
+    def _store(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Insert, and once more where the reply was lost: under the same ids, so that nothing is doubled."""
         try:
             return self._driver.insert(jobs, repeat=repeat)
@@ -191,12 +187,12 @@ class Client:
         return [*answers]
 
     def _told(
-        self, jobs: Sequence[NewJob], answers: list[Enqueued | IdempotencyConflict]
+        self, jobs: list[NewJob], answers: list[Enqueued | IdempotencyConflict]
     ) -> list[Enqueued | IdempotencyConflict]:
         self._tell_all(jobs, answers)
         return answers
 
-    def _tell_all(self, jobs: Sequence[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
+    def _tell_all(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
         if not self._hooks or isinstance(answers, Exception):
             return
         for job, answer in zip(jobs, answers, strict=True):
@@ -210,33 +206,24 @@ class Client:
             except Exception:  # noqa: BLE001  the job is stored: a hook's error must not look like a refusal
                 _LOG.exception("a hook failed on %r", fact)
 
-    def _prepare_all(self, requests: Iterable[JobRequest]) -> Making:
-        """Check *requests*, all before the first is encoded."""
-        asked = [*requests]
-        are_usual = []
-        for place, request in enumerate(asked):
-            try:
-                are_usual.append(_is_usual(request))
-            except InvalidRequest as error:
-                raise _of_job(place, error) from error
-        return Making(self._make_all(asked, are_usual), len(asked))
-
-    def _make_all(self, requests: list[JobRequest], are_usual: list[bool]) -> Iterator[NewJob]:
+    def _prepare_all(self, requests: Iterable[JobRequest]) -> list[NewJob]:
+        jobs = []
         now = self._clock.now()
-        each = zip(requests, are_usual, self._new_ids(len(requests)), strict=True)
-        for place, (request, is_usual, job_id) in enumerate(each):
+        asked = [*requests]
+        for place, (request, job_id) in enumerate(zip(asked, self._new_ids(len(asked)), strict=True)):
             try:
-                yield self._make(request, now, job_id, is_usual=is_usual)
+                jobs.append(self._prepare(request, now, job_id))
             except InvalidRequest as error:
-                raise _of_job(place, error) from error
+                raise InvalidRequest([problem.within(f"jobs[{place}]") for problem in error.problems]) from error
+        return jobs
 
     def _new_ids(self, count: int) -> list[JobId]:
         return self._ids.many(count) if isinstance(self._ids, JobIds) else [self._ids() for _ in range(count)]
 
-    def _prepare(self, request: JobRequest) -> NewJob:
-        return self._make(request, self._clock.now(), self._ids(), is_usual=_is_usual(request))
-
-    def _make(self, request: JobRequest, now: datetime, job_id: JobId, *, is_usual: bool) -> NewJob:
+    def _prepare(self, request: JobRequest, now: datetime, job_id: JobId) -> NewJob:
+        is_usual = is_plain(request)
+        if not is_usual:
+            check(request)
         key, attempts = request.idempotency_key, self._attempts
         payload = self.encode(request.payload, job_id, job_type=request.type)
         digest = b"" if key is None else self._digest(request)
@@ -265,18 +252,6 @@ class Client:
     def _digest(self, request: JobRequest) -> bytes:
         """Stand for what is to be done; when and how often may differ between a call and its repeat."""
         return hashlib.sha256(request.type.encode() + b"\0" + self._codec.digest(request.payload)).digest()
-
-
-def _is_usual(request: JobRequest) -> bool:
-    """Check *request*, and tell whether it is plain."""
-    if is_plain(request):
-        return True
-    check(request)
-    return False
-
-
-def _of_job(place: int, error: InvalidRequest) -> InvalidRequest:
-    return InvalidRequest([problem.within(f"jobs[{place}]") for problem in error.problems])
 
 
 def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:

@@ -112,8 +112,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        # To look again and again through all that stays until the end, for what pages of jobs might leave behind,
-        # kept everybody waiting for 50 ms, and took a tenth of each page's time besides.
+        # To look again and again through all that there is, for what pages of jobs might leave behind, kept
+        # everybody waiting for 50 ms, and took a tenth of each page's time besides.
         with tuned():
             super().run(sockets)
 

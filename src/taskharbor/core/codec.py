@@ -49,8 +49,6 @@ class Codec(Protocol):
 
     One codec serves all threads of a process, and other processes read what it wrote,
     days later: keep no state between calls, and go on reading what earlier releases wrote.
-    One that ignores the *context* of what it encodes may say so by a false attribute
-    ``binds``: then it is not made.
     """
 
     def encode(self, value: object, *, context: bytes) -> bytes:
@@ -94,8 +92,6 @@ class JsonCodec:
         ...
     taskharbor.core.errors.PayloadNotEncodable: $.items[0].price: not a finite number
     """
-
-    binds: Final = False
 
     def __init__(self, types: Iterable[type] | Mapping[str, type] = (), *, limit: int = MAX_BYTES) -> None:
         classes = by_name(types)

@@ -59,7 +59,7 @@ class JobRequest:
 
 def check(request: JobRequest) -> None:
     """Raise `InvalidRequest`, naming every field that breaks its rule, what it holds and what is allowed."""
-    if problems := list(_problems(request)):
+    if not is_plain(request) and (problems := list(_problems(request))):
         raise InvalidRequest(problems)
 
 

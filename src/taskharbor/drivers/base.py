@@ -71,9 +71,7 @@ class Inserter(Protocol):
 
     One that may be called from any thread, and gains by fewer and larger calls, has a true
     attribute ``coalesces``: single jobs of many callers then come together, from the thread of
-    one of them or of none. One that gains by jobs which are made while it takes them has a
-    true attribute ``streams``: then an error of that making may come out of `insert`, and
-    nothing is stored.
+    one of them or of none.
     """
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:

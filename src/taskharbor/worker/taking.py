@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Answer = TypeVar("Answer", bound=Claim | Refused)
 
 LOOK: Final = 0.05
-"""Seconds after a look for ended leases in which nobody who is due waits for another one."""
+"""Seconds after a look for ended leases in which a job that is due does not wait for another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ class Taking:
 
     def reserve(self, queue: str, room: int, *, overdue: bool = False) -> list[Claim]:
         """Take due jobs of *queue*, as many as there is room for; with *overdue* only those that wait for too long."""
-        now = self._runtime.monotonic()
-        looks = self._may_reclaim() and now >= self._looks_at.get(queue, 0.0)
+        now, may_look = self._runtime.monotonic(), self._may_reclaim()
+        looks = may_look and now >= self._looks_at.get(queue, 0.0)
 
-        def ask(token: Token) -> list[Claim]:
+        def take(token: Token, *, looks: bool) -> list[Claim]:
             return self._driver.reserve(
                 queue,
                 token=token,
@@ -95,6 +95,9 @@ class Taking:
                 types=self._types(),
                 reclaim=looks,
             )
+
+        def ask(token: Token) -> list[Claim]:
+            return take(token, looks=looks) or ([] if looks == may_look else take(token, looks=True))
 
         claims = self._ask(ask, queue, room, {})
         if looks and len(claims) < room:

@@ -65,7 +65,6 @@ class PostgresDriver:
     """
 
     coalesces: Final = True
-    streams: Final = True
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
@@ -17,7 +16,7 @@ from taskharbor.drivers.postgres.rows import NOW, uuids
 from taskharbor.drivers.postgres.steps import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from psycopg import Connection
@@ -175,6 +174,7 @@ _PLAIN: Final[LiteralString] = (
 _COPY_PLAIN: Final[LiteralString] = f"COPY th_jobs_waiting ({_PLAIN}) FROM STDIN (FORMAT BINARY)"
 _COPY: Final[LiteralString] = f"COPY th_jobs_waiting ({_PLAIN}, timeout, metadata) FROM STDIN (FORMAT BINARY)"
 _PLAIN_TYPES: Final = ("uuid", "text", "text", "int4", "bytea", "timestamptz", "timestamptz", "int4", "text")
+_TYPES: Final = (*_PLAIN_TYPES, "interval", "jsonb")
 _TIME: Final[LiteralString] = f"SELECT {NOW}"
 _COPY_KEYS: Final[LiteralString] = "COPY th_keys (queue, key, job_id, digest) FROM STDIN (FORMAT BINARY)"
 _TAKE_KEYS: Final[LiteralString] = """
@@ -186,34 +186,27 @@ _TAKE_KEYS: Final[LiteralString] = """
         ON CONFLICT DO NOTHING
     RETURNING job_id
 """
-_TAKE_BACK: Final[LiteralString] = "DELETE FROM th_jobs_waiting WHERE id = ANY (%(ids)s)"
 
 
 def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Enqueued | IdempotencyConflict]:
-    """Store many jobs: the same as `insert`, in a few statements and a fraction of the time.
+    """Store many jobs: the same as `insert`, in a few statements and a fraction of the time."""
 
-    The server works on the first while the others are made, where they are made only now.
-    """
-
-    def work(db: ServerConnection) -> set[JobId]:
+    def work(db: ServerConnection) -> list[Enqueued]:
         with db.transaction():
             [(now,)] = connections.execute(db, connections.named(_TIME), {})
-            rest = iter(jobs)
-            special = _copy_plain(connections, db, rest, now)
-            if special is not None:
-                _copy_special(connections, db, chain([special], rest), now)
-            return _refused_keys(connections, db, [job for job in jobs if job.idempotency_key is not None])
+            return _copy(connections, db, _with_own_keys(connections, db, jobs), now)
 
-    refused = connections.run(work)
-    if not refused:
-        return [enqueued(job.id) for job in jobs]
-    return run(_answers(jobs, {job.id for job in jobs} - refused, repeat=False), connections.fetch)
+    answers = connections.run(work)
+    if len(answers) == len(jobs):
+        return [*answers]
+    return run(_answers(jobs, {answer.id for answer in answers}, repeat=False), connections.fetch)
 
 
-def _refused_keys(connections: Connections, db: ServerConnection, keyed: list[NewJob]) -> set[JobId]:
-    """Take the keys of jobs that are stored; those whose key another has are taken back, and returned."""
+def _with_own_keys(connections: Connections, db: ServerConnection, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+    """Take the keys of *jobs*, and return those without a key, or whose key was free until now."""
+    keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
-        return set()
+        return jobs
     try:
         with db.transaction():
             _copy_keys(db, connections.named(_COPY_KEYS), keyed)
@@ -225,10 +218,8 @@ def _refused_keys(connections: Connections, db: ServerConnection, keyed: list[Ne
             "digests": literals.blobs([job.digest for job in keyed]),
         }
         own = {row[0] for row in connections.execute(db, connections.named(_TAKE_KEYS), asked)}
-        refused = {job.id for job in keyed} - own
-        connections.execute(db, connections.named(_TAKE_BACK), {"ids": uuids(refused)})
-        return refused
-    return set()
+        return [job for job in jobs if job.idempotency_key is None or job.id in own]
+    return jobs
 
 
 def _copy_keys(db: Connection, query: bytes, jobs: list[NewJob]) -> None:
@@ -239,33 +230,23 @@ def _copy_keys(db: Connection, query: bytes, jobs: list[NewJob]) -> None:
             sink.write_row((job.queue, job.idempotency_key, job.id, job.digest))
 
 
-def _copy_plain(connections: Connections, db: Connection, jobs: Iterator[NewJob], now: datetime) -> NewJob | None:
-    """Store *jobs* up to the first with a timeout or metadata, and return that: the others are a tenth less work."""
-    with db.cursor() as cursor, cursor.copy(connections.named(_COPY_PLAIN)) as sink:
-        sink.set_types(_PLAIN_TYPES)
+def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now: datetime) -> list[Enqueued]:
+    is_plain = not any(map(attrgetter("timeout"), jobs)) and not any(map(attrgetter("metadata"), jobs))
+    # Then it is a tenth less work.
+    query, types = (_COPY_PLAIN, _PLAIN_TYPES) if is_plain else (_COPY, _TYPES)
+    with db.cursor() as cursor, cursor.copy(connections.named(query)) as sink:
+        sink.set_types(types)
         for job in jobs:
-            if job.timeout is not None or job.metadata:
-                return job
-            sink.write_row(_row(job, now))
-    return None
-
-
-def _copy_special(connections: Connections, db: Connection, jobs: Iterable[NewJob], now: datetime) -> None:
-    with db.cursor() as cursor, cursor.copy(connections.named(_COPY)) as sink:
-        sink.set_types((*_PLAIN_TYPES, "interval", "jsonb"))
-        for job in jobs:
-            sink.write_row((*_row(job, now), job.timeout, Jsonb(dict(job.metadata))))
-
-
-def _row(job: NewJob, now: datetime) -> tuple[object, ...]:
-    return (
-        job.id,
-        job.type,
-        job.queue,
-        job.priority,
-        job.payload,
-        job.scheduled_for or now + job.delay,
-        job.created_at,
-        job.max_attempts,
-        job.idempotency_key,
-    )
+            row = (
+                job.id,
+                job.type,
+                job.queue,
+                job.priority,
+                job.payload,
+                job.scheduled_for or now + job.delay,
+                job.created_at,
+                job.max_attempts,
+                job.idempotency_key,
+            )
+            sink.write_row(row if is_plain else (*row, job.timeout, Jsonb(dict(job.metadata))))
+        return [enqueued(job.id) for job in jobs]  # while the server is busy with the last of them

@@ -45,50 +45,74 @@ class Connections:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._pid = os.getpid()
         self._left_behind = getattr(self, "_idle", [])  # kept, or Python would close them
         self._idle: list[Writing] = []
-        self.writing = threading.Lock()
+        self._writing = threading.Lock()
         self._is_closed = False
+        self._pid = os.getpid()  # last: whoever sees it sees the others
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """Give a connection whose statements see one snapshot each."""
-        taken = self.write()
+        taken = self._take()
         try:
             yield taken.connection
         except sqlite3.Error as error:
             raise explained(error, self.path) from error
         finally:
-            self.give_back(taken)
+            self._give_back(taken)
 
     def write(self) -> Writing:
         """Return what runs one IMMEDIATE transaction, in a ``with`` statement."""
-        if self._pid != os.getpid():
-            self._start_anew()  # a connection must not be used, nor closed, on the other side of a fork
-        if self._is_closed:
-            raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return Writing(self, self._open())
+        return self._take()
 
-    def wait_to_write(self) -> None:
+    def begin(self, taken: Writing) -> int:
+        """Begin; the time is read once it is alone, so that times follow its order."""
         # At once, where that can be: to set a time takes longer than all the rest.
-        if not (self.writing.acquire(blocking=False) or self.writing.acquire(timeout=self._seconds)):
+        if not (self._writing.acquire(blocking=False) or self._writing.acquire(timeout=self._seconds)):
+            self._give_back(taken)
             raise StoreUnavailable(f"{self.path}: {_CROWDED}")  # noqa: TRY003  it says which file
+        self.statements += 1
+        try:
+            taken.run("BEGIN IMMEDIATE")
+            return self.now()
+        except BaseException:
+            self.end(taken)
+            raise
 
-    def give_back(self, taken: Writing) -> None:
-        if self._is_closed:
-            taken.connection.close()
-        else:
-            self._idle.append(taken)
+    def end(self, taken: Writing) -> None:
+        """Let the next one write; what was not committed is undone."""
+        try:
+            if taken.connection.in_transaction:
+                taken.run("ROLLBACK")
+        finally:
+            self._writing.release()
+            self._give_back(taken)
 
     def close(self) -> None:
         """Close what is not in use; what is, is closed when it is given back."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().connection.close()
+
+    def _take(self) -> Writing:
+        if self._pid != os.getpid():
+            self._start_anew()  # a connection must not be used, nor closed, on the other side of a fork
+        if self._is_closed:
+            raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
+        try:
+            taken = self._idle.pop()
+        except IndexError:
+            taken = Writing(self._open())
+        taken.connections = self
+        return taken
+
+    def _give_back(self, taken: Writing) -> None:
+        del taken.connections  # or it would keep alive whoever keeps it
+        if self._is_closed:
+            taken.connection.close()
+        else:
+            self._idle.append(taken)
 
     def _open(self) -> sqlite3.Connection:
         with ExitStack() as on_error:
@@ -117,44 +141,29 @@ class Writing:
     A class, since a generator for a context would cost a single job 2 µs of each of its calls.
     """
 
-    __slots__ = ("_connections", "_run", "connection")
+    __slots__ = ("connection", "connections", "run")
 
-    def __init__(self, connections: Connections, connection: sqlite3.Connection) -> None:
-        self._connections = connections
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self._run = connection.cursor().execute  # the connection's own would make a cursor each time
+        self.connections: Connections
+        self.run = connection.cursor().execute  # the connection's own makes a cursor each time
 
     def __enter__(self) -> tuple[sqlite3.Connection, int]:
-        """Begin; the time is read once it is alone, so that times follow its order."""
-        connections, connection = self._connections, self.connection
+        connections = self.connections
         try:
-            connections.wait_to_write()
-        except BaseException:
-            connections.give_back(self)
-            raise
-        connections.statements += 1
-        try:
-            self._run("BEGIN IMMEDIATE")
-            return connection, connections.now()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
+            return self.connection, connections.begin(self)
+        except sqlite3.Error as error:
+            raise explained(error, connections.path) from error
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Commit, and let the next one write; after an *error*, or where that fails, undo all of it."""
-        connections, connection = self._connections, self.connection
+        connections = self.connections
         try:
             if error is None:
-                self._run("COMMIT")
+                self.run("COMMIT")
         except sqlite3.Error as refused:
             error = refused
         finally:
-            try:
-                if connection.in_transaction:
-                    self._run("ROLLBACK")
-            finally:
-                connections.writing.release()
-                connections.give_back(self)
+            connections.end(self)
         if isinstance(error, sqlite3.Error):
             raise explained(error, connections.path) from error
 
