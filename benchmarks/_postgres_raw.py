@@ -67,6 +67,7 @@ ACK = """
     )
     SELECT id FROM settled
 """
+DIGEST = b"0" * 32
 COPY = """
     COPY th_jobs_waiting (id, type, queue, priority, payload, scheduled_for, created_at, max_attempts, idempotency_key)
     FROM STDIN (FORMAT BINARY)
@@ -98,7 +99,7 @@ def copy(db: psycopg.Connection[Any], ids: Sequence[UUID], payload: bytes, keys:
             with cursor.copy("COPY th_keys (queue, key, job_id, digest) FROM STDIN (FORMAT BINARY)") as sink:
                 sink.set_types(("text", "text", "uuid", "bytea"))
                 for each, own in zip(ids, keys, strict=True):
-                    sink.write_row(("default", own, each, payload))
+                    sink.write_row(("default", own, each, DIGEST))
         with cursor.copy(COPY) as sink:
             sink.set_types(("uuid", "text", "text", "int4", "bytea", "timestamptz", "timestamptz", "int4", "text"))
             for each, key in zip(ids, names, strict=True):

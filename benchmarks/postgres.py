@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PAIRS = 5
+BULK_PAIRS = 15
 JOBS = {100: 20_000, 500: 40_000}
 FINISHED = 1_000_000
 UNDER_SNAPSHOT = 300_000
@@ -108,12 +109,14 @@ def bulk_insert(server: Server) -> dict[str, object]:
     with store(server) as (driver, url), closing(raw.connect(url)) as db:
         client = Client(driver)
         return {
-            "without keys": compared([bulk_pair(client, db) for _ in range(PAIRS)], "client", "COPY of ready rows"),
+            "without keys": compared(
+                [bulk_pair(client, db) for _ in range(BULK_PAIRS)], "client", "COPY of ready rows"
+            ),
             "with keys": compared(
-                [bulk_pair(client, db, keyed=True) for _ in range(PAIRS)], "client", "COPY of ready rows"
+                [bulk_pair(client, db, keyed=True) for _ in range(BULK_PAIRS)], "client", "COPY of ready rows"
             ),
             "beside a COPY that makes its rows": compared(
-                [bulk_pair(client, db, made=True) for _ in range(PAIRS)], "client", "COPY"
+                [bulk_pair(client, db, made=True) for _ in range(BULK_PAIRS)], "client", "COPY"
             ),
         }
 
