@@ -411,6 +411,28 @@ def test_a_codec_of_ones_own_writes_and_reads_the_payload() -> None:
     assert replace(job, codec=codec).data == {"name": "Ada"}
 
 
+class SealedCodec(JsonCodec):
+    """Reads a payload only in the job that it was written for."""
+
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        return context + super().encode(value, context=context)
+
+    def decode(self, data: bytes, *, context: bytes) -> Any:
+        assert data.startswith(context)
+        return super().decode(data.removeprefix(context), context=context)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_codec_made_of_ours_is_told_which_job_a_payload_belongs_to(key: str | None) -> None:
+    codec = SealedCodec()
+    harbour = Harbour(codec=codec)
+
+    job = harbour.stored(harbour.enqueue(payload={"name": "Ada"}, idempotency_key=key).id)
+
+    assert job.id.bytes in job.payload
+    assert replace(job, codec=codec).data == {"name": "Ada"}
+
+
 def test_ids_of_ones_own_are_used() -> None:
     own = JobId(UUID(int=7))
     harbour = Harbour(ids=lambda: own)

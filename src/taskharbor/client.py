@@ -74,7 +74,7 @@ class Client:
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._binds = type(codec) is not JsonCodec  # which ignores what it could bind a payload to
+        self._json = codec if type(codec) is JsonCodec else None  # which ignores what it could bind a payload to
         self._attempts = int(policy.max_attempts)
         self._clock = clock or SystemClock()
         self._ids = ids
@@ -137,8 +137,7 @@ class Client:
         Raises `InvalidRequest`, as `enqueue` does.
         """
         try:
-            context = payload_context(job_id, job_type) if self._binds else b""
-            return self._codec.encode(payload, context=context)
+            return self._codec.encode(payload, context=payload_context(job_id, job_type))
         except PayloadNotEncodable as error:
             raise InvalidRequest([_payload_problem(error)]) from error
 
@@ -207,14 +206,14 @@ class Client:
                 _LOG.exception("a hook failed on %r", fact)
 
     def _prepare_all(self, requests: Iterable[JobRequest]) -> list[NewJob]:
-        jobs = []
+        jobs: list[NewJob] = []
         now = self._clock.now()
         asked = [*requests]
-        for place, (request, job_id) in enumerate(zip(asked, self._new_ids(len(asked)), strict=True)):
-            try:
+        try:
+            for request, job_id in zip(asked, self._new_ids(len(asked)), strict=True):
                 jobs.append(self._prepare(request, now, job_id))
-            except InvalidRequest as error:
-                raise InvalidRequest([problem.within(f"jobs[{place}]") for problem in error.problems]) from error
+        except InvalidRequest as error:
+            raise InvalidRequest([problem.within(f"jobs[{len(jobs)}]") for problem in error.problems]) from error
         return jobs
 
     def _new_ids(self, count: int) -> list[JobId]:
@@ -224,9 +223,8 @@ class Client:
         is_usual = is_plain(request)
         if not is_usual:
             check(request)
+        payload, digest = self._encoded(request, job_id)
         key, attempts = request.idempotency_key, self._attempts
-        payload = self.encode(request.payload, job_id, job_type=request.type)
-        digest = b"" if key is None else self._digest(request)
         if is_usual:
             usual = (None, _NO_DELAY, None, 0, key, digest, _NO_METADATA)
             return new_job((job_id, request.type, request.queue, payload, now, attempts, *usual))
@@ -249,9 +247,20 @@ class Client:
             )
         )
 
-    def _digest(self, request: JobRequest) -> bytes:
-        """Stand for what is to be done; when and how often may differ between a call and its repeat."""
-        return hashlib.sha256(request.type.encode() + b"\0" + self._codec.digest(request.payload)).digest()
+    def _encoded(self, request: JobRequest, job_id: JobId) -> tuple[bytes, bytes]:
+        """Return the payload; and under a key what stands for that and the type: all else may differ in a repeat."""
+        json, key = self._json, request.idempotency_key
+        try:
+            if json is None:
+                payload = self.encode(request.payload, job_id, job_type=request.type)
+                digest = b"" if key is None else self._codec.digest(request.payload)
+            elif key is None:
+                return json.encode(request.payload, context=b""), b""
+            else:
+                payload, digest = json.encode_with_digest(request.payload)
+        except PayloadNotEncodable as error:
+            raise InvalidRequest([_payload_problem(error)]) from error
+        return payload, b"" if key is None else hashlib.sha256(request.type.encode() + b"\0" + digest).digest()
 
 
 def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:

@@ -520,6 +520,22 @@ def test_the_digest_tells_apart_whatever_is_stored_differently(one: object, othe
     assert (CODEC.digest(one) == CODEC.digest(other)) == (stored[0] == stored[1])
 
 
+@few
+@given(values)
+def test_a_payload_and_its_digest_are_the_same_whether_made_together_or_not(value: object) -> None:
+    assert CODEC.encode_with_digest(value) == (encoded(value), CODEC.digest(value))
+
+
+@pytest.mark.parametrize("value", [object(), {"at": float("nan")}, "x" * MAX_BYTES], ids=["type", "value", "size"])
+def test_what_cannot_be_encoded_is_refused_with_its_digest_too(value: object) -> None:
+    with pytest.raises(PayloadNotEncodable) as alone:
+        CODEC.encode(value, context=b"")
+    with pytest.raises(PayloadNotEncodable) as together:
+        CODEC.encode_with_digest(value)
+
+    assert (type(together.value), str(together.value)) == (type(alone.value), str(alone.value))
+
+
 def test_the_digest_tells_types_apart() -> None:
     alike = [1, 1.0, True, "1", Decimal(1), b"1", [1], {"1": 1}, None, "", [], {}, date(2024, 1, 1), "2024-01-01"]
 

@@ -68,3 +68,12 @@ def test_where_one_look_was_not_enough_the_next_follows_at_once() -> None:
     first, second, third = scene.abandon(3)
 
     assert [scene.take(1), scene.take(1), scene.take(1)] == [[first], [second], [third]]
+
+
+def test_where_nothing_is_due_a_look_waits_for_nothing() -> None:
+    scene = Scene()
+    assert scene.take(5) == []
+
+    abandoned = scene.abandon(2)
+
+    assert scene.take(5) == abandoned

@@ -70,7 +70,7 @@ def is_plain(request: JobRequest) -> bool:
         and request.delay is None
         and request.timeout is None
         and request.max_attempts is None
-        and _is_plain_key(request.idempotency_key)
+        and (request.idempotency_key is None or _is_plain_key(request.idempotency_key))
         and type(request.priority) is int
         and request.priority == 0
         and type(request.metadata) is dict
@@ -80,8 +80,8 @@ def is_plain(request: JobRequest) -> bool:
     )
 
 
-def _is_plain_key(key: str | None) -> bool:
-    return key is None or (type(key) is str and 0 < len(key) <= MAX_KEY and is_storable(key))
+def _is_plain_key(key: str) -> bool:
+    return type(key) is str and 0 < len(key) <= MAX_KEY and is_storable(key)
 
 
 @lru_cache(maxsize=1_024)
