@@ -23,7 +23,9 @@ class Scene:
         self._driver = MemoryDriver(clock=self._clock)
         self.now = 1_000.0
         runtime: Any = SimpleNamespace(monotonic=lambda: self.now, token=new_token)
-        hands: Any = SimpleNamespace(fill_room=lambda *_: None, lose=lambda _ids: None)
+        hands: Any = SimpleNamespace(
+            fill_room=lambda *_: None, take_room=lambda _queue, most: most, lose=lambda _ids: None
+        )
         self._taking = Taking(
             runtime,
             self._driver,

@@ -82,8 +82,16 @@ class Taking:
         """Take due jobs of *queue*, as many as there is room for; with *overdue* only those that wait for too long."""
         now, may_look = self._runtime.monotonic(), self._may_reclaim()
         looks = may_look and now >= self._looks_at.get(queue, 0.0)
+        claims = self._reserve(queue, room, overdue=overdue, reclaim=looks)
+        if not claims and may_look and not looks and (room := self._hands.take_room(queue, room)):
+            looks = True
+            claims = self._reserve(queue, room, overdue=overdue, reclaim=True)
+        if looks and len(claims) < room:
+            self._looks_at[queue] = now + LOOK
+        return claims
 
-        def take(token: Token, *, looks: bool) -> list[Claim]:
+    def _reserve(self, queue: str, room: int, *, overdue: bool, reclaim: bool) -> list[Claim]:
+        def ask(token: Token) -> list[Claim]:
             return self._driver.reserve(
                 queue,
                 token=token,
@@ -93,16 +101,10 @@ class Taking:
                 patience=self._patience,
                 overdue=overdue,
                 types=self._types(),
-                reclaim=looks,
+                reclaim=reclaim,
             )
 
-        def ask(token: Token) -> list[Claim]:
-            return take(token, looks=looks) or ([] if looks == may_look else take(token, looks=True))
-
-        claims = self._ask(ask, queue, room, {})
-        if looks and len(claims) < room:
-            self._looks_at[queue] = now + LOOK
-        return claims
+        return self._ask(ask, queue, room, {})
 
     def claim(self, queue: str, room: int, received: Sequence[Received]) -> list[Claim | Refused]:
         """Take the jobs that these messages ring for, in one statement."""
