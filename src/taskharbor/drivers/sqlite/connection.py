@@ -46,7 +46,7 @@ class Connections:
 
     def _start_anew(self) -> None:
         self._left_behind = getattr(self, "_idle", [])  # kept, or Python would close them
-        self._idle: list[Writing] = []
+        self._idle: list[Link] = []
         self._writing = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()  # last: whoever sees it sees the others
@@ -62,25 +62,25 @@ class Connections:
         finally:
             self._give_back(taken)
 
-    def write(self) -> Writing:
+    def write(self) -> Link:
         """Return what runs one IMMEDIATE transaction, in a ``with`` statement."""
         return self._take()
 
-    def begin(self, taken: Writing) -> int:
+    def begin(self, taken: Link) -> int:
         """Begin; the time is read once it is alone, so that times follow its order."""
         # At once, where that can be: to set a time takes longer than all the rest.
         if not (self._writing.acquire(blocking=False) or self._writing.acquire(timeout=self._seconds)):
             self._give_back(taken)
             raise StoreUnavailable(f"{self.path}: {_CROWDED}")  # noqa: TRY003  it says which file
-        self.statements += 1
         try:
+            self.statements += 1
             taken.run("BEGIN IMMEDIATE")
             return self.now()
         except BaseException:
             self.end(taken)
             raise
 
-    def end(self, taken: Writing) -> None:
+    def end(self, taken: Link) -> None:
         """Let the next one write; what was not committed is undone."""
         try:
             if taken.connection.in_transaction:
@@ -95,7 +95,7 @@ class Connections:
         while self._idle:
             self._idle.pop().connection.close()
 
-    def _take(self) -> Writing:
+    def _take(self) -> Link:
         if self._pid != os.getpid():
             self._start_anew()  # a connection must not be used, nor closed, on the other side of a fork
         if self._is_closed:
@@ -103,11 +103,11 @@ class Connections:
         try:
             taken = self._idle.pop()
         except IndexError:
-            taken = Writing(self._open())
+            taken = Link(self._open())
         taken.connections = self
         return taken
 
-    def _give_back(self, taken: Writing) -> None:
+    def _give_back(self, taken: Link) -> None:
         del taken.connections  # or it would keep alive whoever keeps it
         if self._is_closed:
             taken.connection.close()
@@ -135,7 +135,7 @@ class Connections:
             return connection
 
 
-class Writing:
+class Link:
     """A connection, and one transaction after the other on it.
 
     A class, since a generator for a context would cost a single job 2 µs of each of its calls.
