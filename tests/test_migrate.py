@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor.core.errors import SchemaOutOfDate
-from taskharbor.drivers.migrate import Migration, MisnumberedMigration, as_sql, check, load, standing, up
+from taskharbor.drivers.migrate import (
+    Migration,
+    MisnumberedMigration,
+    as_sql,
+    check,
+    check_compatible,
+    load,
+    standing,
+    up,
+)
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 
 if TYPE_CHECKING:
@@ -82,7 +91,7 @@ def test_what_was_applied_before_a_failure_stays_applied(file: Path) -> None:
     assert SqliteSchema(file).version() == 1
 
 
-@pytest.mark.parametrize("verb", [up, check, as_sql])
+@pytest.mark.parametrize("verb", [up, check, check_compatible, as_sql])
 def test_a_schema_newer_than_the_code_is_refused_and_not_touched(verb: object, file: Path) -> None:
     up(SqliteSchema(file), [ONE, TWO])
     before = file.read_bytes()
@@ -108,6 +117,28 @@ def test_a_check_of_a_schema_that_fits_says_nothing(file: Path) -> None:
     up(SqliteSchema(file), [ONE])
 
     check(SqliteSchema(file), [ONE])
+
+
+def test_code_works_on_its_own_schema_and_on_the_one_before(file: Path) -> None:
+    up(SqliteSchema(file), [ONE])
+
+    assert check_compatible(SqliteSchema(file), [ONE]) == 1
+    assert check_compatible(SqliteSchema(file), [ONE, TWO]) == 1
+
+
+def test_a_schema_two_versions_behind_is_refused(file: Path) -> None:
+    up(SqliteSchema(file), [ONE])
+    three = Migration(number=3, name="0003_three", sql="CREATE TABLE three (a);")
+
+    with pytest.raises(
+        SchemaOutOfDate, match="the store's schema is 1, this code needs 3: run 'taskharbor migrate up'"
+    ):
+        check_compatible(SqliteSchema(file), [ONE, TWO, three])
+
+
+def test_a_store_without_tables_is_not_the_schema_before_the_first(file: Path) -> None:
+    with pytest.raises(SchemaOutOfDate, match="the store's schema is 0, this code needs 1"):
+        check_compatible(SqliteSchema(file), [ONE])
 
 
 def test_where_a_store_stands_can_be_asked_of_a_file_that_is_not_there(file: Path) -> None:

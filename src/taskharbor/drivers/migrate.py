@@ -90,7 +90,19 @@ def check(schema: Schema, migrations: Sequence[Migration]) -> None:
     """Raise `SchemaOutOfDate` unless the store has just the schema that *migrations* make."""
     where = _not_newer(standing(schema, migrations))
     if where.pending:
-        raise SchemaOutOfDate(str(where.found), str(where.wanted), "run 'taskharbor migrate up'")
+        raise SchemaOutOfDate(str(where.found), str(where.wanted), _MIGRATE)
+
+
+def check_compatible(schema: Schema, migrations: Sequence[Migration]) -> int:
+    """Return the version that the store has: the newest of *migrations*, or the one before it.
+
+    Code is deployed before its migration is applied, so it must work on both. Any other
+    version raises `SchemaOutOfDate`.
+    """
+    where = _not_newer(standing(schema, migrations))
+    if where.found == 0 or len(where.pending) > 1:
+        raise SchemaOutOfDate(str(where.found), str(where.wanted), _MIGRATE)
+    return where.found
 
 
 def as_sql(schema: Schema, migrations: Sequence[Migration]) -> str:
@@ -115,4 +127,5 @@ def _not_newer(where: Standing) -> Standing:
     return where
 
 
+_MIGRATE: Final = "run 'taskharbor migrate up'"
 _FILE: Final = re.compile(r"(?P<number>[0-9]{4})_[a-z0-9_]+\.sql")

@@ -38,10 +38,11 @@ class Connections:
     back, and would find no threads after a fork.
     """
 
-    def __init__(self, address: Address, *, clock: Clock | None, size: int, check: Callable[[], None]) -> None:
+    def __init__(self, address: Address, *, clock: Clock | None, size: int, check: Callable[[], int]) -> None:
         self.address = address
         self.clock = clock
         self._check = check
+        self._schema_version = 0
         self.statements = 0
         self._size = size
         pins = [f"set_config('{name}', '{value}', true)" for name, value in address.settings.items()]
@@ -58,6 +59,16 @@ class Connections:
         self._closed = threading.Event()
         self._was_connected = False
         self._pid = os.getpid()  # last: who finds it right may use the rest
+
+    @property
+    def schema_version(self) -> int:
+        """The migration that the database had when this process first connected: this code's newest, or the one before.
+
+        A statement that uses what the newest one brought asks first.
+        """
+        if not self._schema_version:
+            self._schema_version = self._check()
+        return self._schema_version
 
     def fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
         """Run one statement, which is one transaction, and return its rows."""
@@ -182,7 +193,7 @@ class Connections:
     def _open(self) -> ServerConnection:
         """Connect; a store that was there before is waited for, with some chance in the pauses."""
         if not self._was_connected:
-            self._check()
+            self._schema_version = self._check()
         give_up_at = self._deadline()
         pause = 0.01
         while True:

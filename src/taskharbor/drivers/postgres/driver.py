@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEADLINE: Final = timedelta(seconds=5)
+NEWEST: Final = len(MIGRATIONS)
 NO_DELAY: Final = timedelta(0)
 
 
@@ -81,10 +82,10 @@ class PostgresDriver:
             url=url, schema=schema, deadline=deadline, password=password, is_pooled=is_pooled, is_timed=True
         )
         self._connections = Connections(
-            address, clock=clock, size=size, check=lambda: migrate.check(PostgresSchema(address), MIGRATIONS)
+            address, clock=clock, size=size, check=lambda: migrate.check_compatible(PostgresSchema(address), MIGRATIONS)
         )
         # Of the heartbeat's own: nobody else's work may keep a lease from it. Who has a lease has seen the schema.
-        self._beating = Connections(address, clock=clock, size=1, check=lambda: None)
+        self._beating = Connections(address, clock=clock, size=1, check=lambda: NEWEST)
         self._lines = Lines()
         self._audience = Audience(address)
         self._bell = Bell(self._connections, self._audience)

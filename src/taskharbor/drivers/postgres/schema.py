@@ -90,12 +90,17 @@ $$;
 def _with_its_record(migration: Migration) -> str:
     # A script has no parameters; number and name come from the name of our own file.
     return f"""\
+{_RECORDS if migration.number == 1 else ""}\
+INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration.name}');
+
+{migration.sql.rstrip()}
+"""
+
+
+_RECORDS: Final = """\
 CREATE TABLE IF NOT EXISTS th_migrations (
     number integer PRIMARY KEY,
     name text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration.name}');
-
-{migration.sql.rstrip()}
 """
