@@ -162,6 +162,38 @@ def test_two_factories_do_not_make_the_same_ids() -> None:
     assert {one() for _ in range(1_000)}.isdisjoint({other() for _ in range(1_000)})
 
 
+@pytest.mark.parametrize("make", [lambda ids: ids(), lambda ids: ids.many(2)], ids=["one", "many"])
+def test_no_other_thread_can_make_an_id_before_the_last_one_is_noted(
+    make: Callable[[JobIds], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = CountingLock()
+    monkeypatch.setattr("taskharbor.core.ids.threading.RLock", lambda: lock)
+    depths: list[int] = []
+
+    def asked() -> int:
+        depths.append(lock.depth)
+        return NOON
+
+    make(JobIds(milliseconds=asked))
+
+    assert depths
+    assert min(depths) > 0
+    assert lock.depth == 0
+
+
+class CountingLock:
+    """Stands for the lock: threads that race would find a missing one only by luck."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *raised: object) -> None:
+        self.depth -= 1
+
+
 def test_threads_never_get_the_same_id_and_each_sees_them_grow() -> None:
     threads, each = 8, 5_000
     start = Barrier(threads)
