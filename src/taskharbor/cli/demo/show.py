@@ -76,6 +76,7 @@ class Demo:
         try:
             self.fleet.start(WORKERS)
             self.work()
+            self.wait_for_replacements()
             codes = self.fleet.stop()
         finally:
             self.fleet.end()
@@ -102,6 +103,16 @@ class Demo:
                 self.show()
             threading.Event().wait(BEAT)
         self.show()
+
+    def wait_for_replacements(self) -> None:
+        """Wait until every process has reported to the store: a signal that comes before would kill it."""
+        give_up_at = time.monotonic() + LIMIT
+        while time.monotonic() < give_up_at:
+            reported = {worker.pid for worker in self.driver.inspector.workers()}
+            starting = [member for member in self.fleet.members if member.process.pid not in reported]
+            if not any(member.process.poll() is None for member in starting):
+                return
+            threading.Event().wait(BEAT)
 
     def batches(self) -> Iterator[list[JobRequest]]:
         """Give the jobs of each beat: quick ones all the time, and now and then one of another kind."""
