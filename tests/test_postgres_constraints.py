@@ -42,6 +42,42 @@ def db(url: str) -> Iterator[psycopg.Connection]:
         connection.rollback()
 
 
+COLUMNS: Final = {
+    "id": ("uuid", False, None),
+    "type": ("text", False, None),
+    "queue": ("text", False, None),
+    "payload": ("bytea", False, None),
+    "status": ("text", False, "'PENDING'::text"),
+    "scheduled_for": ("timestamp with time zone", False, None),
+    "timeout": ("interval", True, None),
+    "created_at": ("timestamp with time zone", False, None),
+    "attempt_count": ("integer", False, "0"),
+    "max_attempts": ("integer", False, None),
+    "last_error": ("text", True, None),
+    "failed_at": ("timestamp with time zone", True, None),
+    "lease_token": ("uuid", True, None),
+    "lease_expires_at": ("timestamp with time zone", True, None),
+    "worker_id": ("text", True, None),
+    "completed_at": ("timestamp with time zone", True, None),
+    "dead_reason": ("text", True, None),
+    "dead_at": ("timestamp with time zone", True, None),
+    "idempotency_key": ("text", True, None),
+    "result": ("bytea", True, None),
+}
+"""What the original documents ask of the table, in our types: whether a value may be missing, and its default."""
+
+
+def test_every_column_of_the_jobs_table_has_its_type_and_its_default(db: psycopg.Connection) -> None:
+    rows = db.execute("""
+        SELECT column_name, data_type, is_nullable = 'YES', column_default
+          FROM information_schema.columns
+         WHERE table_schema = 'public'
+           AND table_name = 'th_jobs'
+    """).fetchall()
+
+    assert {name: rest for name, *rest in rows if name in COLUMNS} == {name: [*rest] for name, rest in COLUMNS.items()}
+
+
 @pytest.mark.parametrize(("source", "target"), [*product(Status, Status)])
 def test_raw_sql_makes_exactly_the_moves_of_the_transition_table(
     source: Status, target: Status, db: psycopg.Connection

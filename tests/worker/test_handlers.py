@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 import pytest
 
 from taskharbor.client import Client
@@ -17,11 +20,16 @@ from taskharbor.core.request import JobRequest
 from taskharbor.core.states import Status
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.worker import running
+from tests.postgres import emptied
+from tests.waiting import wait_until
 from tests.worker.working import LIMIT, at_work, drained, ended, enqueue, stored, worker_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
@@ -71,6 +79,50 @@ def test_what_a_handler_returns_is_stored_as_the_result(driver: Driver, handler:
     job = stored(driver, job_id)
     assert job.status is Status.SUCCEEDED
     assert json.loads(job.result or b"")[1] == {"name": "Ada"}
+
+
+def test_no_transaction_or_lock_is_held_while_a_handler_runs_on_postgres() -> None:
+    url = emptied()
+    was_free: list[bool] = []
+
+    def handler(job: Job) -> None:
+        with psycopg.connect(url, autocommit=True, options="-c lock_timeout=5s") as db:
+            db.execute("SELECT FROM th_jobs WHERE id = %s FOR UPDATE", [job.id])
+            wait_until(lambda: db.execute(OPEN_TRANSACTIONS).fetchall() == [])
+        was_free.append(True)
+
+    with closing(PostgresDriver(url)) as driver:
+        job_id = enqueue(driver, "look")
+        drained(driver, {"look": handler})
+
+        assert was_free == [True]
+        assert stored(driver, job_id).status is Status.SUCCEEDED
+
+
+OPEN_TRANSACTIONS: Final = """
+    SELECT pid
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND state LIKE 'idle in transaction%'
+"""
+
+
+def test_no_transaction_is_held_while_a_handler_runs_on_sqlite(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    was_free: list[bool] = []
+
+    def handler(_job: Job) -> None:
+        with closing(sqlite3.connect(file, timeout=5, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")  # waits for whoever writes
+            db.execute("ROLLBACK")
+        was_free.append(True)
+
+    with closing(SqliteDriver(file)) as driver:
+        job_id = enqueue(driver, "look")
+        drained(driver, {"look": handler})
+
+        assert was_free == [True]
+        assert stored(driver, job_id).status is Status.SUCCEEDED
 
 
 def test_a_handler_that_returns_nothing_leaves_no_result(driver: Driver) -> None:

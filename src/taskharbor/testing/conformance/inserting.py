@@ -26,6 +26,7 @@ def test_a_new_job_is_pending_and_no_attempt_is_counted(subject: Subject) -> Non
 
     assert (job.status, job.attempt_count, job.life, job.sends, job.releases) == (Status.PENDING, 0, 1, 0, 0)
     assert (job.lease_token, job.lease_expires_at, job.completed_at, job.dispatch_at) == (None, None, None, None)
+    assert (job.dead_at, job.dead_reason, job.last_error, job.failed_at) == (None, None, None, None)
 
 
 def test_a_job_keeps_everything_it_was_given(subject: Subject) -> None:
