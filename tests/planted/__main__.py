@@ -20,7 +20,7 @@ from tests.planted.planter import Report, plant
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-DEADLINE: Final = 90.0
+DEADLINE: Final = 240.0
 FEW: Final = 25
 
 Table = dict[Bug, Report]
@@ -56,7 +56,8 @@ def plant_all(bugs: Iterable[Bug]) -> Table:
             try:
                 table[bug] = result.get(DEADLINE)
             except multiprocessing.TimeoutError:
-                table[bug] = Report(failed=["(the run never ended)"])
+                table[bug] = Report()  # a run that only took too long has caught nothing
+                print(f"NOT ENDED within {DEADLINE:.0f} s: {bug.name}")
         return table
 
 

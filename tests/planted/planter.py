@@ -14,7 +14,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import hypothesis.strategies  # noqa: F401
 import pytest
@@ -34,10 +34,19 @@ QUIET: Final = (
 )  # fmt: skip
 
 
+class Plantable(Protocol):
+    """What changes the source of one module."""
+
+    @property
+    def module(self) -> str: ...
+
+    def planted_in(self, source: str) -> str: ...
+
+
 class Planter:
     """An import hook that puts the bug into its module."""
 
-    def __init__(self, bug: Bug) -> None:
+    def __init__(self, bug: Plantable) -> None:
         self._bug = bug
 
     def find_spec(
@@ -53,7 +62,7 @@ class Planter:
 
 
 class BuggyLoader(SourceFileLoader):
-    def __init__(self, fullname: str, path: str, bug: Bug) -> None:
+    def __init__(self, fullname: str, path: str, bug: Plantable) -> None:
         super().__init__(fullname, path)
         self._bug = bug
 

@@ -1,0 +1,169 @@
+"""Leave out every condition, lock and conflict clause of the SQL stores in turn; something must notice.
+
+python -m tests.planted.sql            every edit is caught by the test that sql.toml names for it
+python -m tests.planted.sql search     find a kit case for each edit that sql.toml does not name, and print the lines
+
+``sql.toml`` has a line for each edit: the name of a case of the conformance kit, or of a test, that
+fails without it; or, under ``[harmless]``, the reason why no answer depends on it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+import tempfile
+import tomllib
+from contextlib import closing, redirect_stdout
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg  # noqa: F401  loaded once for all, before the forks
+import pytest
+
+from tests.planted.planter import QUIET, Planter, Report, variants
+from tests.planted.sql_edits import DRIVERS, SqlEdit, all_edits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import ModuleType
+
+LIST: Final = Path(__file__).with_name("sql.toml")
+DEADLINE: Final = 120.0
+SEARCH_DEADLINE: Final = 600.0
+
+
+def plant(edit: SqlEdit, server: tuple[int, str], tests: Sequence[str]) -> Report:
+    """Run *tests*, or the whole kit if there are none, on the store without what *edit* leaves out."""
+    sys.meta_path.insert(0, Planter(edit))
+    if edit.is_migration:
+        leave_out_of_migration(edit)
+    if edit.store == "postgres":
+        use_server(server, is_own_schema=edit.is_migration)
+    report = Report()
+    if tests and "::" in tests[0]:
+        with redirect_stdout(StringIO()):
+            pytest.main([*QUIET, *tests], plugins=[report])
+    else:
+        run_kit(report, edit.store, tests)
+    return report
+
+
+def leave_out_of_migration(edit: SqlEdit) -> None:
+    """Replace the migration where those that run it find it."""
+    schema: Any = importlib.import_module(f"taskharbor.drivers.{edit.store}.schema")
+    migration = importlib.import_module("taskharbor.drivers.migrate").Migration
+    file = DRIVERS / edit.file
+    sql = edit.planted_in(file.read_text("utf-8"))
+    schema.MIGRATIONS = tuple(
+        migration(number=each.number, name=each.name, sql=sql) if each.name == file.stem else each
+        for each in schema.MIGRATIONS
+    )
+
+
+def use_server(server: tuple[int, str], *, is_own_schema: bool) -> None:
+    """Let the tests of this process use the server that runs, under names of its own."""
+    port, template = server
+    postgres: Any = importlib.import_module("tests.postgres")
+    running: Any = object.__new__(postgres.Server)
+    running._port, running.version = port, 180000
+    running.url = running._url("postgres")
+    prefix = f"edit_{os.getpid()}"
+    postgres.server = lambda: running
+    postgres._NUMBERS = (f"{prefix}_{number}" for number in count())
+    if is_own_schema:
+        own = f"{prefix}_template"
+        migrate = importlib.import_module("taskharbor.drivers.migrate")
+        migrate.up(postgres.schema_at(running.database(own)), postgres.MIGRATIONS)
+        template = own
+    postgres._template = lambda: template
+    shared = running.database(f"{prefix}_shared", template=template)
+    postgres._shared = lambda: shared
+
+
+def run_kit(report: Report, store: str, names: Sequence[str]) -> None:
+    """Call cases of the kit until one fails."""
+    drivers = importlib.import_module("tests.conformance.test_drivers")
+    for name, case in kit_cases(drivers):
+        if names and name not in names:
+            continue
+        for variant, arguments in variants(case):
+            with tempfile.TemporaryDirectory() as folder:
+                opened = open_subject(drivers, store, Path(folder))
+                with closing(opened.driver):
+                    report.run(name + variant, case, {"subject": opened, **arguments})
+            if report.failed:
+                return
+
+
+def open_subject(drivers: Any, store: str, folder: Path) -> Any:
+    return drivers.sqlite(folder) if store == "sqlite" else drivers.postgres()
+
+
+def kit_cases(drivers: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
+    yield from ((name, case) for name, case in vars(drivers).items() if name.startswith("test_"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    searches = arguments == ["search"]
+    listed = tomllib.loads(LIST.read_text("utf-8")) if LIST.exists() else {}
+    caught, harmless = listed.get("caught", {}), listed.get("harmless", {})
+    edits = {edit.name: edit for edit in all_edits()}
+    unlisted = [name for name in edits if name not in caught and name not in harmless]
+    stale = sorted({*caught, *harmless} - {*edits})
+    if searches:
+        for edit, report in plant_all({edits[name]: [] for name in unlisted}, SEARCH_DEADLINE):
+            print(f'"{edit.name}" = "{report.failed[0] if report.failed else "NOT CAUGHT"}"', flush=True)
+        return 0
+    reports = dict(plant_all({edits[name]: [test] for name, test in caught.items() if name in edits}, DEADLINE))
+    survivors = [edit.name for edit, report in reports.items() if not report.failed]
+    for name in survivors:
+        print(f"NOT CAUGHT: {name} by {caught[name]}")
+    for name in unlisted:
+        print(f"NOT LISTED: {name} (python -m tests.planted.sql search)")
+    for name in stale:
+        print(f"NOT THERE ANY MORE: {name}")
+    print(f"{len(reports) - len(survivors)} of {len(edits)} edits of SQL caught, {len(harmless)} harmless")
+    return 1 if survivors or unlisted or stale else 0
+
+
+def plant_all(edits: Mapping[SqlEdit, Sequence[str]], deadline: float) -> Iterator[tuple[SqlEdit, Report]]:
+    """Give each edit a process of its own, forked before TaskHarbor is imported; all share one server."""
+    fork = multiprocessing.get_context("fork")
+    ready, done = fork.Pipe()
+    keeper = fork.Process(target=keep_server, args=(done,))
+    keeper.start()
+    try:
+        server = ready.recv()
+        with fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
+            pending = {edit: pool.apply_async(plant, (edit, server, tests)) for edit, tests in edits.items()}
+            yield from ((edit, _report(result, deadline)) for edit, result in pending.items())
+    finally:
+        ready.send(None)
+        keeper.join(DEADLINE)
+
+
+def _report(result: Any, deadline: float) -> Report:
+    try:
+        report: Report = result.get(deadline)
+    except multiprocessing.TimeoutError:
+        return Report()  # a run that only took too long has caught nothing
+    return report
+
+
+def keep_server(pipe: Any) -> None:
+    """Run a server with our tables in a template, until told to stop."""
+    postgres: Any = importlib.import_module("tests.postgres")
+    server = postgres.server()
+    try:
+        pipe.send((server._port, postgres._template()))
+        pipe.recv()
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""Every condition, lock clause and conflict clause in the SQL of a store, each left out once.
+
+A statement stands in a string of the driver's source, or in a migration, one clause a line.
+Leaving out one ``AND`` of it is the smallest bug that SQL can have, and the easiest to overlook.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DRIVERS: Final = Path(__file__).resolve().parents[2] / "src" / "taskharbor" / "drivers"
+LONGEST_NAME: Final = 100
+STORES: Final = ("postgres", "sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlEdit:
+    """One piece of SQL that is left out: of which file below `DRIVERS`, and from where to where."""
+
+    file: str
+    start: int
+    end: int
+    text: str
+    """The beginning of what is left out; numbered if the file has it more than once."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.text}"
+
+    @property
+    def store(self) -> str:
+        return self.file.partition("/")[0]
+
+    @property
+    def is_migration(self) -> bool:
+        return self.file.endswith(".sql")
+
+    @property
+    def module(self) -> str:
+        return f"taskharbor.drivers.{self.file.removesuffix('.py').replace('/', '.')}"
+
+    def planted_in(self, source: str) -> str:
+        return source[: self.start] + source[self.end :]
+
+
+def all_edits() -> list[SqlEdit]:
+    return [edit for store in STORES for file in _files(store) for edit in edits_of(file)]
+
+
+def _files(store: str) -> list[Path]:
+    return sorted([*(DRIVERS / store).glob("*.py"), *(DRIVERS / store / "migrations").glob("*.sql")])
+
+
+def edits_of(file: Path) -> Iterator[SqlEdit]:
+    source = file.read_text("utf-8")
+    seen: Counter[str] = Counter()
+    for start, end in sorted(_spans(_without_comments(source, is_sql=file.suffix == ".sql"))):
+        text = shorten(source[start:end], LONGEST_NAME, placeholder=" …")
+        seen[text] += 1
+        numbered = text if seen[text] == 1 else f"{text} #{seen[text]}"
+        yield SqlEdit(file.relative_to(DRIVERS).as_posix(), start, end, numbered)
+
+
+def _spans(source: str) -> Iterator[tuple[int, int]]:
+    for found in _CONDITION.finditer(source):
+        end = _end_of(source, found.end(), _CONDITION_END)
+        if end is not None and not _BETWEEN.search(source, 0, found.start()):
+            yield found.start(), end
+    for found in _LOCK.finditer(source):
+        yield found.span()
+    for found in _SKIP.finditer(source):
+        yield found.span()
+    for found in _CONFLICT.finditer(source):
+        end = _end_of(source, found.end(), _CONFLICT_END)
+        if end is not None:
+            yield found.start(), end
+
+
+def _end_of(source: str, start: int, stop: re.Pattern[str]) -> int | None:
+    """Return where the clause that began before *start* ends: at the next word of its own level, or with its level.
+
+    None, if it ends in another string than it began in: its parts are left out there.
+    """
+    depth = 0
+    for found in stop.finditer(source, start):
+        if found[0] in _OPENING:
+            depth += 1
+        elif found[0] in _CLOSING:
+            if depth == 0:
+                return _trimmed(source, start, found.start())
+            depth -= 1
+        elif found[0] == '"' and depth:
+            return None
+        elif depth == 0:
+            return _trimmed(source, start, found.start())
+    return _trimmed(source, start, len(source))
+
+
+def _trimmed(source: str, start: int, end: int) -> int:
+    return start + len(source[start:end].rstrip())
+
+
+def _without_comments(source: str, *, is_sql: bool) -> str:
+    """Blank out comments and the strings that explain code, so that every position stays where it is."""
+    blanked = _SQL_COMMENT.sub(_blank, source)
+    return blanked if is_sql else _PYTHON_COMMENT.sub(_blank, blanked)
+
+
+def _blank(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", found[0])
+
+
+_SQL_COMMENT: Final = re.compile(r"--[^\n]*")
+_PYTHON_COMMENT: Final = re.compile(r"(?m)^\s*#[^\n]*|  # [^\n]*")
+_CONDITION: Final = re.compile(r"\bAND\b")
+_BETWEEN: Final = re.compile(r"\bBETWEEN\s+[^\s]+\s+\Z")
+_LOCK: Final = re.compile(r"\bFOR UPDATE\b(?: OF \w+)?(?: SKIP LOCKED| NOWAIT)?")
+_SKIP: Final = re.compile(r"\bSKIP LOCKED\b")
+_CONFLICT: Final = re.compile(r"\bON CONFLICT\b|\bOR IGNORE\b|\bOR REPLACE\b(?! FUNCTION)")
+_OPENING: Final = frozenset("({")
+_CLOSING: Final = frozenset(")}")
+_CONDITION_END: Final = re.compile(
+    r'\n\s*(?=\{)|[(){}]|"|;|,|\b(?:AND|OR|ORDER BY|GROUP BY|LIMIT|OFFSET|FOR UPDATE|RETURNING|ON CONFLICT'
+    r"|UNION|WHEN|THEN|ELSE|END|(?<!DISTINCT )FROM|WHERE|JOIN|CROSS|SET|AS|LOOP|BEGIN|EXECUTE|VALUES)\b"
+)
+_CONFLICT_END: Final = re.compile(r'[(){}]|"|;|\bRETURNING\b|\bINTO\b')
