@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest, JsonCodec
-from taskharbor.core.errors import InvalidRequest
-from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.core.answers import Enqueued
+from taskharbor.core.errors import IdempotencyConflict, InvalidRequest
+from taskharbor.drivers.postgres import PostgresDriver, inserting
 from taskharbor.drivers.postgres.inserting import COPIED
+from taskharbor.testing.conformance.subject import new_job
 from tests.postgres import emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from taskharbor.core.model import NewJob
 
 ABSENT = "postgresql://postgres@127.0.0.1:1/postgres?connect_timeout=1"
 
@@ -86,3 +91,112 @@ def test_a_codec_of_the_users_is_done_before_a_connection_is_taken(driver: Postg
     client.enqueue_many([JobRequest(type="greet", payload=n) for n in range(COPIED)])
 
     assert len(stored(url)) == COPIED
+
+
+PORTION = 50
+PAUSE = 0.005  # seconds that the server takes for each job
+
+
+@pytest.fixture
+def _small_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inserting, "MAX_STATEMENT_JOBS", PORTION)
+
+
+@contextmanager
+def at_each_row(url: str, body: str) -> Iterator[None]:
+    """Run *body* before each job is stored."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(
+            f"CREATE FUNCTION at_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$".encode()
+        )
+        db.execute("CREATE TRIGGER at_row BEFORE INSERT ON th_jobs_waiting FOR EACH ROW EXECUTE FUNCTION at_row()")
+        try:
+            yield
+        finally:
+            db.execute("DROP FUNCTION at_row CASCADE")
+
+
+def many(count: int, *, keys: bool = False, **fields: Any) -> list[NewJob]:
+    return [new_job(idempotency_key=str(n) if keys else None, **fields) for n in range(count)]
+
+
+REPEATS = pytest.mark.parametrize("repeat", [False, True], ids=["copied", "repeated"])
+
+
+@pytest.mark.usefixtures("_small_statements")
+@pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with keys"])
+@REPEATS
+def test_jobs_that_take_longer_than_the_deadline_together_are_stored(url: str, *, repeat: bool, keys: bool) -> None:
+    deadline, jobs = timedelta(seconds=1), many(2 * COPIED, keys=keys)
+    assert len(jobs) * PAUSE >= 2 * deadline.total_seconds()
+
+    with at_each_row(url, f"PERFORM pg_sleep({PAUSE});"), closing(PostgresDriver(url, deadline=deadline)) as driver:
+        answers = driver.insert(jobs, repeat=repeat)
+
+    assert answers == [Enqueued(job.id, existed=False) for job in jobs]
+    assert len(stored(url)) == len(jobs)
+
+
+@pytest.mark.usefixtures("_small_statements")
+@REPEATS
+def test_if_one_of_many_statements_fails_no_job_is_stored(url: str, driver: PostgresDriver, *, repeat: bool) -> None:
+    jobs = [*many(2 * COPIED), new_job(type="bad")]
+    failing = "IF NEW.type = 'bad' THEN RAISE USING ERRCODE = '23514'; END IF;"
+
+    with at_each_row(url, failing), pytest.raises(psycopg.errors.CheckViolation):
+        driver.insert(jobs, repeat=repeat)
+
+    assert stored(url) == []
+    assert len(driver.insert(jobs, repeat=repeat)) == len(stored(url)) == len(jobs)
+
+
+@pytest.mark.usefixtures("_small_statements")
+@REPEATS
+def test_every_job_of_many_statements_is_answered_in_its_place(
+    url: str, driver: PostgresDriver, *, repeat: bool
+) -> None:
+    first = many(COPIED, keys=True)
+    driver.insert(first)
+    same = many(COPIED, keys=True)
+    other = [new_job(idempotency_key=str(n), digest=b"another") for n in range(COPIED)]
+    fresh = [new_job(idempotency_key=f"new {n}") for n in range(COPIED)]
+    jobs = [job for each in zip(same, other, fresh, many(COPIED), strict=True) for job in each]
+
+    answers = driver.insert(jobs, repeat=repeat)
+
+    for n, held in enumerate(first):
+        existed, conflict, new, keyless = answers[4 * n : 4 * n + 4]
+        assert existed == Enqueued(held.id, existed=True)
+        assert isinstance(conflict, IdempotencyConflict)
+        assert conflict.holder == held.id
+        assert new == Enqueued(fresh[n].id, existed=False)
+        assert keyless == Enqueued(jobs[4 * n + 3].id, existed=False)
+    assert len(stored(url)) == 3 * COPIED
+
+
+@pytest.mark.usefixtures("_small_statements")
+def test_what_was_stored_by_many_statements_is_found_by_a_repeat(url: str, driver: PostgresDriver) -> None:
+    jobs = many(2 * COPIED)
+    driver.insert(jobs)
+
+    answers = driver.insert(jobs, repeat=True)
+
+    assert answers == [Enqueued(job.id, existed=True) for job in jobs]
+    assert len(stored(url)) == len(jobs)
+
+
+def test_large_payloads_are_stored_by_several_statements_in_one_transaction(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserting, "MAX_STATEMENT_BYTES", 1_000)
+    jobs = [*many(10, payload=b"1" * 400), new_job(type="bad")]
+    before = driver.statements
+
+    with (
+        at_each_row(url, "IF NEW.type = 'bad' THEN RAISE USING ERRCODE = '23514'; END IF;"),
+        pytest.raises(psycopg.errors.CheckViolation),
+    ):
+        driver.insert(jobs)
+
+    assert driver.statements - before == 5
+    assert stored(url) == []

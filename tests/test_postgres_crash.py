@@ -176,9 +176,11 @@ class Log:
         while True:
             try:
                 return call(again)
-            except StoreUnavailable:
+            except StoreUnavailable as error:
                 self.unavailable += 1
                 again = True
+                if error.retry_in is not None:
+                    _let_pass(error.retry_in.total_seconds())
 
 
 def _outcome(claim: Claim) -> Outcome:

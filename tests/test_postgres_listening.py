@@ -141,7 +141,7 @@ def test_a_listener_whose_connection_died_in_silence_notices_hears_again_and_say
         assert took < 4, "it waited for an answer that nobody gave"
         wait_until(lambda: not listener.wait(MOMENT) and "listens for jobs again" in caplog.text)
     assert caplog.text.count("cannot listen for jobs, and tries again") == 1
-    assert "it does not hear itself" in caplog.text
+    assert "its own NOTIFY does not arrive" in caplog.text
 
 
 def test_a_listener_behind_a_pooler_waits_in_peace_and_says_that_it_does_not_listen(

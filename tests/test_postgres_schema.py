@@ -29,6 +29,7 @@ from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import binaries
 from tests.plans import Watched, all_day
 from tests.postgres import database, schema_at, server
+from tests.waiting import LIMIT, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +70,23 @@ def test_of_many_who_migrate_at_once_one_does_it_and_all_find_it_done(name: str,
 
     assert applied == NAMES
     assert rows(bare, f'SELECT name FROM "{name}".th_migrations ORDER BY number') == [(each,) for each in NAMES]
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_two_who_waited_for_each_other_both_find_it_done_under_any_default_isolation(isolation: str, bare: str) -> None:
+    with psycopg.connect(bare, autocommit=True) as db:
+        setting = f"ALTER DATABASE {db.info.dbname} SET default_transaction_isolation = '{isolation}'"
+        db.execute(setting.encode())
+    held = "SELECT pg_advisory_xact_lock(hashtext('taskharbor'), hashtext('public'))"
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+
+    with psycopg.connect(bare) as other, ThreadPoolExecutor(2) as pool:
+        other.execute(held)
+        applied = [pool.submit(migrate.up, schema_at(bare), MIGRATIONS) for _ in range(2)]
+        wait_until(lambda: len(rows(bare, waiting)) == 2)
+        other.rollback()
+
+        assert sorted(each.name for call in applied for each in call.result(LIMIT)) == NAMES
 
 
 def test_migrating_again_changes_nothing(url: str) -> None:

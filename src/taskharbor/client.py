@@ -93,6 +93,8 @@ class Client:
         Raises `InvalidRequest`, `IdempotencyConflict` or `StoreUnavailable`. After the last
         one (the store was tried twice, under the same id) nobody knows whether the job was
         stored: give the request an idempotency key, and it can be sent again without harm.
+        If the store is known to be away it is raised within half a second, and its
+        ``retry_in`` says when the store is tried next.
         """
         job = self._prepare(request, self._clock.now(), self._ids())
         is_alone = job.idempotency_key is not None or not self._coalesces
@@ -152,10 +154,15 @@ class Client:
             flusher.close()
 
     def _store(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        """Insert, and once more where the reply was lost: under the same ids, so that nothing is doubled."""
+        """Insert, and once more where the reply was lost: under the same ids, so that nothing is doubled.
+
+        A store that is known to be away is not asked again: that call fails as well.
+        """
         try:
             return self._driver.insert(jobs, repeat=repeat)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            if error.retry_in is not None:
+                raise
             return self._driver.insert(jobs, repeat=True)
 
     def _own_line(self) -> Line:

@@ -355,11 +355,7 @@ class Harbor:
         return self.client_of(self._join("joined", joining.raw(connection)))
 
     def _join(self, way: str, raw: Any) -> Any:
-        join = getattr(self.driver, way, None)
-        if join is None:
-            rule = "this store cannot join it; sqlite and postgresql can"
-            raise UsageError(Problem(field="connection", value=type(raw).__name__, rule=rule))
-        return join(raw, notify=self._notify)
+        return joining.join(self.driver, way, raw, notify=self._notify)
 
     def _add(self, function: Any, options: TaskOptions) -> Task[..., Any, Any]:
         is_inner = "<locals>" in getattr(function, "__qualname__", "")

@@ -81,6 +81,6 @@ def _for_each(error: StoreUnavailable, jobs: Sequence[NewJob]) -> list[Answer | 
 
 
 def _caused_by(error: StoreUnavailable) -> StoreUnavailable:
-    own = StoreUnavailable(error.why)
+    own = StoreUnavailable(error.why, retry_in=error.retry_in)
     own.__cause__ = error
     return own

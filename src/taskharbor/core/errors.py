@@ -297,11 +297,17 @@ class SchemaOutOfDate(TaskHarborError):
 
 
 class StoreUnavailable(TaskHarborError):
-    """The store is out of reach. Whether the last write took effect may be unknown."""
+    """The store is out of reach. Whether the last write took effect may be unknown.
 
-    def __init__(self, why: str) -> None:
+    *retry_in* is set if the store is known to be away: this call did not wait for it, and the
+    next one fails as fast until then. Otherwise it is None, and a repeat may succeed at once.
+    """
+
+    def __init__(self, why: str, *, retry_in: timedelta | None = None) -> None:
         super().__init__(why)
         self.why = why
+        self.retry_in = retry_in
 
     def __str__(self) -> str:
-        return f"the store is out of reach: {self.why}"
+        wait = "" if self.retry_in is None else f"; try again in {self.retry_in.total_seconds():.2g} s"
+        return f"the store is out of reach: {self.why}{wait}"

@@ -52,6 +52,21 @@ def is_async(connection: object) -> bool:
     return _find(_ASYNC, connection) is not None
 
 
+def join(driver: object, way: str, connection: object, **options: Any) -> Any:
+    """Return *connection*, as `raw` or `araw` gave it, joined by the method *way* of *driver*, if it has that."""
+    method = getattr(driver, way, None)
+    if method is None:
+        rule = _NOT_AWAITED if hasattr(driver, "joined") else "this store cannot join it; sqlite and postgresql can"
+        raise UsageError(Problem(field="connection", value=_named(connection), rule=rule))
+    return method(connection, **options)
+
+
+def check_kind(connection: object, kind: type, rule: str) -> None:
+    """Refuse a *connection* to another kind of store, before anything is asked of it."""
+    if not isinstance(connection, kind):
+        raise UsageError(Problem(field="connection", value=_named(connection), rule=rule))
+
+
 def _itself(connection: Any) -> Any:
     return connection
 
@@ -109,6 +124,7 @@ _ACCEPTED: Final = (
     "give a psycopg (3) Connection, a sqlite3.Connection, a SQLAlchemy Session or Connection over one of these"
     " (postgresql+psycopg:// or sqlite://), or Django's connection over one of these"
 )
+_NOT_AWAITED: Final = "this store joins no connection that is awaited; give the sync form of this call a sync one"
 _AWAITED: Final = "give a psycopg (3) AsyncConnection, or a SQLAlchemy AsyncSession or AsyncConnection over one (postgresql+psycopg://)"
 
 

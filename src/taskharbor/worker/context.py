@@ -115,26 +115,19 @@ class Context:
         """
         from taskharbor.drivers import joining  # noqa: PLC0415  few handlers need it
 
-        joined = self._joined("joined", joining.raw(connection))
+        joined = joining.join(self._around.driver, "joined", joining.raw(connection))
         self._completed(joined.settle([self._settlement(result)]))
 
     async def acomplete_in(self, connection: Any, *, result: object = None) -> None:
         """Do the same in a transaction of an async connection or session."""
         from taskharbor.drivers import joining  # noqa: PLC0415  as above
 
-        joined = self._joined("ajoined", await joining.araw(connection))
+        joined = joining.join(self._around.driver, "ajoined", await joining.araw(connection))
         self._completed(await joined.settle([self._settlement(result)]))
 
     def packs_results_by(self, pack: Callable[[object], object]) -> None:
         """Let results of `complete_in` be stored as the task's own are."""
         self._pack = pack
-
-    def _joined(self, way: str, raw: object) -> Any:
-        join = getattr(self._around.driver, way, None)
-        if join is None:
-            rule = "this store cannot join it; sqlite and postgresql can"
-            raise UsageError(Problem(field="connection", value=type(raw).__name__, rule=rule))
-        return join(raw)
 
     def _settlement(self, result: object) -> Settlement:
         lease = self._hand.claim.lease

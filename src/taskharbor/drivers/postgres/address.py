@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RV = TypeVar("RV")
 
+ENCODING: Final = "UTF8"
+"""Of every connection: what the environment, the URL or the database say of it is ignored."""
 PINS: Final = {
     # Statements are planned once, and by names of indexes rather than by guesses: a table that
     # was empty when its statistics were made must not be walked from end to end an hour later.
@@ -33,6 +35,7 @@ PINS: Final = {
     "enable_incremental_sort": "off",
     "jit": "off",
     "TimeZone": "UTC",
+    "client_encoding": ENCODING,
 }
 """What holds in every session of ours, and in no session of others."""
 
@@ -113,7 +116,7 @@ class Address:
         if settings:
             options = [f"-c {name}={value}" for name, value in settings.items()]
             ours["options"] = " ".join([*options, given.pop("options", "")]).strip()
-        return conninfo.make_conninfo("", **ours | given)
+        return conninfo.make_conninfo("", **ours | given | {"client_encoding": ENCODING})
 
 
 def _check(url: str) -> None:
@@ -129,6 +132,7 @@ class ServerConnection(psycopg.Connection):
 
     patience: float | None = None
     backend = 0
+    generation = 0
     _kept: psycopg.Cursor | None = None
     _ear: select.poll | None = None
 

@@ -12,11 +12,12 @@ from random import uniform
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
 import psycopg
-from psycopg.errors import DeadlockDetected, SerializationFailure
+from psycopg.errors import DeadlockDetected, ReadOnlySqlTransaction, SerializationFailure
 from psycopg.pq import TransactionStatus
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.drivers.postgres.failures import ReplyLost, explained, may_pass
+from taskharbor.drivers.postgres.failures import ReplyLost, explained, is_away, is_full
+from taskharbor.drivers.postgres.outage import Outage
 from taskharbor.drivers.postgres.steps import run
 
 if TYPE_CHECKING:
@@ -38,10 +39,20 @@ class Connections:
     back, and would find no threads after a fork.
     """
 
-    def __init__(self, address: Address, *, clock: Clock | None, size: int, check: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        clock: Clock | None,
+        size: int,
+        check: Callable[[], int],
+        on_read_only: Callable[[], None] | None = None,
+    ) -> None:
         self.address = address
         self.clock = clock
         self._check = check
+        self._on_read_only = on_read_only or self.renew
+        self._generation = 0
         self._schema_version = 0
         self.statements = 0
         self._size = size
@@ -57,6 +68,7 @@ class Connections:
         for _ in range(self._size):
             self._slots.put(None)
         self._closed = threading.Event()
+        self._outage = Outage(self._probe)
         self._was_connected = False
         self._pid = os.getpid()  # last: who finds it right may use the rest
 
@@ -129,6 +141,8 @@ class Connections:
         except psycopg.Error as error:
             if db.broken:
                 self._drop_idle()  # what broke this one broke them too, or their first users have to find that out
+            if isinstance(error, ReadOnlySqlTransaction):
+                self._on_read_only()
             raise explained(error, self.address.place, backend=db.backend if db.broken else None) from error
         finally:
             self._give_back(db)
@@ -142,26 +156,33 @@ class Connections:
         if ended == [(False,)]:
             raise lost
 
+    def renew(self) -> None:
+        """Replace every connection by a new one: the server that they are on is no longer the primary.
+
+        Those in use are closed when they are released.
+        """
+        self._leave_what_is_inherited()
+        self._generation += 1
+        self._drop_idle()
+
     def close(self) -> None:
         """Close what is not in use; what is, is closed when it is given back."""
         self._leave_what_is_inherited()
         self._closed.set()
+        self._outage.end()
         self._drop_idle()
 
     def _take(self) -> ServerConnection:
         self._leave_what_is_inherited()
-        if self._closed.is_set():
-            raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
+        self._check_open()
+        if self._outage.is_on and not self._idle:
+            self._outage.wait()  # before a slot is taken: those who wait for one would fail one after the other
         try:
             self._slots.get(timeout=self.address.deadline.total_seconds())
         except Empty:
             raise StoreUnavailable(f"{self.address.place}: {_CROWDED}") from None  # noqa: TRY003  as above
         try:
-            while (db := self._pop_idle()) is not None:
-                if db.is_alive:
-                    return db
-                db.close()
-            return self._open()
+            return self._pop_alive() or self._open()
         except BaseException:
             self._slots.put(None)
             raise
@@ -178,36 +199,77 @@ class Connections:
         except IndexError:  # not asked before: another thread may take the last one in between
             return None
 
+    def _pop_alive(self) -> ServerConnection | None:
+        while (db := self._pop_idle()) is not None:
+            if db.is_alive and db.generation == self._generation:
+                return db
+            db.close()
+        return None
+
     def _drop_idle(self) -> None:
         while (db := self._pop_idle()) is not None:
             db.close()
 
     def _give_back(self, db: ServerConnection) -> None:
+        self._keep(db)
+        self._slots.put(None)
+
+    def _keep(self, db: ServerConnection) -> None:
         is_usable = not db.closed and db.pgconn.transaction_status == TransactionStatus.IDLE
-        if is_usable and not self._closed.is_set():
+        if is_usable and db.generation == self._generation and not self._closed.is_set():
             self._idle.append(db)
         else:
             db.close()
-        self._slots.put(None)
 
     def _open(self) -> ServerConnection:
-        """Connect; a store that was there before is waited for, with some chance in the pauses."""
-        if not self._was_connected:
-            self._schema_version = self._check()
+        """Connect. A server that was there before is waited for: by `Outage` if it is away, here if it is full."""
         give_up_at = self._deadline()
         pause = 0.01
         while True:
+            self._check_open()
+            began_at = time.monotonic()
             try:
-                db = self.address.connect()
-            except psycopg.Error as error:
-                if not (self._was_connected and may_pass(error)) or time.monotonic() + pause > give_up_at:
-                    raise explained(error, self.address.place) from error
+                return self._connect()
+            except StoreUnavailable as failure:
+                if is_away(failure):
+                    patience = self.address.deadline.total_seconds() if self._was_connected else 0.0
+                    self._outage.begin(failure, give_up_at=began_at + patience)
+                elif not is_full(failure):
+                    raise
+                if not self._was_connected or time.monotonic() + pause > give_up_at:
+                    raise
+            if self._outage.is_on:
+                self._outage.wait()
             else:
-                self._was_connected = True
+                self._closed.wait(uniform(pause / 2, pause))  # noqa: S311  no secret: it spreads those who wait
+                pause = min(2 * pause, 0.5)
+            if (db := self._pop_alive()) is not None:
                 return db
-            if self._closed.wait(uniform(pause / 2, pause)):  # noqa: S311  no secret: it spreads those who wait
-                raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
-            pause = min(2 * pause, 0.5)
+
+    def _connect(self) -> ServerConnection:
+        if not self._was_connected:
+            self._schema_version = self._check()
+        generation = self._generation
+        try:
+            db = self.address.connect()
+        except psycopg.Error as error:
+            raise explained(error, self.address.place) from error
+        db.generation = generation
+        self._was_connected = True
+        return db
+
+    def _probe(self) -> StoreUnavailable | None:
+        try:
+            self._keep(self._connect())
+        except StoreUnavailable as failure:
+            return failure if is_away(failure) else None
+        except Exception:  # noqa: BLE001  not lost: the next call connects itself, and raises it
+            return None
+        return None
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
 
     def _deadline(self) -> float:
         return time.monotonic() + self.address.deadline.total_seconds()

@@ -82,10 +82,14 @@ class PostgresDriver:
             url=url, schema=schema, deadline=deadline, password=password, is_pooled=is_pooled, is_timed=True
         )
         self._connections = Connections(
-            address, clock=clock, size=size, check=lambda: migrate.check_compatible(PostgresSchema(address), MIGRATIONS)
+            address,
+            clock=clock,
+            size=size,
+            check=lambda: migrate.check_compatible(PostgresSchema(address), MIGRATIONS),
+            on_read_only=self._find_primary,
         )
         # Of the heartbeat's own: nobody else's work may keep a lease from it. Who has a lease has seen the schema.
-        self._beating = Connections(address, clock=clock, size=1, check=lambda: NEWEST)
+        self._beating = Connections(address, clock=clock, size=1, check=lambda: NEWEST, on_read_only=self._find_primary)
         self._lines = Lines()
         self._audience = Audience(address)
         self._bell = Bell(self._connections, self._audience)
@@ -107,9 +111,11 @@ class PostgresDriver:
         return answers
 
     def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
-        if repeat or len(jobs) < inserting.COPIED:
+        if not repeat and len(jobs) >= inserting.COPIED:
+            return inserting.copy(self._connections, jobs)
+        if inserting.is_one_statement(jobs):
             return run(inserting.insert(jobs, repeat=repeat), self._connections.fetch)
-        return inserting.copy(self._connections, jobs)
+        return self._connections.transact(lambda: inserting.insert(jobs, repeat=repeat))
 
     def joined(self, connection: Connection[Any], *, notify: bool = True) -> Joined:
         """Return what stores and settles jobs in transactions of *connection*, yours and open on the same database.
@@ -264,6 +270,12 @@ class PostgresDriver:
         self._bell.close()
         self._connections.close()
         self._beating.close()
+
+    def _find_primary(self) -> None:
+        """Leave a server that has become read-only; each connection is replaced when it is needed next."""
+        self._connections.renew()
+        self._beating.renew()
+        self._audience.renew()
 
     def _safely(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Make a call whose reply may be lost: it is over then, one way or the other, before *again* asks."""

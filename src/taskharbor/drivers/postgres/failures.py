@@ -42,7 +42,10 @@ _HINTS: Final = {
     "57P03": "it does not accept connections yet",
     "57P05": "it closed a connection that was idle",
 }
-_WAITS: Final = {"08001", "57P01", "57P02", "57P03", "53300", None}
+_AWAY: Final = {"08001", "25006", "57P01", "57P02", "57P03", None}
+_FULL: Final = "53300"
+# Trouble of the server or of its machine, not of the statement: the same call may succeed later.
+_SERVER_CLASSES: Final = {"08", "40", "53", "55", "57", "58", "F0", "XX"}
 # Of a connection that was refused libpq tells the words only. In another language they are shown as they are.
 _WORDS: Final = {
     "unsupported startup parameter|dropped on the way": "08P01",
@@ -52,6 +55,7 @@ _WORDS: Final = {
     "too many (clients|connections)|connection slots are reserved": "53300",
     "the database system is": "57P03",
     "Connection refused|failed to resolve host|timeout expired": "08001",
+    "session is read-only|server is in hot standby mode": "25006",
 }
 
 
@@ -62,14 +66,28 @@ def explained(error: psycopg.Error, place: str, *, backend: int | None = None) -
     why = f"{place}: {hint} ({first_line})" if hint else f"{place}: {first_line}"
     if backend is not None:
         return ReplyLost(why, backend)
-    if hint or (error.sqlstate is None and isinstance(error, psycopg.OperationalError)):
+    if hint or _is_of_server(error):
         return StoreUnavailable(why)
     return error
 
 
-def may_pass(error: psycopg.Error) -> bool:
-    """Tell whether connecting may succeed a moment later, with nobody having changed anything."""
-    return isinstance(error, psycopg.OperationalError) and _code(error) in _WAITS
+def _is_of_server(error: psycopg.Error) -> bool:
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate[:2] in _SERVER_CLASSES
+
+
+def is_away(failure: StoreUnavailable) -> bool:
+    """Return whether connecting failed because no server answers, or none that can write: it may answer later."""
+    cause = failure.__cause__
+    return not isinstance(cause, psycopg.Error) or (
+        isinstance(cause, psycopg.OperationalError) and _code(cause) in _AWAY
+    )
+
+
+def is_full(failure: StoreUnavailable) -> bool:
+    """Return whether connecting failed because the server has no free connection: one may be closed soon."""
+    return isinstance(failure.__cause__, psycopg.OperationalError) and _code(failure.__cause__) == _FULL
 
 
 def _code(error: psycopg.Error) -> str | None:

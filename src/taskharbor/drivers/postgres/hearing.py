@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -23,6 +24,8 @@ _LOG: Final = logging.getLogger(__name__)
 PROOF: Final = 30.0  # seconds of silence, after which it asks whether it still hears
 ECHO: Final = 5.0  # seconds within which it must hear its own voice
 PAUSE: Final = 1.0  # seconds between two attempts to connect
+# A server that was demoted still takes NOTIFY, and nothing else: it must not pass for the primary.
+_CALL: Final = b"SELECT pg_notify($1, $2) WHERE NOT current_setting('transaction_read_only')::boolean"
 
 
 class Ear:
@@ -40,7 +43,7 @@ class Ear:
         self._connect_at = 0.0
         self._heard_at = self._called_at = 0.0
         self._echo: str | None = None
-        self._is_deaf = self._is_closed = False
+        self._is_deaf = self._is_closed = self._is_stale = False
         self._thread: threading.Thread | None = None
         if address.is_pooled:
             _LOG.info("a pooler is in between: nothing is listened to, and jobs are found by looking now and then")
@@ -57,6 +60,13 @@ class Ear:
         self._alarm.send(b".")  # to close it is not enough: a fork may hold it open
         self._thread.join(self._address.deadline.total_seconds())
         self._alarm.close()
+
+    def renew(self) -> None:
+        """Connect anew, from the listening thread: this server is no longer the primary."""
+        self._is_stale = True
+        if self._thread is not None:
+            with suppress(OSError):  # the thread has ended meanwhile
+                self._alarm.send(b".")
 
     def _run(self) -> None:
         while not self._is_closed:
@@ -75,7 +85,11 @@ class Ear:
         if self._db is not None:
             ears.register(self._db.fileno(), select.POLLIN)
         seconds = max(0.0, self._next_look() - time.monotonic())
-        if any(fd != self._awake.fileno() for fd, _ in ears.poll(seconds * 1_000)):
+        ready = {fd for fd, _ in ears.poll(seconds * 1_000)}
+        if self._awake.fileno() in ready:
+            ready.remove(self._awake.fileno())
+            self._awake.recv(64)
+        if ready:
             self._heard()
 
     def _heard(self) -> None:
@@ -107,12 +121,20 @@ class Ear:
 
     def _look(self) -> None:
         """Connect if that is due; call oneself after a silence, and hang up if that was not heard."""
+        if self._is_stale:
+            self._is_stale = False
+            self._hang_up()
+            self._connect()
+            return
         if time.monotonic() < self._next_look():
             return
         if self._db is None:
             self._connect()
         elif self._echo:
-            self._go_deaf("it does not hear itself: the socket's other end is gone, or a pooler is in between")
+            self._go_deaf(
+                "its own NOTIFY does not arrive: the socket's other end is gone, the server is read-only, "
+                "or a pooler is in between"
+            )
         else:
             self._call()
 
@@ -123,7 +145,7 @@ class Ear:
         self._echo, self._called_at = str(new_token()), time.monotonic()
         named = [channel(self._address.schema).encode(), self._echo.encode()]
         try:
-            self._db.pgconn.send_query_params(b"SELECT pg_notify($1, $2)", named)
+            self._db.pgconn.send_query_params(_CALL, named)
             self._db.pgconn.flush()
         except psycopg.Error as error:
             self._go_deaf(self._explained(error))

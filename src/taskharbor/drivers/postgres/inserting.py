@@ -16,7 +16,7 @@ from taskharbor.drivers.postgres.rows import NOW, uuids
 from taskharbor.drivers.postgres.steps import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from psycopg import Connection
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.postgres.address import ServerConnection
-    from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.connection import Connections, Row
     from taskharbor.drivers.postgres.steps import Steps
 
 COPIED: Final = 200
 """From so many jobs on they are sent by COPY."""
+MAX_STATEMENT_JOBS: Final = 20_000
+MAX_STATEMENT_BYTES: Final = 16 * 1_048_576
+"""Of payload. The deadline holds for a statement: more jobs are stored by several, in one transaction."""
 
 _COLUMNS: Final[LiteralString] = (
     "id, type, queue, priority, payload, scheduled_for, timeout, created_at, max_attempts, metadata, idempotency_key"
@@ -99,8 +102,44 @@ def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Enqueued | Ide
     if len(jobs) == 1 and jobs[0].idempotency_key is None and not repeat:
         yield _INSERT_ONE, _values(jobs[0])
         return [enqueued(jobs[0].id)]
+    if not is_one_statement(jobs):
+        return (yield from _insert_portions(jobs, repeat=repeat))
     rows = yield _INSERT_AGAIN if repeat else _INSERT_NEW, _arrays(jobs)
     return (yield from _answers(jobs, {row[0] for row in rows}, repeat=repeat))
+
+
+def _insert_portions(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Enqueued | IdempotencyConflict]]:
+    answers: dict[JobId, Enqueued | IdempotencyConflict] = {}
+    for portion in _portions(_in_order_of_keys(jobs)):
+        answered = yield from insert(portion, repeat=repeat)
+        answers |= {job.id: answer for job, answer in zip(portion, answered, strict=True)}
+    return [answers[job.id] for job in jobs]
+
+
+def is_one_statement(jobs: Sequence[NewJob]) -> bool:
+    """Return whether *jobs* are few and small enough to be stored by one statement before its deadline."""
+    return len(jobs) == 1 or (
+        len(jobs) <= MAX_STATEMENT_JOBS and sum(len(job.payload) for job in jobs) <= MAX_STATEMENT_BYTES
+    )
+
+
+def _portions(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    """Yield *jobs* in their order, as many at a time as one statement may store."""
+    if is_one_statement(jobs):
+        yield jobs
+        return
+    start = size = 0
+    for place, job in enumerate(jobs):
+        size += len(job.payload)
+        if place > start and (place - start == MAX_STATEMENT_JOBS or size > MAX_STATEMENT_BYTES):
+            yield jobs[start:place]
+            start, size = place, len(job.payload)
+    yield jobs[start:]
+
+
+def _in_order_of_keys(jobs: Sequence[NewJob]) -> list[NewJob]:
+    """Return *jobs* in the order in which `_INSERT` takes their keys, or two batches could wait for each other."""
+    return sorted(jobs, key=lambda job: (job.queue, job.idempotency_key) if job.idempotency_key else ("", ""))
 
 
 def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[list[Enqueued | IdempotencyConflict]]:
@@ -108,12 +147,14 @@ def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[
     if len(new) == len(jobs):
         return [enqueued(job.id) for job in jobs]
     others = [job for job in jobs if job.id not in new]
-    asked = {
-        "ids": [job.id for job in others],
-        "queues": [job.queue for job in others],
-        "keys": [job.idempotency_key for job in others],
-    }
-    found = sorted((yield _STORED, asked))
+    found: list[Row] = []
+    for portion in _portions(others):
+        asked = {
+            "ids": [job.id for job in portion],
+            "queues": [job.queue for job in portion],
+            "keys": [job.idempotency_key for job in portion],
+        }
+        found += sorted((yield _STORED, asked))
     answers: dict[JobId, Enqueued | IdempotencyConflict] = {}
     freed = []
     for job, (_, is_stored, holder, digest) in zip(others, found, strict=True):
@@ -194,7 +235,8 @@ def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Enqueued | Id
     def work(db: ServerConnection) -> list[Enqueued]:
         with db.transaction():
             [(now,)] = connections.execute(db, connections.named(_TIME), {})
-            return _copy(connections, db, _with_own_keys(connections, db, jobs), now)
+            own = _with_own_keys(connections, db, jobs)
+            return [answer for portion in _portions(own) for answer in _copy(connections, db, portion, now)]
 
     answers = connections.run(work)
     if len(answers) == len(jobs):
@@ -207,26 +249,32 @@ def _with_own_keys(connections: Connections, db: ServerConnection, jobs: Sequenc
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
         return jobs
+    # In the same order as by `_TAKE_KEYS`, or two batches could wait for each other.
+    keyed = sorted(sorted(keyed, key=attrgetter("idempotency_key")), key=attrgetter("queue"))
     try:
         with db.transaction():
-            _copy_keys(db, connections.named(_COPY_KEYS), keyed)
+            for portion in _portions(keyed):
+                _copy_keys(db, connections.named(_COPY_KEYS), portion)
     except UniqueViolation:  # one of them is taken: a COPY stops at it, and does not tell of the others
-        asked = {
-            "queues": literals.texts(job.queue for job in keyed),
-            "keys": literals.texts(job.idempotency_key for job in keyed),
-            "ids": uuids(job.id for job in keyed),
-            "digests": literals.blobs([job.digest for job in keyed]),
-        }
-        own = {row[0] for row in connections.execute(db, connections.named(_TAKE_KEYS), asked)}
+        own = {job_id for portion in _portions(keyed) for job_id in _take_keys(connections, db, portion)}
         return [job for job in jobs if job.idempotency_key is None or job.id in own]
     return jobs
 
 
-def _copy_keys(db: Connection, query: bytes, jobs: list[NewJob]) -> None:
+def _take_keys(connections: Connections, db: ServerConnection, jobs: Sequence[NewJob]) -> list[JobId]:
+    asked = {
+        "queues": literals.texts(job.queue for job in jobs),
+        "keys": literals.texts(job.idempotency_key for job in jobs),
+        "ids": uuids(job.id for job in jobs),
+        "digests": literals.blobs([job.digest for job in jobs]),
+    }
+    return [row[0] for row in connections.execute(db, connections.named(_TAKE_KEYS), asked)]
+
+
+def _copy_keys(db: Connection, query: bytes, jobs: Sequence[NewJob]) -> None:
     with db.cursor() as cursor, cursor.copy(query) as sink:
         sink.set_types(("text", "text", "uuid", "bytea"))
-        # In the same order as by `_TAKE_KEYS`, or two batches could wait for each other.
-        for job in sorted(sorted(jobs, key=attrgetter("idempotency_key")), key=attrgetter("queue")):
+        for job in jobs:
             sink.write_row((job.queue, job.idempotency_key, job.id, job.digest))
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, LiteralString, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
-from psycopg import AsyncCursor, Cursor
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg.errors import InvalidSchemaName, UndefinedTable
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
 from taskharbor.core.states import Event
+from taskharbor.drivers.joining import check_kind
 from taskharbor.drivers.postgres.inserting import insert
 from taskharbor.drivers.postgres.ringing import ANY, RING, channel, fed_queues
+from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.drivers.postgres.settling import recorded
 from taskharbor.drivers.postgres.steps import arun, run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from psycopg import AsyncConnection, Connection
+    from collections.abc import Collection, Iterator, Sequence
 
     from taskharbor.core.answers import Enqueued, Settled, Settlement
     from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
@@ -28,11 +30,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_KIND: Final = "this store is PostgreSQL; give a psycopg (3) Connection, or what works through one, to its database"
+_ASYNC_KIND: Final = f"{_KIND}; await the call if it is async"
+_NO_TABLES: Final = "run 'taskharbor migrate up' on the database of this connection, or connect to the store's own"
+
 
 class Joined:
     """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
     def __init__(self, connection: Connection[Any], connections: Connections, *, notify: bool) -> None:
+        check_kind(connection, Connection, _KIND)
         self._connection = connection
         self._connections = connections
         self._ring = _Ring(connections, is_on=notify)
@@ -46,8 +53,9 @@ class Joined:
         return self._run(self._ring.after(recorded(settlements), _released(settlements)))
 
     def _run(self, steps: Steps[T]) -> T:
-        _check_transaction(self._connection)
-        return run(steps, self._fetch)
+        _check(self._connection)
+        with _explained():
+            return run(steps, self._fetch)
 
     def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
         query, values = self._connections.named(statement), self._connections.timed(asked)
@@ -62,6 +70,7 @@ class AsyncJoined:
     """What `Joined` is, for a connection that is awaited."""
 
     def __init__(self, connection: AsyncConnection[Any], connections: Connections, *, notify: bool) -> None:
+        check_kind(connection, AsyncConnection, _ASYNC_KIND)
         self._connection = connection
         self._connections = connections
         self._ring = _Ring(connections, is_on=notify)
@@ -75,8 +84,9 @@ class AsyncJoined:
         return await self._run(self._ring.after(recorded(settlements), _released(settlements)))
 
     async def _run(self, steps: Steps[T]) -> T:
-        _check_transaction(self._connection)
-        return await arun(steps, self._fetch)
+        _check(self._connection)
+        with _explained():
+            return await arun(steps, self._fetch)
 
     async def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
         query, values = self._connections.named(statement), self._connections.timed(asked)
@@ -100,12 +110,25 @@ class _Ring:
         return answers
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Name the way out if the database has no tables of ours; every other error is the user's to handle."""
+    try:
+        yield
+    except (InvalidSchemaName, UndefinedTable) as error:
+        raise SchemaOutOfDate("0", str(len(MIGRATIONS)), _NO_TABLES) from error
+
+
 def _released(settlements: Sequence[Settlement]) -> list[str]:
     """Return for whom to ring: a job that was released may be one of any queue."""
     return [ANY] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
 
 
-def _check_transaction(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+def _check(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    if connection.info.encoding != "utf-8":
+        encoding = connection.info.parameter_status("client_encoding")
+        rule = "it could not send every text; connect with client_encoding=UTF8"
+        raise UsageError(Problem(field="connection", value=f"in client_encoding {encoding}", rule=rule))
     if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
         rule = "begin a transaction first: 'with connection.transaction(): …'"
         raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))

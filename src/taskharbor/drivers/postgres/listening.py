@@ -84,6 +84,12 @@ class Audience:
                 self._ear.close()
                 self._ear = None
 
+    def renew(self) -> None:
+        """Let the listening connection be replaced: the server that it is on is no longer the primary."""
+        ear = self._ear if self._pid == os.getpid() else None
+        if ear is not None:
+            ear.renew()
+
     def ring(self, queues: Collection[str]) -> None:
         """Wake those who wait for jobs of these *queues*."""
         if self._pid != os.getpid():

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
+from taskharbor.core.errors import Problem, UsageError
 from taskharbor.drivers.migrate import load
+from taskharbor.drivers.postgres.address import ENCODING
 from taskharbor.drivers.postgres.failures import explained
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class PostgresSchema:
             db.execute(_script_start(self._address.schema).encode())
             if version(db, self._address.schema) != migration.number - 1:
                 return False
+            if migration.number == 1:
+                _check_encoding(db)
             db.execute(_make_schema(self._address.schema).encode())
             try:
                 db.execute(_with_its_record(migration).encode())
@@ -44,13 +48,16 @@ class PostgresSchema:
 
     def script(self, migration: Migration) -> str:
         schema = self._address.schema
-        start = f"-- {migration.name}, for: psql --set ON_ERROR_STOP=1 --file FILE\n\nBEGIN;\n{_script_start(schema)}"
-        return f"{start}{_make_schema(schema)}\n{_with_its_record(migration)}\nCOMMIT;\n"
+        start = f"-- {migration.name}, for: psql --set ON_ERROR_STOP=1 --file FILE\n\n{_BEGIN}{_script_start(schema)}"
+        check = _CHECK_ENCODING if migration.number == 1 else ""
+        return f"{start}{check}{_make_schema(schema)}\n{_with_its_record(migration)}\nCOMMIT;\n"
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection]:
         try:
             with self._address.connect(pinned=False) as db:
+                # Under a default above it, what others did while one waited for the lock would not be seen.
+                db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 yield db
         except psycopg.Error as error:
             raise explained(error, self._address.place) from error
@@ -64,6 +71,13 @@ def version(db: psycopg.Connection, schema: str) -> int:
     # The name of a schema was checked when the address was made.
     row = db.execute(f'SELECT max(number) FROM "{schema}".th_migrations'.encode()).fetchone()
     return row[0] or 0 if row else 0
+
+
+def _check_encoding(db: psycopg.Connection) -> None:
+    """Refuse a database that cannot hold every text: a job could be refused, or stored so that nothing can read it."""
+    [encoding] = db.execute("SHOW server_encoding").fetchone() or [""]
+    if encoding != ENCODING:
+        raise UsageError(Problem(field="database", value=f"encoded in {encoding}", rule=_ENCODED))
 
 
 def _script_start(schema: str) -> str:
@@ -97,6 +111,21 @@ INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration
 """
 
 
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;\n"
+_ENCODED: Final = (
+    "it must be in UTF8, which holds every text; "
+    "make another one: CREATE DATABASE name ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+)
+_CHECK_ENCODING: Final = f"""\
+DO $$
+BEGIN
+    IF current_setting('server_encoding') <> '{ENCODING}' THEN
+        RAISE 'database is encoded in %', current_setting('server_encoding')
+        USING HINT = $hint${_ENCODED}$hint$;
+    END IF;
+END
+$$;
+"""
 _RECORDS: Final = """\
 CREATE TABLE IF NOT EXISTS th_migrations (
     number integer PRIMARY KEY,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
+from taskharbor.drivers.joining import check_kind
 from taskharbor.drivers.sqlite.inserting import insert
+from taskharbor.drivers.sqlite.schema import MIGRATIONS
 from taskharbor.drivers.sqlite.settling import settle_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from taskharbor.core.answers import Enqueued, Settled, Settlement
     from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
@@ -25,9 +28,11 @@ class Joined:
     """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
     def __init__(self, connection: sqlite3.Connection, connections: Connections) -> None:
+        rule = f"this store is SQLite; give a sqlite3.Connection to {connections.path}, or what works through one"
+        check_kind(connection, sqlite3.Connection, rule)
         self._db = _Plain(connection)
         [file] = [row[2] for row in self._db.execute("PRAGMA database_list") if row[1] == "main"]
-        if not file or not Path(file).samefile(connections.path):
+        if not file or not connections.path.exists() or not Path(file).samefile(connections.path):
             rule = f"it must be open on the driver's own file, {connections.path}"
             raise UsageError(Problem(field="connection", value=f"open on {file or 'no file'}", rule=rule))
         self._connection = connection
@@ -51,6 +56,17 @@ class Joined:
         return self._now()
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Name the way out if the file has no tables of ours; every other error is the user's to handle."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "no such table: th_" not in str(error):
+            raise
+        raise SchemaOutOfDate("0", str(len(MIGRATIONS)), "run 'taskharbor migrate up'") from error
+
+
 class _Plain:
     """Runs statements with cursors that return tuples, whatever kind the connection makes for its user."""
 
@@ -58,10 +74,12 @@ class _Plain:
         self._connection = connection
 
     def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
-        return self._cursor().execute(statement, values)
+        with _explained():
+            return self._cursor().execute(statement, values)
 
     def executemany(self, statement: str, values: Any) -> sqlite3.Cursor:
-        return self._cursor().executemany(statement, values)
+        with _explained():
+            return self._cursor().executemany(statement, values)
 
     def _cursor(self) -> sqlite3.Cursor:
         cursor = self._connection.cursor(sqlite3.Cursor)
