@@ -837,7 +837,7 @@ def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves_and_come_bac
 
 def flushers() -> list[str]:
     names = [each.name for each in threading.enumerate()]
-    return [name for name in names if name in {"taskharbor-flusher", "taskharbor-inserter"}]
+    return [name for name in names if name in {"taskharbor-flusher", "taskharbor-inserter", "taskharbor-batches"}]
 
 
 def test_what_was_handed_over_is_stored_before_a_client_is_closed(driver: Gated, pool: ThreadPoolExecutor) -> None:

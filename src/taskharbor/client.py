@@ -10,7 +10,7 @@ from datetime import UTC, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.coalescing import Flusher, Line
+from taskharbor.coalescing import Flusher, KeyTurns, Line, keys_of
 from taskharbor.core.answers import Enqueued
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import (
@@ -81,6 +81,7 @@ class Client:
         self._hooks = tuple(hooks)
         self._coalesces: bool = getattr(driver, "coalesces", False)
         self._line = Line(self._store)
+        self._turns = KeyTurns()
         self._flusher: Flusher | None = None
 
     def enqueue(self, request: JobRequest) -> Enqueued:
@@ -88,7 +89,8 @@ class Client:
 
         Jobs that other threads enqueue meanwhile go out in the same statement, where the store
         gains by that. One with an idempotency key goes out alone: it may have to wait
-        for a transaction that holds the key, and the others should not.
+        for a transaction that holds the key, and the others should not. Of several with the
+        same key one at a time is in the store.
 
         Raises `InvalidRequest`, `IdempotencyConflict` or `StoreUnavailable`. After the last
         one (the store was tried twice, under the same id) nobody knows whether the job was
@@ -98,7 +100,7 @@ class Client:
         """
         job = self._prepare(request, self._clock.now(), self._ids())
         is_alone = job.idempotency_key is not None or not self._coalesces
-        [answer] = self._told([job], self._store([job]) if is_alone else [self._own_line().insert(job)])
+        [answer] = self._told([job], self._store_in_turn([job]) if is_alone else [self._own_line().insert(job)])
         return _accepted(answer)
 
     async def aenqueue(self, request: JobRequest) -> Enqueued:
@@ -124,7 +126,7 @@ class Client:
         which, and every other job is stored.
         """
         jobs = self._prepare_all(requests)
-        return _all_accepted(self._told(jobs, self._store(jobs)))
+        return _all_accepted(self._told(jobs, self._store_in_turn(jobs)))
 
     async def aenqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
         """Store jobs as `enqueue_many` does, from a coroutine; they are prepared in its thread and stored from another.
@@ -165,6 +167,19 @@ class Client:
                 raise
             return self._driver.insert(jobs, repeat=True)
 
+    def _store_in_turn(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+        """Store *jobs* in this thread, when no other statement with one of their keys is in the store."""
+        if not self._coalesces:
+            return self._store(jobs)
+        with self._own_turns().hold(keys_of(jobs)):
+            return self._store(jobs)
+
+    def _own_turns(self) -> KeyTurns:
+        turns = self._turns
+        if turns.pid != os.getpid():
+            turns = self._turns = KeyTurns()
+        return turns
+
     def _own_line(self) -> Line:
         """Return where threads of this process wait; who waited before a fork stayed on the other side."""
         line = self._line
@@ -175,7 +190,7 @@ class Client:
     def _own_flusher(self) -> Flusher:
         flusher = self._flusher
         if flusher is None or flusher.pid != os.getpid():
-            flusher = self._flusher = Flusher(self._store)
+            flusher = self._flusher = Flusher(self._store, self._own_turns())
         return flusher
 
     async def _handed_over(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:

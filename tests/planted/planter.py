@@ -112,6 +112,8 @@ def plant(bug: Bug) -> Report:
 def suite(bug: Bug) -> str:
     """Return the file of tests that must catch *bug*."""
     part = bug.module.removeprefix("taskharbor.").replace("jsonform", "codec")
+    if part.startswith("drivers."):
+        return f"tests/test_{part.removeprefix('drivers.').replace('.', '_')}.py"
     return f"tests/{'/test_'.join(part.split('.'))}.py" if "." in part else f"tests/test_{part}.py"
 
 

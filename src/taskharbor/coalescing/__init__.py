@@ -2,5 +2,6 @@
 
 from taskharbor.coalescing.flusher import Flusher
 from taskharbor.coalescing.line import Line
+from taskharbor.coalescing.turns import KeyTurns, keys_of
 
-__all__ = ["Flusher", "Line"]
+__all__ = ["Flusher", "KeyTurns", "Line", "keys_of"]

@@ -36,6 +36,12 @@ class Crew:
             elif len(self._threads) < self._most:
                 self._start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has threads."""
+        with self._changed:
+            return bool(self._threads)
+
     def close(self) -> None:
         """End the threads, once all work is done."""
         with self._changed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskharbor.coalescing.batch import outcomes, take
-from taskharbor.coalescing.crew import Crew
+from taskharbor.coalescing.crew import CLOSING, Crew
+from taskharbor.coalescing.turns import Ticket, keys_of
 from taskharbor.runtime import fulfil, fulfil_here
 
 if TYPE_CHECKING:
@@ -17,14 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskharbor.coalescing.batch import Answer, Store
+    from taskharbor.coalescing.turns import KeyTurns
     from taskharbor.core.model import NewJob
 
     Answers = Sequence[Answer] | Exception
 
 T = TypeVar("T")
 
-ALONE: Final = 4
-"""Threads for what is not stored together with others."""
+MAX_KEYED: Final = 4
+"""Threads for single jobs with an idempotency key."""
+MAX_BATCHES: Final = 4
+"""Threads for several jobs of one call."""
 
 
 class Flusher:
@@ -34,22 +39,24 @@ class Flusher:
     in the next statement. What coroutines of one loop hand over in one turn of that loop is
     handed over at once, and what is stored at once is told to each loop at once.
 
-    Several jobs of one call, and jobs with an idempotency key, are stored by a few threads
-    more, each call in a statement of its own: a key may be held by a transaction that is
-    still open, and whoever waits for that should be nobody but who asked for the key.
+    Jobs with an idempotency key are stored by a few threads more, and so are several jobs of one
+    call, each call in a statement of its own: an open transaction may hold a key, and only callers
+    with that key may wait for it. *turns* lets one statement for each key into the store.
 
-    Why every wait ends: both kinds of threads are in the driver, which waits for nothing
-    without a deadline, and tell of every job whatever comes out of it.
+    Why every wait ends: all threads are in the driver, which waits for nothing without a
+    deadline, and tell of every job whatever comes out of it.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, turns: KeyTurns) -> None:
         self.pid: Final = os.getpid()
         """Whose it is: its threads stay on this side of a fork."""
         self._store = store
+        self._turns = turns
         self._gathered: dict[AbstractEventLoop, list[_Awaited]] = {}
         self._handed: deque[_Awaited] = deque()
         self._together = Crew("taskharbor-flusher", most=1)
-        self._alone = Crew("taskharbor-inserter", most=ALONE)
+        self._keyed = Crew("taskharbor-inserter", most=MAX_KEYED)
+        self._batches = Crew("taskharbor-batches", most=MAX_BATCHES)
 
     def hand_over(self, jobs: list[NewJob]) -> Future[Answers]:
         """Return what will hold the answers, or the error instead of them; a coroutine's own loop must be running.
@@ -61,13 +68,20 @@ class Flusher:
         if len(jobs) == 1 and jobs[0].idempotency_key is None:
             self._gather(loop, _Awaited(jobs[0], future))
         else:
-            self._alone.run(partial(self._store_alone, jobs, future))
+            crew = self._keyed if len(jobs) == 1 else self._batches
+            self._turns.enter(Ticket(keys_of(jobs), partial(self._begin, crew, jobs, future)))
         return future
 
     def close(self) -> None:
         """Store what was handed over, and end the threads."""
-        self._together.close()
-        self._alone.close()
+        crews = (self._together, self._keyed, self._batches)
+        give_up_at = time.monotonic() + CLOSING
+        for crew in crews:
+            crew.close()
+        # A statement that waited for a key of another crew's statement has started that crew again.
+        while any(crew.is_busy for crew in crews) and time.monotonic() < give_up_at:
+            for crew in crews:
+                crew.close()
 
     def _gather(self, loop: AbstractEventLoop, awaited: _Awaited) -> None:
         gathered = self._gathered.get(loop)
@@ -95,9 +109,24 @@ class Flusher:
                 each_own = len(batch) * [answers] if isinstance(answers, Exception) else map(_single, answers)
                 fulfil(zip((each.future for each in batch), each_own, strict=True))
 
-    def _store_alone(self, jobs: list[NewJob], future: Future[Answers]) -> None:
-        if not future.done():
-            fulfil([(future, _kept(partial(self._store, jobs)))])
+    def _begin(self, crew: Crew, jobs: list[NewJob], future: Future[Answers], ticket: Ticket) -> bool:
+        """Let *crew* store *jobs*, whose turn has come; return False if they cannot be stored."""
+        if ticket.is_late():
+            fulfil([(future, ticket.refusal())])
+            return False
+        try:
+            crew.run(partial(self._store_alone, jobs, future, ticket))
+        except RuntimeError as error:  # no thread can be started
+            fulfil([(future, error)])
+            return False
+        return True
+
+    def _store_alone(self, jobs: list[NewJob], future: Future[Answers], ticket: Ticket) -> None:
+        try:
+            if not future.done():
+                fulfil([(future, _kept(partial(self._store, jobs)))])
+        finally:
+            self._turns.leave(ticket)
 
 
 class _Awaited:

@@ -56,8 +56,9 @@ class Ear:
     def close(self) -> None:
         if self._thread is None:
             return
+        # Send before setting the flag: the thread closes its end of the pair only after it has seen the flag.
+        self._alarm.send(b".")  # closing the socket is not enough: a forked process may hold it open
         self._is_closed = True
-        self._alarm.send(b".")  # to close it is not enough: a fork may hold it open
         self._thread.join(self._address.deadline.total_seconds())
         self._alarm.close()
 
