@@ -79,6 +79,20 @@ def test_the_message_goes_whatever_the_outcome_was_that_is_recorded(error: Excep
     assert rig.left() == 0
 
 
+def test_a_failed_job_whose_sending_was_not_noted_still_waits_for_a_message() -> None:
+    rig = Rig()
+    outage = Outage("dispatched")
+    outage.is_on.set()
+    job_id = rig.enqueue()
+    rig.enqueuer(meddled(rig.driver, outage)).tick()
+    assert (outage.refused, rig.left(), rig.job(job_id).sent_at) == (["dispatched"], 1, None)
+
+    rig.worker({"run": _raise(ValueError("again"))})
+    rig.run(0.5)
+
+    assert (rig.job(job_id).status, rig.job(job_id).attempt_count) == (Status.ENQUEUED, 1)
+
+
 def test_messages_go_in_tens_and_their_jobs_are_claimed_together() -> None:
     rig = Rig()
     for _ in range(40):

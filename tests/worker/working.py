@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from taskharbor.client import Client
 from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.messages import parse
 from taskharbor.core.request import JobRequest
 from taskharbor.core.states import FINAL, WAITING
 from taskharbor.enqueuer import DueTaskEnqueuer
@@ -58,8 +59,12 @@ class Bells:
         now = self._driver.inspector.now()
         queues = {view.name for view in self._driver.inspector.queues() if view.paused_at is None}
         page = self._driver.inspector.find(JobFilter(statuses=WAITING), limit=1_000)
-        due = [job.id for job in page.jobs if job.scheduled_for <= now and job.queue in queues & {*self._enqueuers}]
-        wait_until(lambda: all(job.sent_at for job in self._driver.inspector.get(due).values()))
+        due = {job.id for job in page.jobs if job.scheduled_for <= now and job.queue in queues & {*self._enqueuers}}
+        wait_until(lambda: due <= self._named_by_messages())
+
+    def _named_by_messages(self) -> set[JobId]:
+        messages = [parse(copy.body) for copies in [*self.service.queues.values()] for copy in [*copies]]
+        return {message.job_id for message in messages if message is not None}
 
     def close(self) -> None:
         for enqueuer in self._enqueuers.values():

@@ -196,7 +196,8 @@ class Driver(Protocol):
         """Take the named jobs, as a delivered message asks for.
 
         The guard and the effects are those of `reserve`, but only ENQUEUED jobs and ended
-        leases qualify, and ENQUEUED ones at once when due. A refusal says why (the first
+        leases qualify, and ENQUEUED ones at once when due. The message proves that the job was
+        sent: ``sent_at`` becomes now if it was null. A refusal says why (the first
         reason of `Reason` that holds) and until when. An id given twice is claimed once
         and refused as leased the second time: a queue service delivers duplicates. During a
         clock hold an ended lease counts as leased until the hold ends, and without *reclaim*

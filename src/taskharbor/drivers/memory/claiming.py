@@ -84,7 +84,10 @@ def claim(tables: Tables, job_id: JobId, taker: Taker, now: datetime) -> Claim |
     if job is None:
         return Refused(job_id, Reason.NOT_FOUND)
     refusal = _refusal(tables, job, taker, now)
-    return _lease(tables, job, taker, now) if refusal is None else Refused(job_id, *refusal, job.sends)
+    if refusal is not None:
+        return Refused(job_id, *refusal, job.sends)
+    # Its message arrived, so it was sent: the enqueuer may not have noted that yet, or may have died before.
+    return _lease(tables, replace(job, sent_at=job.sent_at or now), taker, now)
 
 
 def _refusal(tables: Tables, job: Job, taker: Taker, now: datetime) -> tuple[Reason, datetime | None] | None:

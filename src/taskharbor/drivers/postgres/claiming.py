@@ -182,7 +182,9 @@ _CLAIM: Final[LiteralString] = f"""
          WHERE status = 'PROCESSING'
     )
     UPDATE th_jobs AS job
-           {_TAKE} - coalesce(free.clock, 0)
+           {_TAKE} - coalesce(free.clock, 0),
+           -- A message that arrived was sent, even if the enqueuer has not noted that yet.
+           sent_at = coalesce(job.sent_at, {NOW})
       FROM free
      WHERE job.id = ANY (ARRAY[free.id])
        AND job.status IN ('ENQUEUED', 'PROCESSING')

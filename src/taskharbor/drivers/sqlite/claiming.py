@@ -140,7 +140,8 @@ _NAMED: Final = f"""
        )
 """
 _RECORD_NAMED: Final = f"{_RECORD_LOST} {_NAMED} AND status = 'PROCESSING'"
-_TAKE_NAMED: Final = f"{_TAKE_OVER} {_NAMED} RETURNING {JOB}"
+# A message that arrived was sent, even if the enqueuer has not noted that yet.
+_TAKE_NAMED: Final = f"{_TAKE_OVER}, sent_at = coalesce(sent_at, :now) {_NAMED} RETURNING {JOB}"
 
 
 def claim(db: sqlite3.Connection, job_ids: Sequence[JobId], taker: Taker, now: int) -> list[Claim | Refused]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.answers import Reason, Refused, Sent, Settled
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, MOMENT
+from taskharbor.testing.conformance.subject import BOOM, LEASE, MOMENT, RESEND
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.testing.conformance.subject import Subject
+
+
+RETRY = Outcome.retry(after=timedelta(minutes=5), failure=BOOM)
 
 
 def lose(subject: Subject, **fields: object) -> JobId:
@@ -43,6 +46,29 @@ def test_a_message_that_overtakes_the_reply_of_its_sending_can_be_claimed(subjec
     [answer] = subject.claim(job_id)
 
     assert isinstance(answer, Claim)
+
+
+def test_a_claim_before_the_sending_is_noted_proves_the_sending(subject: Subject) -> None:
+    job_id = subject.insert()
+    [dispatch] = subject.dispatch()
+    subject.advance(timedelta(seconds=1))
+
+    [claim] = subject.claim(job_id)
+
+    assert isinstance(claim, Claim)
+    assert claim.job.sent_at == subject.job(job_id).sent_at == subject.clock.now()
+    assert subject.driver.dispatched([Sent(dispatch, RESEND)]) == [False]
+    assert subject.settle(claim, RETRY) == Settled(job_id, Status.ENQUEUED)
+
+
+def test_an_expired_lease_reclaimed_by_message_counts_as_sent(subject: Subject) -> None:
+    job_id = lose(subject)
+
+    subject.claim(job_id)
+
+    assert subject.job(job_id).sent_at == subject.clock.now()
+    subject.advance(LEASE)
+    assert [answer.status for answer in subject.driver.upkeep.expire(limit=9)] == [Status.ENQUEUED]
 
 
 def test_claims_are_answered_in_the_order_asked(subject: Subject) -> None:
@@ -111,7 +137,7 @@ def test_a_message_that_comes_too_early_is_told_when_the_job_is_due(subject: Sub
     job_id = subject.bring(Status.ENQUEUED)
     [claim] = subject.claim(job_id)
     assert isinstance(claim, Claim)
-    subject.settle(claim, Outcome.retry(after=timedelta(minutes=5), failure=BOOM))
+    subject.settle(claim, RETRY)
     due = subject.clock.now() + timedelta(minutes=5)
     subject.advance(timedelta(minutes=5) - MOMENT)
 

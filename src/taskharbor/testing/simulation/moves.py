@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.outcome import MAX_RELEASES
-from taskharbor.core.states import Event, Status, next_statuses
+from taskharbor.core.states import Event, Status, landing, next_statuses
 from taskharbor.testing.simulation.jobs import BACKOFF
 from taskharbor.testing.simulation.jumps import TAKE_OVER
 
@@ -99,7 +99,11 @@ def _reserve(call: Call, before: Job, after: Job) -> list[str]:
 
 def _claim(call: Call, before: Job, after: Job) -> list[str]:
     is_delivered = before.status in {Status.ENQUEUED, Status.PROCESSING}
-    return [*_reserve(call, before, after), *_broken({"was claimed though nobody was told of it": is_delivered})]
+    rules = {
+        "was claimed though nobody was told of it": is_delivered,
+        "was claimed by a message and does not count as sent": after.sent_at == (before.sent_at or call.at),
+    }
+    return [*_reserve(call, before, after), *_broken(rules)]
 
 
 def _dispatch(call: Call, before: Job, after: Job) -> list[str]:
@@ -139,7 +143,7 @@ def _settle(call: Call, before: Job, after: Job) -> list[str]:
         {
             "was settled by a stranger": before.lease_token == settlement.lease.token,
             "was settled when its lease was over": not _is_over(before, call.at),
-            "went where its outcome does not lead": after.status in next_statuses(before.status, event),
+            "went where its outcome does not lead": after.status is _landing(event, before, after),
             "counts its attempts wrong": after.attempt_count == before.attempt_count - gives_back,
             "is tried again too soon or too late": event is not Event.RETRY
             or after.status.is_final
@@ -149,11 +153,21 @@ def _settle(call: Call, before: Job, after: Job) -> list[str]:
     )
 
 
+def _landing(event: Event, before: Job, after: Job) -> Status:
+    """Return the one state in which *event* leaves a job, by what it was and by the attempts that count now."""
+    return landing(
+        event,
+        sent=before.sent_at is not None,
+        spent=after.is_spent,
+        cancel_requested=before.cancel_requested_at is not None,
+    )
+
+
 def _expire(call: Call, before: Job, after: Job) -> list[str]:
     return _broken(
         {
             "lost a lease that was good": before.lease_token is not None and _is_over(before, call.at),
-            "went where no ended lease leads": after.status in next_statuses(before.status, Event.EXPIRE),
+            "went where no ended lease leads": after.status is _landing(Event.EXPIRE, before, after),
         }
     )
 
