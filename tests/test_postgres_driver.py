@@ -21,11 +21,10 @@ import pytest
 from psycopg.rows import dict_row
 
 from taskharbor import Client, JobRequest
-from taskharbor.core.answers import Enqueued, Expired, Extended, JobFilter, Settled, Settlement, Skipped
+from taskharbor.core.answers import Enqueued, Expired, Extended, JobFilter, Skipped
 from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Progress
-from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver, lines
@@ -34,7 +33,7 @@ from taskharbor.drivers.postgres.inserting import COPIED
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.racing import race
-from taskharbor.testing.conformance.subject import BOOM, LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
 from taskharbor.testing.postgres import Server
 from tests.postgres import database, emptied, schema_at
 from tests.waiting import LIMIT, wait_until
@@ -315,31 +314,6 @@ def test_ended_leases_on_locked_rows_are_neither_taken_over_nor_expired(driver: 
 
     assert [claim.job.id for claim in taken] == [lost.job.id]
     assert brought_back == [Expired(expired.job.id, expired.lease.token, Status.FAILED)]
-
-
-@pytest.mark.parametrize("locked", [1, 6])
-def test_outcomes_beside_locked_rows_are_recorded_and_the_call_fails_in_time(url: str, locked: int) -> None:
-    with closing(PostgresDriver(url, deadline=SHORT)) as driver, psycopg.connect(url) as other:
-        driver.insert([new_job() for _ in range(12)])
-        claims = reserve(driver, limit=12)
-        outcomes = [Outcome.ack(), Outcome.retry(after=LEASE, failure=BOOM)] * 6
-        settlements = [Settlement(claim.lease, each) for claim, each in zip(claims, outcomes, strict=True)]
-        lock(other, *[claim.job.id for claim in claims[:locked]])
-
-        start = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="lock") as failed:
-            driver.settle(settlements)
-        took = time.monotonic() - start
-        jobs = jobs_of(driver)
-        other.rollback()
-        answers = driver.settle(settlements)
-
-    assert took < 3 * SHORT.total_seconds()
-    assert "nothing of this call" not in str(failed.value)
-    in_process = [claim.job.id for claim in claims if jobs[claim.job.id].status is Status.PROCESSING]
-    assert in_process == [claim.job.id for claim in claims[:locked]]
-    ends = [Status.SUCCEEDED, Status.FAILED] * 6
-    assert answers == [Settled(claim.job.id, end) for claim, end in zip(claims, ends, strict=True)]
 
 
 def test_a_job_and_an_order_are_committed_together_or_not_at_all(driver: PostgresDriver, url: str) -> None:

@@ -3,40 +3,255 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver, Status
+from taskharbor.core.answers import Settled, Settlement, Skipped
+from taskharbor.core.errors import OutcomeNotStorable, StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.hand import Hand, Hands
-from taskharbor.worker.recorder import Recorder
+from taskharbor.worker.recorder import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-MINUTE = timedelta(minutes=1)
+    from taskharbor.core.ids import JobId
+
+MINUTE: Final = timedelta(minutes=1)
+
+
+class ManualRuntime(ThreadRuntime):
+    """Its monotonic clock moves when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(plain=1)
+        self.seconds = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Store(MemoryDriver):
+    """Answers a settle as a test says: *meddle* gets the settlements, and may raise or answer for some of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[JobId]] = []
+        self.meddle: Callable[[Settlement], Any] = lambda _settlement: None
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Any]:
+        self.calls.append([each.lease.job_id for each in settlements])
+        said = {each.lease.job_id: self.meddle(each) for each in settlements}
+        kept = [each for each in settlements if said[each.lease.job_id] is None]
+        answers = iter(super().settle(kept))
+        return [next(answers) if said[each.lease.job_id] is None else said[each.lease.job_id] for each in settlements]
+
+
+class Rig:
+    """A recorder with *jobs* in hand, the ticks that its loop would make, and what it reported."""
+
+    def __init__(self, *, jobs: int = 1, ends_at: float = inf) -> None:
+        self.store, self.runtime = Store(), ManualRuntime()
+        client = Client(self.store)
+        self.ids = [client.enqueue(JobRequest(type="run")).id for _ in range(jobs)]
+        claims = self.store.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=jobs, patience=MINUTE)
+        by_id = {claim.job.id: Hand(claim, ends_at=ends_at, times_out_at=None) for claim in claims}
+        self.in_hand = [by_id[job_id] for job_id in self.ids]
+        self.hands = Hands(self.runtime, concurrency=jobs, queues={"default": jobs})
+        self.hands.fill_room("default", self.hands.take_room("default", jobs), self.in_hand)
+        self.told: list[tuple[JobId, Outcome | None, Any]] = []
+        self.recorder = Recorder(self.runtime, self.store, self.hands, settled=self._settled, freed=lambda: None)
+
+    def _settled(self, ended: Sequence[tuple[Hand, Outcome | None]], answers: Sequence[Any]) -> None:
+        self.told += [
+            (hand.claim.job.id, outcome, answer) for (hand, outcome), answer in zip(ended, answers, strict=True)
+        ]
+
+    def end(self, *numbers: int, outcome: Outcome | None = None) -> None:
+        for number in numbers:
+            self.recorder.put(self.in_hand[number], outcome or Outcome.ack())
+
+    def run(self, seconds: float) -> None:
+        """Tick as a loop does, for so long by the manual clock."""
+        until = self.runtime.seconds + seconds
+        while True:
+            pause = self.recorder.tick().total_seconds()
+            if self.runtime.seconds + pause > until:
+                self.runtime.seconds = until
+                return
+            self.runtime.seconds += max(pause, 0.001)
+
+    def statuses(self) -> list[Status]:
+        jobs = self.store.inspector.get(self.ids)
+        return [jobs[job_id].status for job_id in self.ids]
 
 
 def test_only_the_first_outcome_of_an_attempt_is_recorded_and_told() -> None:
-    driver, runtime = MemoryDriver(), ThreadRuntime(plain=1)
-    job_id = Client(driver).enqueue(JobRequest(type="run")).id
-    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, patience=MINUTE)
-    told: list[Outcome | None] = []
-
-    def settled(ended: Sequence[tuple[Hand, Outcome | None]], _answers: object) -> None:
-        told.extend(outcome for _hand, outcome in ended)
-
-    hands = Hands(runtime, concurrency=1, queues={"default": 1})
-    recorder = Recorder(runtime, driver, hands, settled=settled, freed=lambda: None)
-    hand = Hand(claim, ends_at=inf, times_out_at=None)
+    rig = Rig()
     release, ack = Outcome.release(), Outcome.ack()
 
-    took = [recorder.put(hand, release), recorder.put(hand, ack)]
-    recorder.tick()
-    recorder.tick()
+    took = [rig.recorder.put(rig.in_hand[0], release), rig.recorder.put(rig.in_hand[0], ack)]
+    rig.recorder.tick()
+    rig.recorder.tick()
 
     assert took == [True, False]
-    assert told == [release]
-    assert driver.inspector.get([job_id])[job_id].status is Status.PENDING
+    assert [outcome for _, outcome, _ in rig.told] == [release]
+    assert rig.statuses() == [Status.PENDING]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("58030"), StoreUnavailable("away"), KeyError("PENDING")])
+def test_an_error_of_the_call_never_buries_and_the_outcome_is_recorded_when_it_ends(error: Exception) -> None:
+    rig = Rig(jobs=3)
+
+    def fail(_settlement: Settlement) -> None:
+        raise error
+
+    rig.store.meddle = fail
+    rig.end(0, 1, 2)
+    rig.run(20.0)
+    assert (rig.statuses(), rig.told, len(rig.hands)) == ([Status.PROCESSING] * 3, [], 3)
+    rig.store.meddle = lambda _settlement: None
+    rig.run(2 * MAX_RETRY_SECONDS)
+
+    assert rig.statuses() == [Status.SUCCEEDED] * 3
+    assert [answer for _, _, answer in rig.told] == [Settled(job_id, Status.SUCCEEDED) for job_id, _, _ in rig.told]
+    assert len(rig.hands) == 0
+
+
+def test_a_failing_store_is_asked_again_at_growing_intervals() -> None:
+    rig, asked_at = Rig(), list[float]()
+
+    def fail(_settlement: Settlement) -> None:
+        asked_at.append(rig.runtime.seconds)
+        raise RuntimeError("58030")
+
+    rig.store.meddle = fail
+    rig.end(0)
+    rig.run(10.0)
+
+    pauses = [after - before for before, after in pairwise(asked_at)]
+    assert pauses[0] == pytest.approx(FIRST_RETRY_SECONDS)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(MAX_RETRY_SECONDS)
+
+
+def test_an_outcome_that_is_not_recorded_by_the_end_of_its_lease_is_given_up() -> None:
+    rig = Rig(ends_at=1_003.0)
+
+    def fail(_settlement: Settlement) -> None:
+        raise RuntimeError("58030")
+
+    rig.store.meddle = fail
+    rig.end(0)
+    rig.run(2.5)
+    assert (rig.told, len(rig.hands)) == ([], 1)
+    rig.run(2.0)
+
+    assert [(job_id, answer) for job_id, _, answer in rig.told] == [(rig.ids[0], None)]
+    assert (rig.statuses(), len(rig.hands)) == ([Status.PROCESSING], 0)
+
+
+def test_a_locked_row_is_tried_again_apart_and_its_neighbours_are_let_go_at_once() -> None:
+    rig = Rig(jobs=5)
+    locked = rig.ids[1]
+    rig.store.meddle = lambda each: Skipped(each.lease) if each.lease.job_id == locked else None
+
+    rig.end(0, 1, 2)
+    rig.recorder.tick()
+    assert [job_id for job_id, _, _ in rig.told] == [rig.ids[0], rig.ids[2]]
+    rig.end(3, 4)
+    rig.run(0.0)
+    assert {job_id for job_id, _, _ in rig.told} == {*rig.ids} - {locked}
+    rig.run(3.0)
+    rig.store.meddle = lambda _settlement: None
+    rig.run(2 * MAX_RETRY_SECONDS)
+
+    assert rig.statuses() == [Status.SUCCEEDED] * 5
+    assert [call for call in rig.store.calls[1:] if locked in call and len(call) > 1] == []
+    assert len(rig.store.calls) < 15, "a locked row is not asked for all the time"
+
+
+def test_slots_beside_a_locked_row_are_free_as_soon_as_their_outcomes_are_on_their_way() -> None:
+    rig, free = Rig(jobs=3), list[int]()
+    locked = rig.ids[0]
+
+    def skip(each: Settlement) -> Any:
+        free.append(rig.hands.take_room("default", 3))
+        rig.hands.fill_room("default", free[-1], [])
+        return Skipped(each.lease) if each.lease.job_id == locked else None
+
+    rig.store.meddle = skip
+    rig.end(0)
+    rig.recorder.tick()
+    rig.end(1)
+    rig.recorder.tick()
+
+    assert free == [1, 2]
+
+
+def test_an_outcome_that_the_store_cannot_hold_buries_its_job_and_no_other() -> None:
+    rig = Rig(jobs=3)
+
+    def reject(each: Settlement) -> Any:
+        is_bad = each.lease.job_id == rig.ids[1] and each.outcome.result is not None
+        return OutcomeNotStorable(each.lease.job_id, "NumericValueOutOfRange") if is_bad else None
+
+    rig.store.meddle = reject
+    rig.end(0, 1, 2, outcome=Outcome.ack(b"1"))
+    rig.run(1.0)
+
+    assert rig.statuses() == [Status.SUCCEEDED, Status.DEAD, Status.SUCCEEDED]
+    dead = rig.store.inspector.get([rig.ids[1]])[rig.ids[1]]
+    assert dead.dead_reason == "its outcome cannot be recorded: NumericValueOutOfRange"
+    assert len(rig.told) == 3
+
+
+def test_a_burial_that_the_store_cannot_hold_either_is_tried_until_the_lease_ends() -> None:
+    rig = Rig(ends_at=1_010.0)
+    rig.store.meddle = lambda each: OutcomeNotStorable(each.lease.job_id, "CheckViolation")
+    rig.end(0)
+    rig.run(12.0)
+
+    assert [answer for _, _, answer in rig.told] == [None]
+    assert len(rig.store.calls) < 20
+
+
+def test_an_outcome_that_breaks_every_call_it_is_in_delays_the_others_for_moments_only() -> None:
+    rig = Rig(jobs=16)
+
+    def choke(each: Settlement) -> None:
+        if each.lease.job_id == rig.ids[5]:
+            raise RuntimeError("unmapped")
+
+    rig.store.meddle = choke
+    rig.end(*range(15))
+    rig.run(5.0)
+    assert [status for n, status in enumerate(rig.statuses()[:15]) if n != 5] == [Status.SUCCEEDED] * 14
+    asked = len(rig.store.calls)
+    rig.end(15)
+    rig.run(0.0)
+
+    assert rig.statuses()[15] is Status.SUCCEEDED
+    assert rig.store.calls[asked:] == [[rig.ids[15]]]
+
+
+def test_no_outcome_is_lost_when_a_call_tries_to_end_the_thread() -> None:
+    rig = Rig(jobs=2)
+
+    def leave(_settlement: Settlement) -> None:
+        raise SystemExit
+
+    rig.store.meddle = leave
+    rig.end(0, 1)
+    with pytest.raises(SystemExit):
+        rig.recorder.tick()
+    rig.store.meddle = lambda _settlement: None
+    rig.run(1.0)
+
+    assert rig.statuses() == [Status.SUCCEEDED] * 2

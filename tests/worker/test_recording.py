@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from taskharbor.core.errors import OutcomeNotStorable
 from taskharbor.core.facts import AttemptFailed, JobClaimed, JobDead, JobSucceeded
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
@@ -14,10 +15,11 @@ from tests.waiting import wait_until
 from tests.worker.working import LIMIT, SHORT, Hold, Outage, at_work, ended, enqueue, meddled, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
+    from taskharbor.core.answers import Settlement
     from taskharbor.core.model import Job
-    from taskharbor.drivers.base import Driver
+    from taskharbor.drivers.base import Driver, SettleAnswer
 
 
 def _nothing(_job: Job) -> None: ...
@@ -117,31 +119,46 @@ def test_jobs_of_a_call_whose_reply_was_lost_run_all_the_same(driver: Driver) ->
     assert [(job.status, job.attempt_count) for job in ran] == [(Status.SUCCEEDED, 1)] * 3
 
 
-def test_an_outcome_that_the_store_chokes_on_does_not_hold_up_the_others(driver: Driver) -> None:
-    hold, poison = Hold("settle"), set[object]()
-    hold.is_on.set()
+class Picky:
+    """A store that cannot hold the result 5."""
 
-    def choke(verb: str, call: Callable[[], Any]) -> Any:
-        if verb != "settle":
-            return call()
-        answers = hold(verb, lambda: None)
-        closure = call.__closure__ or ()
-        [given] = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, tuple)]
-        if any(each.lease.job_id in poison and each.outcome.result for each in given[0]):
-            raise ValueError("a blob too large")
-        return answers or call()
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
 
-    with at_work(meddled(driver, choke), {"run": lambda job: job.data}, concurrency=8):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        bad = [each.outcome.result == b"5" for each in settlements]
+        kept = [each for each, is_bad in zip(settlements, bad, strict=True) if not is_bad]
+        answers = iter(self._driver.settle(kept))
+        return [
+            OutcomeNotStorable(each.lease.job_id, "DataError") if is_bad else next(answers)
+            for each, is_bad in zip(settlements, bad, strict=True)
+        ]
+
+
+def test_an_outcome_that_the_store_cannot_hold_does_not_hold_up_the_others(driver: Driver) -> None:
+    with at_work(cast("Driver", Picky(driver)), {"run": lambda job: job.data}, concurrency=8):
         jobs = [enqueue(driver, "run", n) for n in range(8)]
-        poison.add(jobs[5])
-        assert hold.came.wait(LIMIT)
-        wait_until(lambda: all(stored(driver, job_id).status is Status.PROCESSING for job_id in jobs))
-        hold.may_go.set()
         ran = {job_id: ended(driver, job_id) for job_id in jobs}
 
     bad = ran.pop(jobs[5])
     assert {job.status for job in ran.values()} == {Status.SUCCEEDED}
-    assert (bad.status, bad.dead_reason) == (Status.DEAD, "its outcome cannot be recorded: ValueError")
+    assert (bad.status, bad.dead_reason) == (Status.DEAD, "its outcome cannot be recorded: DataError")
+
+
+def test_a_success_survives_a_store_that_fails_in_unknown_ways(driver: Driver) -> None:
+    outage = Outage("settle", error=RuntimeError("SQLSTATE 58030"))
+    outage.is_on.set()
+
+    with at_work(meddled(driver, outage), {"run": _nothing}, concurrency=4):
+        jobs = [enqueue(driver, "run") for _ in range(4)]
+        wait_until(lambda: len(outage.refused) > 8)
+        outage.is_on.clear()
+        ran = [ended(driver, job_id) for job_id in jobs]
+
+    assert [(job.status, job.attempt_count) for job in ran] == [(Status.SUCCEEDED, 1)] * 4
 
 
 def test_of_attempts_that_end_at_the_same_moment_none_waits_for_the_next_to_be_recorded() -> None:

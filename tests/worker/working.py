@@ -153,11 +153,12 @@ def meddled(driver: Driver, meddle: Meddle) -> Driver:
 
 
 class Outage:
-    """A store that is out of reach for these *verbs* (without any: for all) while ``is_on`` is set."""
+    """A store that is out of reach, or raises *error*, while ``is_on`` is set: for these *verbs*, or for all."""
 
-    def __init__(self, *verbs: str, commits: bool = False) -> None:
+    def __init__(self, *verbs: str, commits: bool = False, error: Exception | None = None) -> None:
         self._verbs = verbs
         self._commits = commits
+        self._error = error or StoreUnavailable("unplugged by a test")
         self.is_on = threading.Event()
         self.refused: list[str] = []
 
@@ -167,7 +168,7 @@ class Outage:
         if self._commits:
             call()  # it is the reply that is lost
         self.refused.append(verb)
-        raise StoreUnavailable("unplugged by a test")
+        raise self._error
 
 
 class Hold:

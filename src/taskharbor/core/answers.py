@@ -78,7 +78,7 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The row is locked by another transaction: not extended this time, and not lost."""
+    """The row is locked by another transaction: neither extended nor settled this time, and not lost."""
 
     lease: Lease
 

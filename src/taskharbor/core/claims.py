@@ -27,6 +27,10 @@ class Taker(NamedTuple):
     def handles(self, job: Job) -> bool:
         return self.types is None or job.type in self.types
 
+    def may_reclaim(self, job: Job) -> bool:
+        """Tell whether the lease of *job*, once it is over, may be reclaimed: never under its own token."""
+        return self.reclaims and job.lease_token != self.token
+
 
 def refusal(
     job: Job,

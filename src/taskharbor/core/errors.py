@@ -20,6 +20,7 @@ TaskHarborError
 │   ├── JobNotInflight
 │   ├── LeaseExpired
 │   └── LeaseMismatch
+├── OutcomeNotStorable           the store cannot hold the data of an outcome
 ├── ScheduleNotFound
 ├── SchemaOutOfDate              the store's tables and this code do not fit; run the migrations
 └── StoreUnavailable             the store is out of reach; trying again may help
@@ -272,6 +273,17 @@ class LeaseExpired(LeaseLost):
 
     def __str__(self) -> str:
         return f"the lease on job {self.job_id} is over"
+
+
+class OutcomeNotStorable(TaskHarborError):
+    """The store cannot hold the data of this outcome, now or later. Nothing changed; the lease still holds."""
+
+    def __init__(self, job_id: JobId, reason: str) -> None:
+        super().__init__(job_id, reason)
+        self.job_id, self.reason = job_id, reason
+
+    def __str__(self) -> str:
+        return f"the outcome of job {self.job_id} cannot be stored: {self.reason}"
 
 
 class ScheduleNotFound(TaskHarborError):

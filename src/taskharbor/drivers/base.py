@@ -19,6 +19,7 @@ What holds for every method:
 - **A call that raises** (`StoreUnavailable`) may or may not have taken effect. Each can
   be repeated: insert by the job's id, settle and requeue by their token, and a lost
   reply of reserve or claim is read back by the token the caller chose.
+- **(job, token) names one attempt.** Its first row in the attempts stays; a move that finds one there does not fail.
 - **No policy.** Delays, bounds and durations come in as arguments.
 - **Text is storable** (`taskharbor.core.text`) and times are aware, in UTC, before they come here.
 - Methods are called from many threads at once. None waits without a deadline.
@@ -50,7 +51,13 @@ if TYPE_CHECKING:
         Unpublished,
         Unsent,
     )
-    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.errors import (
+        IdempotencyConflict,
+        IllegalTransition,
+        JobNotFound,
+        LeaseLost,
+        OutcomeNotStorable,
+    )
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import (
         Claim,
@@ -61,6 +68,8 @@ if TYPE_CHECKING:
         Schedule,
         WorkerRecord,
     )
+
+    SettleAnswer = Settled | Skipped | OutcomeNotStorable | JobNotFound | LeaseLost
 
 
 __all__ = ["AsyncInserter", "Control", "Driver", "Inserter", "Inspector", "Joined", "Listener", "Upkeep"]
@@ -88,8 +97,12 @@ class AsyncInserter(Protocol):
 class Joined(Inserter, Protocol):
     """A user's own transaction that a driver has joined: what is done through it is done when that commits."""
 
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
-        """Record how attempts ended, as `Driver.settle` does, with the same fence."""
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        """Record how attempts ended, as `Driver.settle` does, with the same fence.
+
+        It waits for rows that others have locked, by the time limits of that session, and raises what
+        the store raises, as any statement of that transaction does.
+        """
 
 
 class Listener(Protocol):
@@ -180,7 +193,8 @@ class Driver(Protocol):
         its old token.
 
         *token* must be fresh (`new_token`): it is the fence, and what a lost reply is
-        read back by. *worker* is for people.
+        read back by. It is for one call: a driver that lost a reply may read back, but must not ask again
+        under it, and never reclaims a lease that ended under it. *worker* is for people.
         """
 
     def claim(
@@ -218,7 +232,7 @@ class Driver(Protocol):
         Errors are those of `settle`, in the same order.
         """
 
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended. `Settled` means: committed, under this very token.
 
         Checked in this order: settled with this event by this token before → the recorded
@@ -227,6 +241,10 @@ class Driver(Protocol):
         `LeaseExpired`. What each outcome does stands in the transition table; where it
         leads is `taskharbor.core.states.landing`. Every outcome but a success leaves a row
         in the job's attempts, and every death an outbox row, in the same commit.
+
+        Rows locked by another transaction are answered `Skipped`, as by `extend`. An outcome whose data the
+        store cannot hold (out of range, too large, against a constraint) is answered `OutcomeNotStorable`.
+        Neither delays its neighbors. After any other error, which is raised, the caller repeats the call.
         """
 
     def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
     from contextvars import Context
 
-    from taskharbor.core.errors import JobNotFound, LeaseLost
     from taskharbor.core.model import Claim, Job
+    from taskharbor.drivers.base import SettleAnswer
     from taskharbor.harbor import Harbor
     from taskharbor.tasks import Task
 
@@ -219,7 +219,7 @@ class _Awaited:
     def __init__(self, driver: MemoryDriver) -> None:
         self._driver = driver
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         return self._driver.settle(settlements)
 
 

@@ -113,10 +113,10 @@ class Heartbeat:
         asked_at = self._runtime.monotonic()
         try:
             answers = self._driver.extend([hand.claim.lease for hand in due], lease=self._lease)
-        except Exception as error:  # whatever it was, nothing was extended, and what is late must stop
+        except Exception as error:  # noqa: BLE001  whatever it was, nothing was extended, and what is late must stop
             self._give_up_late(due, error)
             if not isinstance(error, StoreUnavailable):
-                raise
+                _LOG.exception("extending %d leases failed; retrying in %.1f s", len(due), self._soon)
             return self._soon
         skipped = False
         kept: list[Hand] = []

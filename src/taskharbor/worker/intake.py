@@ -100,7 +100,7 @@ class Intake:
         """Find out what was taken by calls without a reply: a worker that ended before would leave it to its lease."""
         try:
             self._taking.read_back()
-        except StoreUnavailable as error:
+        except Exception as error:  # noqa: BLE001  whatever it was, a worker that stops must not wait for it for long
             _LOG.warning("cannot find out what was taken: %s", error)
             self._taking.forget_what_is_over()
         self.is_quiet = self._taking.is_sure

@@ -4,34 +4,56 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Settled, Settlement
-from taskharbor.core.errors import TaskHarborError
+from taskharbor.core.answers import Settlement, Skipped
+from taskharbor.core.errors import OutcomeNotStorable, TaskHarborError
 from taskharbor.core.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskharbor.drivers.base import Driver
+    from taskharbor.core.answers import Settled
+    from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.runtime import Runtime
     from taskharbor.worker.hand import Hand, Hands
+
+    Batch = list[tuple[Hand, Outcome]]
+    Answer = Settled | TaskHarborError | None
+    Settling = Callable[[Sequence[tuple[Hand, Outcome | None]], Sequence[Answer]], None]
 
 _LOG: Final = logging.getLogger(__name__)
 BATCH: Final = 500
 IDLE: Final = timedelta(seconds=60)
-AGAIN: Final = timedelta(milliseconds=250)
-AT_ONCE: Final = timedelta(0)
+FIRST_RETRY_SECONDS: Final = 0.25
+MAX_RETRY_SECONDS: Final = 1.0
+FIRST_UNLOCK_SECONDS: Final = 0.01
+"""Until a locked row is tried again, at first: a heartbeat that extends the lease locks it for about a millisecond."""
+MAX_APART: Final = 500
+"""Outcomes that wait by themselves, from which on no slot is freed before its outcome is committed."""
+
+
+@dataclass(slots=True, eq=False)
+class Apart:
+    """Outcomes that are tried again by themselves, so that no other waits for them."""
+
+    batch: Batch
+    due_at: float
+    pause: float
 
 
 class Recorder:
     """Settles what has ended; while one statement is under way, what ends meanwhile gathers for the next.
 
-    An outcome counts, and its job is let go, only when it is committed; its room is free for another
+    An outcome counts, and its job is let go, only when it is committed. Its slot is free for another
     job as soon as it is on its way, unless the store did not answer the last time. A lost reply is
-    resolved by saying the same again: the token tells whether it was heard. While the store
-    is away it keeps trying, as long as the lease holds.
+    resolved by saying the same again: the token tells whether it was recorded.
+
+    Only a success or a refusal of the store ends the wait for an outcome. A job dies of its outcome
+    only if the store says that it cannot hold that one's data. After any other error the outcome
+    is tried again, with longer pauses, as long as the lease holds.
     """
 
     def __init__(
@@ -44,9 +66,9 @@ class Recorder:
         self._freed = freed
         self._lock = runtime.lock()
         self._ended: deque[tuple[Hand, Outcome]] = deque()
-        self._unsure: list[tuple[Hand, Outcome]] = []
-        self._alone = 0
-        self._choked_on: Hand | None = None
+        self._apart: list[Apart] = []
+        self._pause = 0.0  # above zero: the last call failed, and nothing is asked before _rests_until
+        self._rests_until = 0.0
 
     def put(self, hand: Hand, outcome: Outcome | None) -> bool:
         """Take an outcome to record; where there is none, only let the job go. True, if a tick is due.
@@ -61,72 +83,127 @@ class Recorder:
                 # Within the lock, or of two that end at once each would take the other for the first.
                 self._ended.append((hand, outcome))
                 return len(self._ended) == 1
-        self._let_go(hand, None, None)
+        self._let_go([(hand, outcome)], [None])
         return False
 
-    def _let_go(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
-        self._hands.let_go([hand])
-        self._freed()
-        self._settled([(hand, outcome)], [answer])
-
-    def tick(self) -> timedelta:
-        is_sure = not self._unsure
-        batch = self._next_batch()
-        if not batch:
-            return IDLE
-        if is_sure:  # else a store that takes no outcomes would be asked for ever more jobs
-            self._hands.make_room(hand for hand, _ in batch)
-            self._freed()
-        try:
-            answers = self._driver.settle([Settlement(hand.claim.lease, outcome) for hand, outcome in batch])
-        except TaskHarborError as error:  # away, or of another version: not the outcomes' fault
-            self._keep(batch, error)
-            return AGAIN
-        except Exception as error:  # noqa: BLE001  one outcome that the store chokes on must not hold up the others
-            return self._isolate(batch, error)
-        self._unsure = []
+    def _let_go(self, batch: Sequence[tuple[Hand, Outcome | None]], answers: Sequence[Answer]) -> None:
         self._hands.let_go([hand for hand, _ in batch])
         self._freed()
         self._settled(batch, answers)
-        return AT_ONCE if self._ended else IDLE
 
-    def _next_batch(self) -> list[tuple[Hand, Outcome]]:
+    def tick(self) -> timedelta:
+        now = self._runtime.monotonic()
+        if now >= self._rests_until:
+            if batch := self._next_batch():
+                self._make_room(batch)
+                self._record(batch, apart=None)
+            self._try_apart(now)
+        return self._next_pause()
+
+    def _next_batch(self) -> Batch:
         """Take what has ended. Of a job that was in hand twice one outcome waits: a call names each job once."""
-        batch = self._unsure
-        later: list[tuple[Hand, Outcome]] = []
-        most = 1 if self._alone else BATCH
-        jobs = {hand.claim.job.id.int for hand, _ in batch}  # as numbers: a UUID takes three times as long to look up
-        while self._ended and len(batch) < most:
+        batch: Batch = []
+        later: Batch = []
+        jobs: set[int] = set()  # as numbers: a UUID takes three times as long to look up
+        while self._ended and len(batch) < BATCH:
             ended = self._ended.popleft()
             job_id = ended[0].claim.job.id.int
             (later if job_id in jobs else batch).append(ended)
             jobs.add(job_id)
         self._ended.extendleft(reversed(later))
-        self._alone = max(0, self._alone - 1)
         return batch
 
-    def _isolate(self, batch: list[tuple[Hand, Outcome]], error: Exception) -> timedelta:
-        """Let each try alone; one that fails alone, and again, is recorded as just that."""
-        _LOG.error("cannot record %d outcomes", len(batch), exc_info=error)
-        if len(batch) > 1:
-            self._unsure, self._alone = [], len(batch)
+    def _make_room(self, batch: Batch) -> None:
+        """Free the slots of what is on its way, unless the store takes no outcomes: it must give no more jobs then."""
+        if not self._pause and sum(len(each.batch) for each in self._apart) < MAX_APART:
+            self._hands.make_room(hand for hand, _ in batch)
+            self._freed()
+
+    def _try_apart(self, now: float) -> None:
+        for each in [each for each in self._apart if each.due_at <= now]:
+            if not self._rests:
+                self._apart.remove(each)
+                self._record(each.batch, apart=each)
+
+    @property
+    def _rests(self) -> bool:
+        return self._runtime.monotonic() < self._rests_until
+
+    def _record(self, batch: Batch, *, apart: Apart | None) -> None:
+        try:
+            answers = self._driver.settle([Settlement(hand.claim.lease, outcome) for hand, outcome in batch])
+        except TaskHarborError as error:  # away, or of another version: all outcomes wait
+            self._rest()
+            self._keep(batch, apart, error)
+        except Exception as error:  # noqa: BLE001  the store's or a user's function's; one outcome may be the cause of it
+            _LOG.error("recording %d outcomes failed; retrying: %r", len(batch), error, exc_info=apart is None)
+            if apart is None:
+                self._rest()
+            half = len(batch) // 2
+            for part in filter(None, (batch[:half], batch[half:])):
+                self._put_apart(part, _longer(apart, FIRST_RETRY_SECONDS), error)
+        except BaseException:
             self._ended.extendleft(reversed(batch))
-            return AT_ONCE
-        [(hand, outcome)] = batch
-        if self._choked_on is hand:
-            outcome = Outcome.fail(f"its outcome cannot be recorded: {type(error).__name__}")
-        self._unsure, self._choked_on = [(hand, outcome)], hand
-        return AGAIN
+            raise
+        else:
+            self._pause = 0.0
+            self._answered(batch, answers, apart)
 
-    def _keep(self, batch: Sequence[tuple[Hand, Outcome]], error: TaskHarborError) -> None:
-        """Keep what can still be recorded; the rest is the store's to find out, once the leases are over."""
+    def _rest(self) -> None:
+        self._pause = min(max(2 * self._pause, FIRST_RETRY_SECONDS), MAX_RETRY_SECONDS)
+        self._rests_until = self._runtime.monotonic() + self._pause
+
+    def _keep(self, batch: Batch, apart: Apart | None, error: Exception) -> None:
+        if apart is None:
+            self._ended.extendleft(reversed(self._still_held(batch, error)))
+        else:
+            self._put_apart(batch, apart.pause, error)
+
+    def _put_apart(self, batch: Batch, pause: float, cause: object) -> None:
+        if held := self._still_held(batch, cause):
+            pause = min(pause, MAX_RETRY_SECONDS)
+            self._apart.append(Apart(held, self._runtime.monotonic() + pause, pause))
+
+    def _answered(self, batch: Batch, answers: Sequence[SettleAnswer], apart: Apart | None) -> None:
+        """Let go at once of what is recorded or refused; the rest is tried again by itself."""
+        done: Batch = []
+        told: list[Answer] = []
+        locked: Batch = []
+        rejected: Batch = []
+        for ended, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Skipped):
+                locked.append(ended)
+            elif isinstance(answer, OutcomeNotStorable):
+                rejected.append((ended[0], _burial(answer)))
+            else:
+                done.append(ended)
+                told.append(answer)
+        self._put_apart(locked, _longer(apart, FIRST_UNLOCK_SECONDS), "its row is locked by another transaction")
+        self._put_apart(rejected, 0.0 if apart is None else _longer(apart, FIRST_RETRY_SECONDS), "it was rejected")
+        if done:
+            self._let_go(done, told)
+
+    def _still_held(self, batch: Batch, cause: object) -> Batch:
+        """Return what can still be recorded; the rest is the store's to find out, once the leases are over."""
         now = self._runtime.monotonic()
-        self._unsure = [(hand, outcome) for hand, outcome in batch if hand.ends_at > now]
-        for hand, outcome in batch:
-            if hand.ends_at <= now:
-                _LOG.error("an outcome of job %s was not recorded before its lease ended: %s", hand.claim.job.id, error)
-                self._let_go(hand, outcome, None)
+        late = [(hand, outcome) for hand, outcome in batch if hand.ends_at <= now]
+        for hand, outcome in late:
+            _LOG.error("an outcome of job %s was not recorded before its lease ended: %s", hand.claim.job.id, cause)
+            self._let_go([(hand, outcome)], [None])
+        return [(hand, outcome) for hand, outcome in batch if hand.ends_at > now] if late else batch
+
+    def _next_pause(self) -> timedelta:
+        now = self._runtime.monotonic()
+        due = [each.due_at for each in self._apart] + ([0.0] if self._ended else [])
+        if not due:
+            return IDLE
+        return timedelta(seconds=max(0.0, max(min(due), self._rests_until) - now))
 
 
-if TYPE_CHECKING:
-    Settling = Callable[[Sequence[tuple[Hand, Outcome | None]], Sequence[Settled | TaskHarborError | None]], None]
+def _longer(apart: Apart | None, first: float) -> float:
+    return first if apart is None else max(first, 2 * apart.pause)
+
+
+def _burial(rejected: OutcomeNotStorable) -> Outcome:
+    _LOG.error("%s; the job becomes a dead letter", rejected)
+    return Outcome.fail(f"its outcome cannot be recorded: {rejected.reason}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
 from taskharbor.worker.hand import Hand
 
@@ -129,7 +128,7 @@ class Taking:
         asked_at = self._runtime.monotonic()
         try:
             answers = ask(token)
-        except StoreUnavailable:
+        except Exception:  # whatever it was, the call may have taken effect; its token is not used again
             self._lost[token] = Call(queue, room, asked_at, received)
             raise
         except BaseException:

@@ -99,7 +99,7 @@ def _refusal(tables: Tables, job: Job, taker: Taker, now: datetime) -> tuple[Rea
         attempts=attempts,
         is_paused=job.queue in tables.rows.paused,
         is_handled=taker.handles(job),
-        reclaims=taker.reclaims,
+        reclaims=taker.may_reclaim(job),
     )
 
 

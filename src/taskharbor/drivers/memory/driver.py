@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         Moved,
         Refused,
         Sent,
-        Settled,
         Settlement,
         Skipped,
         Unsent,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import NewJob, Progress
+    from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.memory.listening import MemoryListener
 
 
@@ -113,7 +113,7 @@ class MemoryDriver:
         with self._tables.statement() as now:
             return [settling.extend(self._tables, held, lease, now) for held in leases]
 
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         with self._tables.statement() as now:
             return [settling.settle(self._tables, each.lease, each.outcome, now) for each in settlements]
 

@@ -49,10 +49,13 @@ def record(
     token: Token | None = None,
     by: str | None = None,
 ) -> None:
-    """Write down what *job*, as it was before the move, has come through: under its lease's token or another."""
+    """Write down what *job*, as it was before the move, has come through: under its lease's token or another.
+
+    (job, token) names one attempt: its first row stays.
+    """
     under = token or job.lease_token
     assert under is not None  # noqa: S101  a job that ends an attempt holds a lease
-    tables.rows.attempts[job.id][under] = Attempt(
+    attempt = Attempt(
         job_id=job.id,
         token=under,
         life=job.life,
@@ -65,6 +68,7 @@ def record(
         outcome=outcome,
         failure=failure,
     )
+    tables.rows.attempts[job.id].setdefault(under, attempt)
 
 
 def die(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 from psycopg import conninfo
 
-from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.errors import Problem, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -103,7 +103,7 @@ class Address:
     def _conninfo(self, settings: Mapping[str, str]) -> str:
         given: dict[str, Any] = conninfo.conninfo_to_dict(self.url)
         if self.password is not None and not given.get("password"):
-            given["password"] = self.password()
+            given["password"] = self._ask_for_password(self.password)
         seconds = max(1, round(self.deadline.total_seconds()))
         ours: dict[str, Any] = {
             "application_name": "taskharbor",
@@ -117,6 +117,14 @@ class Address:
             options = [f"-c {name}={value}" for name, value in settings.items()]
             ours["options"] = " ".join([*options, given.pop("options", "")]).strip()
         return conninfo.make_conninfo("", **ours | given | {"client_encoding": ENCODING})
+
+    def _ask_for_password(self, password: Callable[[], str]) -> str:
+        """Call the user's function; while it fails, the store cannot be reached, and may be later."""
+        try:
+            return password()
+        except Exception as error:
+            # Its text may contain secrets; it stays in the cause.
+            raise StoreUnavailable(f"{self.place}: password() raised {type(error).__name__}") from error  # noqa: TRY003
 
 
 def _check(url: str) -> None:

@@ -38,6 +38,7 @@ HELD: Final[LiteralString] = f"EXISTS (SELECT FROM th_clock WHERE hold_until > {
 # A lease that ended, of a job that may be taken over. An attempt lost to the clock is given back.
 _LOST: Final[LiteralString] = f"""
     job.lease_expires_at <= {NOW}
+    AND job.lease_token <> %(token)s
     AND %(reclaims)s
     AND job.cancel_requested_at IS NULL
     AND job.attempt_count - {LOST_TO_CLOCK} < job.max_attempts
@@ -143,6 +144,7 @@ _TAKE_OVER: Final[LiteralString] = f"""
     recorded AS (
         {_RECORD}
           FROM ended
+            ON CONFLICT DO NOTHING
     )
     UPDATE th_jobs_processing AS job
            {_TAKE} - ended.clock
@@ -180,6 +182,7 @@ _CLAIM: Final[LiteralString] = f"""
         {_RECORD}
           FROM free
          WHERE status = 'PROCESSING'
+            ON CONFLICT DO NOTHING
     )
     UPDATE th_jobs AS job
            {_TAKE} - coalesce(free.clock, 0),
@@ -229,7 +232,7 @@ def _reason(row: Row, taker: Taker) -> Refused:
         attempts=attempts,
         is_paused=is_paused,
         is_handled=taker.handles(found),
-        reclaims=taker.reclaims,
+        reclaims=taker.may_reclaim(found),
     )
     # None: it could not be claimed a moment ago, and could be now. That moment's answer is as good as any.
     why, until = reason or (Reason.LEASED, now)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         Moved,
         Refused,
         Sent,
-        Settled,
         Settlement,
         Skipped,
         Unsent,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Claim, Lease, NewJob, Progress
+    from taskharbor.drivers.base import SettleAnswer
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class PostgresDriver:
                 claims += claiming.take_over(self._connections, queue, taker, limit=limit - len(claims))
             return claims
 
-        return self._safely(take, lambda: self.read_back([token]) or take())
+        return self._safely(take, lambda: self.read_back([token]) or None)
 
     def _take_due(self, queue: str, taker: Taker, limit: int, patience: timedelta) -> list[Claim]:
         start = self._lines.start(queue, limit)
@@ -163,7 +163,8 @@ class PostgresDriver:
         if start.place is not None and len(claims) < limit:
             left = limit - len(claims)
             claims += claiming.take_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
-            claims.sort(key=claiming.place)
+            # One job once: a process that stood still in between may have lost what it took, and taken it again.
+            claims = sorted({claim.job.id: claim for claim in claims}.values(), key=claiming.place)
         return claims
 
     def claim(
@@ -178,12 +179,11 @@ class PostgresDriver:
     ) -> list[Claim | Refused]:
         taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
 
-        def again() -> list[Claim | Refused]:
+        def taken() -> list[Claim | Refused] | None:
             held = {claim.job.id: claim for claim in self.read_back([token])}
-            others = iter(claiming.claim(self._connections, [each for each in job_ids if each not in held], taker))
-            return [held[each] if each in held else next(others) for each in job_ids]
+            return [held[each] for each in job_ids] if len(held) == len(job_ids) else None
 
-        return self._safely(lambda: claiming.claim(self._connections, job_ids, taker), again)
+        return self._safely(lambda: claiming.claim(self._connections, job_ids, taker), taken)
 
     def extend(
         self,
@@ -193,7 +193,7 @@ class PostgresDriver:
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
         return self._safely(lambda: settling.extend(self._beating, leases, lease))
 
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         answers = self._safely(lambda: settling.settle(self._connections, settlements))
         if any(each.outcome.event is Event.RELEASE for each in settlements):
             self._bell.ring([ANY])
@@ -277,10 +277,16 @@ class PostgresDriver:
         self._beating.renew()
         self._audience.renew()
 
-    def _safely(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
-        """Make a call whose reply may be lost: it is over then, one way or the other, before *again* asks."""
+    def _safely(self, call: Callable[[], T], again: Callable[[], T | None] | None = None) -> T:
+        """Make a call whose reply may be lost: it is over then, one way or the other, before *again* asks.
+
+        If *again* returns None, the reply stays lost: a token is for one call, and only the caller has another.
+        """
         try:
             return call()
         except ReplyLost as lost:
             self._connections.resolve(lost)
-            return (again or call)()
+            answer = (again or call)()
+            if answer is None:
+                raise
+            return answer

@@ -66,6 +66,7 @@ class Expiring:
             SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, 'expire', landing,
                    CASE clock WHEN 1 THEN 'CLOCK' ELSE 'LOST' END
               FROM lost
+                ON CONFLICT DO NOTHING
         ),
         tallied AS (
             {TALLY}

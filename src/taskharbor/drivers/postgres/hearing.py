@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.postgres.failures import explained
 from taskharbor.drivers.postgres.ringing import ANY, channel
@@ -160,6 +161,8 @@ class Ear:
             self._db.execute(f'LISTEN "{channel(self._address.schema)}"'.encode())
         except psycopg.Error as error:
             self._go_deaf(self._explained(error))
+        except StoreUnavailable as error:  # the user's password function failed
+            self._go_deaf(str(error))
         else:
             self._call()
             self._audience.ring([ANY])  # nobody knows what was called meanwhile

@@ -16,15 +16,16 @@ from taskharbor.drivers.joining import check_kind
 from taskharbor.drivers.postgres.inserting import insert
 from taskharbor.drivers.postgres.ringing import ANY, RING, channel, fed_queues
 from taskharbor.drivers.postgres.schema import MIGRATIONS
-from taskharbor.drivers.postgres.settling import recorded
+from taskharbor.drivers.postgres.settling import WAITS, recorded
 from taskharbor.drivers.postgres.steps import arun, run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from taskharbor.core.answers import Enqueued, Settled, Settlement
-    from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
+    from taskharbor.core.answers import Enqueued, Settlement
+    from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.model import NewJob
+    from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.postgres.connection import Connections, Row
     from taskharbor.drivers.postgres.steps import Steps
 
@@ -48,9 +49,9 @@ class Joined:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
         return self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
 
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
-        return self._run(self._ring.after(recorded(settlements), _released(settlements)))
+        return self._run(self._ring.after(recorded(settlements, WAITS), _released(settlements)))
 
     def _run(self, steps: Steps[T]) -> T:
         _check(self._connection)
@@ -79,9 +80,9 @@ class AsyncJoined:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
         return await self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
-        return await self._run(self._ring.after(recorded(settlements), _released(settlements)))
+        return await self._run(self._ring.after(recorded(settlements, WAITS), _released(settlements)))
 
     async def _run(self, steps: Steps[T]) -> T:
         _check(self._connection)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from psycopg.errors import LockNotAvailable
+import psycopg
 
 from taskharbor.core.answers import Extended, Settled, Skipped
-from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch, StoreUnavailable
+from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import SPENT
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.rows import ASKED, FEW, NOW, STATUSES, uuids
 from taskharbor.drivers.postgres.steps import run
+from taskharbor.drivers.settling import settle_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
+    from taskharbor.drivers.base import SettleAnswer as Answer
     from taskharbor.drivers.postgres.connection import Connections, Row
-    from taskharbor.drivers.postgres.steps import Step, Steps
-
-    Answer = Settled | JobNotFound | LeaseLost
+    from taskharbor.drivers.postgres.steps import Steps
 
 # The fence: only the holder of a lease that is not over gets through.
 _FENCE: Final[LiteralString] = f"""
@@ -105,7 +104,15 @@ def note(connections: Connections, notes: Sequence[tuple[Lease, Progress]]) -> l
 _ACK: Final[LiteralString] = f"""
     -- Nothing is joined with the root: for one leaf of it, PostgreSQL 18 forgets that walks are switched off.
     -- IS TRUE keeps the pairs of ids and tokens from becoming a join; they are hashed.
-    WITH settled AS (
+    WITH held AS (
+        SELECT job.id
+          FROM th_jobs_processing AS job
+         WHERE job.id = ANY (%(ids)s::uuid[])
+           AND ((job.id, job.lease_token) IN (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]))) IS TRUE
+           AND job.lease_expires_at > {NOW}
+           FOR UPDATE SKIP LOCKED
+    ),
+    settled AS (
         UPDATE th_jobs AS job
            SET status = 'SUCCEEDED',
                settled_token = job.lease_token,
@@ -114,9 +121,7 @@ _ACK: Final[LiteralString] = f"""
                completed_at = {NOW},
                result = (%(results)s::bytea[])[array_position(%(ids)s::uuid[], job.id)]
          WHERE job.status = 'PROCESSING'
-           AND job.id = ANY (%(ids)s::uuid[])
-           AND ((job.id, job.lease_token) IN (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]))) IS TRUE
-           AND job.lease_expires_at > {NOW}
+           AND job.id = ANY (ARRAY(SELECT id FROM held))
         RETURNING job.id, job.queue, job.status
     ),
     tallied AS (
@@ -157,7 +162,7 @@ _SETTLE: Final[LiteralString] = f"""
                            error_type, message, traceback, fingerprint)
           JOIN th_jobs_processing AS job
             ON {_FENCE}
-           FOR UPDATE OF job
+           FOR UPDATE OF job SKIP LOCKED
     ),
     settled AS (
         UPDATE th_jobs AS job
@@ -196,6 +201,7 @@ _SETTLE: Final[LiteralString] = f"""
         SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, event, landing, outcome,
                error_type, message, traceback, fingerprint
           FROM held
+            ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
     ),
     tallied AS (
         {TALLY}
@@ -206,40 +212,40 @@ _SETTLE: Final[LiteralString] = f"""
     SELECT id, status
       FROM settled
 """
-
-
-_FREE: Final[LiteralString] = """
-    SELECT job.id
-      FROM th_jobs_processing AS job
-     WHERE job.id = ANY (%(ids)s::uuid[])
-       FOR UPDATE SKIP LOCKED
-"""
+_SKIPS: Final = (_ACK, _SETTLE)
+WAITS: Final = (_ACK.replace(" SKIP LOCKED", ""), _SETTLE.replace(" SKIP LOCKED", ""))
+"""The same statements for a transaction of the user's, which waits for locked rows as all that is done in it does."""
 
 
 def settle(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
-    """Record outcomes together; where somebody has locked some of the jobs for long, those of the others."""
-    try:
-        return run(recorded(settlements), connections.fetch)
-    except StoreUnavailable as error:
-        if len(settlements) == 1 or not isinstance(error.__cause__, LockNotAvailable):
-            raise
-        with suppress(StoreUnavailable):  # it is told below, once no other job has to wait for it
-            ids = uuids(each.lease.job_id for each in settlements)
-            free = {row[0] for row in connections.fetch(_FREE, ids=ids)}
-            run(recorded([each for each in settlements if each.lease.job_id in free]), connections.fetch)
-        raise
+    """Record outcomes; one that cannot be recorded now, or ever, holds up no other."""
+    return settle_apart(settlements, lambda some: run(recorded(some), connections.fetch), _rejection)
 
 
-def recorded(settlements: Sequence[Settlement]) -> Steps[list[Answer]]:
+def _rejection(error: Exception) -> str | None:
+    """Say what is wrong with the data of a statement, if that is what *error* is about."""
+    is_encoding = isinstance(error, UnicodeError | OverflowError)
+    code = error.sqlstate if isinstance(error, psycopg.Error) else None
+    is_local = isinstance(error, psycopg.DataError) and code is None  # raised by psycopg, before anything was sent
+    return type(error).__name__ if is_encoding or is_local or (code or "")[:2] in _OF_DATA else None
+
+
+_OF_DATA: Final = frozenset({"22", "23", "54"})
+"""The classes of SQLSTATE that blame values: data exceptions, broken constraints, exceeded limits."""
+
+
+def recorded(
+    settlements: Sequence[Settlement], statements: tuple[LiteralString, LiteralString] = _SKIPS
+) -> Steps[list[Answer]]:
     """Record successes in one statement, and whatever else in another, in the transaction of whoever runs this."""
     answers: dict[int, Answer] = {}
     acks = [n for n, each in enumerate(settlements) if each.outcome.event is Event.ACK]
     others = [n for n, each in enumerate(settlements) if each.outcome.event is not Event.ACK]
     # Locked as they are asked for: by their ids, or two who settle the same jobs could wait for each other.
     others.sort(key=lambda n: settlements[n].lease.job_id)
-    for numbers, record in ((acks, _ack), (others, _settle)):
+    for statement, numbers, values in zip(statements, (acks, others), (_ack, _settle), strict=True):
         for group in _each_job_once(numbers, settlements):
-            for job_id, status in (yield record([settlements[n] for n in group.values()])):
+            for job_id, status in (yield statement, values([settlements[n] for n in group.values()])):
                 answers[group[job_id]] = Settled(job_id, STATUSES[status])
     if len(answers) < len(settlements):
         answers |= yield from _refused({n: each for n, each in enumerate(settlements) if n not in answers})
@@ -255,16 +261,16 @@ def _each_job_once(numbers: Sequence[int], settlements: Sequence[Settlement]) ->
         numbers = [n for n in numbers if n not in chosen]
 
 
-def _ack(acks: Sequence[Settlement]) -> Step:
+def _ack(acks: Sequence[Settlement]) -> dict[str, Any]:
     results = [each.outcome.result for each in acks]
     has_results = any(result is not None for result in results)
-    return _ACK, {**_fence([each.lease for each in acks]), "results": results if has_results else None}
+    return {**_fence([each.lease for each in acks]), "results": results if has_results else None}
 
 
-def _settle(others: Sequence[Settlement]) -> Step:
+def _settle(others: Sequence[Settlement]) -> dict[str, Any]:
     columns = [_columns(each.outcome) for each in others]
     asked = {name: [each[name] for each in columns] for name in columns[0]}
-    return _SETTLE, {**_fence([each.lease for each in others]), **asked}
+    return {**_fence([each.lease for each in others]), **asked}
 
 
 def _fence(leases: Sequence[Lease]) -> dict[str, str]:
@@ -318,8 +324,7 @@ def _refused(refused: Mapping[int, Settlement]) -> Steps[dict[int, Answer]]:
 def _answer(held: Lease, row: Row | None) -> Answer:
     if row is not None and row[1] is not None:
         return Settled(held.job_id, Status(row[1]))
-    # Neither settled nor lost: it was locked or over a moment ago, and the clock was set back since.
-    return _lost(held, row) or LeaseExpired(held.job_id)
+    return _missed(held, row)
 
 
 def _look(leases: Sequence[Lease], *events: str) -> Steps[dict[JobId, Row]]:

@@ -41,6 +41,7 @@ LOST_TO_CLOCK: Final = (
 _LOST: Final = f"""
     status = 'PROCESSING'
     AND lease_expires_at <= :now
+    AND lease_token <> :token
     AND :reclaims
     AND cancel_requested_at IS NULL
     AND attempt_count - {LOST_TO_CLOCK} < max_attempts
@@ -112,7 +113,7 @@ _ENDED: Final = f"""
          LIMIT :limit
      )
 """
-_RECORD_ENDED: Final = _RECORD_LOST + _ENDED
+_RECORD_ENDED: Final = f"{_RECORD_LOST} {_ENDED} ON CONFLICT DO NOTHING"
 TAKE_ENDED: Final = f"{_TAKE_OVER} {_ENDED} RETURNING {JOB}"
 _ENDS: Final = f"SELECT id, lease_expires_at FROM th_jobs {_ENDED}"
 
@@ -139,7 +140,7 @@ _NAMED: Final = f"""
         )
        )
 """
-_RECORD_NAMED: Final = f"{_RECORD_LOST} {_NAMED} AND status = 'PROCESSING'"
+_RECORD_NAMED: Final = f"{_RECORD_LOST} {_NAMED} AND status = 'PROCESSING' ON CONFLICT DO NOTHING"
 # A message that arrived was sent, even if the enqueuer has not noted that yet.
 _TAKE_NAMED: Final = f"{_TAKE_OVER}, sent_at = coalesce(sent_at, :now) {_NAMED} RETURNING {JOB}"
 
@@ -181,7 +182,7 @@ def _refused(db: sqlite3.Connection, job_id: JobId, taker: Taker, now: int) -> R
         attempts=attempts,
         is_paused=bool(is_paused),
         is_handled=taker.handles(found),
-        reclaims=taker.reclaims,
+        reclaims=taker.may_reclaim(found),
     )
     assert reason is not None  # noqa: S101  or it would have been taken
     return Refused(job_id, *reason, found.sends)

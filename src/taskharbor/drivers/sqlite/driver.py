@@ -11,6 +11,7 @@ from taskharbor.core.model import claim_of
 from taskharbor.core.request import check_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
+from taskharbor.drivers.settling import settle_apart
 from taskharbor.drivers.sqlite import claiming, dispatching, inserting, operating, settling
 from taskharbor.drivers.sqlite.connection import Connections
 from taskharbor.drivers.sqlite.control import SqliteControl
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         Moved,
         Refused,
         Sent,
-        Settled,
         Settlement,
         Skipped,
         Unsent,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Claim, Lease, NewJob, Progress
+    from taskharbor.drivers.base import SettleAnswer
 
 DEADLINE: Final = timedelta(seconds=5)
 _RELEASE: Final = Event.RELEASE
@@ -139,12 +140,15 @@ class SqliteDriver:
         with self._connections.write() as (db, now):
             return [settling.extend(db, held, lease, now) for held in leases]
 
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
-        with self._connections.write() as (db, now):
-            answers = settling.settle_all(db, settlements, now)
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        answers = settle_apart(settlements, self._settle, settling.rejection)
         if _RELEASE in [each.outcome.event for each in settlements]:
             self._bell.ring_for_any()
         return answers
+
+    def _settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        with self._connections.write() as (db, now):
+            return settling.settle_all(db, settlements, now)
 
     def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
         with self._connections.write() as (db, now):

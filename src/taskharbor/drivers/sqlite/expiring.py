@@ -24,25 +24,17 @@ class Expiring:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    _RECORD: LiteralString = """
-        -- Says where each job lands, and whether the clock took its lease: _LAND reads both from here.
-        INSERT INTO th_attempts
-               (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
+    _LOST: LiteralString = """
+        -- Says where each job lands, and whether the clock took its lease: the two statements below follow it.
         SELECT job.id,
-               job.lease_token,
-               job.life,
-               job.attempt_count,
-               job.worker_id,
-               job.processing_started_at,
-               :now,
-               'expire',
+               job.lease_token AS token,
                CASE
                    WHEN job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
                    WHEN job.attempt_count - (jump.id IS NOT NULL) >= job.max_attempts THEN 'DEAD'
                    WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
                    ELSE 'FAILED'
-               END,
-               iif(jump.id IS NOT NULL, 'CLOCK', 'LOST')
+               END AS status,
+               iif(jump.id IS NOT NULL, 'CLOCK', 'LOST') AS outcome
           FROM th_jobs AS job
           LEFT JOIN th_clock AS jump
             ON jump.jumped_from < job.lease_expires_at
@@ -52,43 +44,45 @@ class Expiring:
            AND NOT EXISTS (SELECT 1 FROM th_clock WHERE hold_until > :now)
          ORDER BY job.lease_expires_at, job.id
          LIMIT :limit
-        RETURNING (SELECT lease_expires_at FROM th_jobs WHERE id = job_id), job_id, token, status
+    """
+
+    _RECORD: LiteralString = """
+        INSERT INTO th_attempts
+               (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
+        SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, 'expire', :status, :outcome
+          FROM th_jobs
+         WHERE id = :id
+           AND lease_token = :token
+        ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
     """
 
     _LAND: LiteralString = """
-        -- A job that still holds the lease under which an attempt was recorded: there is
-        -- none but between the statement above and this one.
         UPDATE th_jobs
-           SET status = lost.status,
-               attempt_count = attempt_count - (lost.outcome = 'CLOCK'),
-               scheduled_for = iif(lost.status IN ('ENQUEUED', 'FAILED'), :now, scheduled_for),
+           SET status = :status,
+               attempt_count = attempt_count - (:outcome = 'CLOCK'),
+               scheduled_for = iif(:status IN ('ENQUEUED', 'FAILED'), :now, scheduled_for),
                last_error = :error,
                failed_at = :now,
                lease_token = NULL,
                lease_expires_at = NULL,
-               completed_at = iif(lost.status IN ('DEAD', 'CANCELED'), :now, NULL),
-               dead_at = iif(lost.status = 'DEAD', :now, NULL),
-               dead_reason = iif(lost.status = 'DEAD', :spent, NULL),
-               fingerprint = iif(lost.status = 'DEAD', '', NULL)
-          FROM th_attempts AS lost
-         WHERE th_jobs.id IN (
-               SELECT id
-                 FROM th_jobs
-                WHERE status = 'PROCESSING'
-                  AND lease_expires_at <= :now
-                ORDER BY lease_expires_at, id
-                LIMIT :limit
-               )
-           AND lost.job_id = th_jobs.id
-           AND lost.token = th_jobs.lease_token
+               completed_at = iif(:status IN ('DEAD', 'CANCELED'), :now, NULL),
+               dead_at = iif(:status = 'DEAD', :now, NULL),
+               dead_reason = iif(:status = 'DEAD', :spent, NULL),
+               fingerprint = iif(:status = 'DEAD', '', NULL)
+         WHERE id = :id
+           AND status = 'PROCESSING'
+           AND lease_token = :token
+           AND lease_expires_at <= :now
     """
 
     def expire(self, *, limit: int) -> list[Expired]:
         with self._connections.write() as (db, now):
-            lost = db.execute(self._RECORD, {"now": now, "limit": limit}).fetchall()
-            db.execute(self._LAND, {"now": now, "limit": limit, "error": LEASE_LOST, "spent": SPENT})
-        # Sorted, since SQLite promises no order of what a statement returns.
-        return [Expired(job_id(id), Token(UUID(bytes=token)), Status(status)) for _, id, token, status in sorted(lost)]
+            lost = db.execute(self._LOST, {"now": now, "limit": limit}).fetchall()
+            common = {"now": now, "error": LEASE_LOST, "spent": SPENT}
+            asked = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
+            db.executemany(self._RECORD, asked)
+            db.executemany(self._LAND, asked)
+        return [Expired(job_id(id), Token(UUID(bytes=token)), Status(status)) for id, token, status, _ in lost]
 
     _SPENT: LiteralString = f"""
         SELECT id

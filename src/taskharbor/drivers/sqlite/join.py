@@ -16,9 +16,10 @@ from taskharbor.drivers.sqlite.settling import settle_all
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskharbor.core.answers import Enqueued, Settled, Settlement
-    from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
+    from taskharbor.core.answers import Enqueued, Settlement
+    from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.model import NewJob
+    from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.sqlite.connection import Connections
 
 _LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not know yet
@@ -42,7 +43,7 @@ class Joined:
         """Store *jobs* in the transaction that is open, or that Python's sqlite3 opens for them."""
         return insert(self._db, jobs, now=self._begin(), repeat=repeat)
 
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | JobNotFound | LeaseLost]:
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that Python's sqlite3 opens for it."""
         return settle_all(self._db, settlements, self._begin())
 

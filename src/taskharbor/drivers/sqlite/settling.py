@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.answers import Extended, Settled
@@ -12,13 +13,13 @@ from taskharbor.core.states import Event, Status
 from taskharbor.drivers.sqlite.rows import moment, progress_text, span
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Sequence
     from datetime import timedelta
 
     from taskharbor.core.answers import Settlement
     from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
+    from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.sqlite.connection import Database
 
 # The fence: only the holder of a lease that is not over gets through.
@@ -69,14 +70,9 @@ ACK: Final = f"""
      WHERE {_FENCE}
 """
 
-# Where an attempt lands is decided here, and only here; the job follows what is written down.
-_RECORD: Final = f"""
-    INSERT INTO th_attempts (
-        job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,
-        error_type, message, traceback, fingerprint
-    )
-    SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, :event,
-           CASE
+# Where an attempt lands is decided here, and only here; its row and the job follow.
+_LANDING: Final = f"""
+    SELECT CASE
                WHEN :event = 'fail' THEN 'DEAD'
                WHEN :event = 'cancel' OR cancel_requested_at IS NOT NULL THEN 'CANCELED'
                WHEN :event <> 'snooze'
@@ -84,11 +80,21 @@ _RECORD: Final = f"""
                WHEN sent_at IS NOT NULL THEN 'ENQUEUED'
                WHEN :event = 'retry' THEN 'FAILED'
                ELSE 'PENDING'
-           END,
-           :outcome, :error_type, :message, :traceback, :fingerprint
+           END
       FROM th_jobs
      WHERE {_FENCE}
-    RETURNING status
+"""
+
+_RECORD: Final = f"""
+    INSERT INTO th_attempts (
+        job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,
+        error_type, message, traceback, fingerprint
+    )
+    SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, :event, :status, :outcome,
+           :error_type, :message, :traceback, :fingerprint
+      FROM th_jobs
+     WHERE {_FENCE}
+    ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
 """
 
 _FOLLOW: Final = f"""
@@ -122,7 +128,7 @@ _ACK: Final = Event.ACK
 _SUCCEEDED: Final = Status.SUCCEEDED
 
 
-def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
+def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
     """Record successes, all with one prepared statement."""
     done = db.executemany(
         ACK,
@@ -137,7 +143,7 @@ def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settl
     return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
 
 
-def settle_all(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settled | JobNotFound | LeaseLost]:
+def settle_all(db: Database, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
     """Record how attempts ended in the transaction that *db* has open."""
     acks = [each for each in settlements if each.outcome.event is _ACK]
     acked = ack(db, acks, now) if acks else []
@@ -152,11 +158,19 @@ def settle_all(db: Database, settlements: Sequence[Settlement], now: int) -> lis
 def settle(db: Database, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
     asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
     asked |= _columns(outcome, now)
-    row = db.execute(_RECORD, asked).fetchone()
+    row = db.execute(_LANDING, asked).fetchone()
     if row is None:
         return _settled_before(db, lease, outcome) or _lost(db, lease)
-    db.execute(_FOLLOW, asked | {"status": row[0]})
+    asked["status"] = row[0]
+    db.execute(_RECORD, asked)
+    db.execute(_FOLLOW, asked)
     return Settled(lease.job_id, Status(row[0]))
+
+
+def rejection(error: Exception) -> str | None:
+    """Say what is wrong with the data of a statement, if that is what *error* is about."""
+    is_about_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | UnicodeError | OverflowError)
+    return type(error).__name__ if is_about_data else None
 
 
 def _columns(outcome: Outcome, now: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Expired
+from taskharbor.core.answers import Expired, Settled
 from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.outcome import LEASE_LOST, SPENT, Outcome
 from taskharbor.core.states import Event, Status
@@ -268,7 +268,7 @@ def test_after_a_jump_back_leases_far_in_the_future_are_cut(subject: Subject) ->
     jump(subject, -JUMP)
 
     assert subject.job(claim.job.id).lease_expires_at == subject.clock.now() + LEASE
-    assert subject.settle(claim, Outcome.ack()).job_id == claim.job.id
+    assert subject.settle(claim, Outcome.ack()) == Settled(claim.job.id, Status.SUCCEEDED)
 
 
 def test_after_a_jump_back_shorter_leases_are_left_alone(subject: Subject) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Settled
+from taskharbor.core.answers import Reason, Refused, Settled, Settlement
 from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.states import Status
+from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE
 
 if TYPE_CHECKING:
@@ -205,3 +205,61 @@ def test_a_snooze_repeated_gives_the_attempt_back_once(subject: Subject) -> None
     subject.settle(claim, Outcome.snooze(after=timedelta(0)))
 
     assert subject.job(job_id).attempt_count == 1
+
+
+def test_a_lease_that_ended_is_not_reclaimed_under_its_own_token(subject: Subject) -> None:
+    job_id, token = subject.insert(), new_token()
+    subject.reserve(token=token)
+    subject.advance(LEASE)
+
+    reserved = subject.reserve(token=token)
+    [claimed] = subject.claim(job_id, token=token)
+
+    assert reserved == []
+    assert isinstance(claimed, Refused)
+    assert claimed.reason is Reason.LEASED
+    assert (subject.job(job_id).attempt_count, subject.attempts(job_id)) == (1, [])
+    assert subject.take().job.id == job_id
+
+
+def take_twice_under_one_token(subject: Subject) -> tuple[Claim, Claim]:
+    """Take two jobs; the first one under a token under which it was lost before, as a faulty caller does."""
+    token = new_token()
+    subject.insert()
+    subject.reserve(token=token)
+    subject.advance(LEASE)
+    subject.driver.upkeep.expire(limit=1)
+    [twice] = subject.reserve(token=token)
+    subject.insert()
+    return twice, subject.take()
+
+
+def test_outcomes_are_recorded_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
+    twice, other = take_twice_under_one_token(subject)
+
+    answers = subject.driver.settle([Settlement(each.lease, RETRY) for each in (twice, other)])
+
+    assert answers == [Settled(each.job.id, Status.FAILED) for each in (twice, other)]
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RETRY]
+
+
+def test_leases_expire_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
+    twice, other = take_twice_under_one_token(subject)
+    subject.advance(LEASE)
+
+    expired = subject.driver.upkeep.expire(limit=10)
+
+    assert {each.job_id: each.status for each in expired} == {each.job.id: Status.FAILED for each in (twice, other)}
+    assert [len(subject.attempts(each.job.id)) for each in (twice, other)] == [1, 1]
+
+
+def test_leases_are_reclaimed_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
+    twice, other = take_twice_under_one_token(subject)
+    subject.advance(LEASE)
+
+    reclaimed = subject.reserve(limit=10)
+
+    assert {claim.job.id for claim in reclaimed} == {twice.job.id, other.job.id}
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RECLAIM]

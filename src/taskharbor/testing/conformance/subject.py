@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
-    from taskharbor.core.answers import Dispatch, Finished, QueueView, Refused, Settled
-    from taskharbor.core.errors import IdempotencyConflict, JobNotFound, LeaseLost
+    from taskharbor.core.answers import Dispatch, Finished, QueueView, Refused
+    from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, Lease, OutboxRow
-    from taskharbor.drivers.base import Driver
+    from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.testing.clock import ManualClock
 
     Insert = Callable[[Sequence[NewJob]], list[Enqueued | IdempotencyConflict]]
@@ -117,7 +117,7 @@ class Subject:
             job_ids, token=token or new_token(), worker=worker, lease=LEASE, types=types, reclaim=reclaim
         )
 
-    def settle(self, held: Claim | Lease, outcome: Outcome) -> Settled | JobNotFound | LeaseLost:
+    def settle(self, held: Claim | Lease, outcome: Outcome) -> SettleAnswer:
         """Record one outcome."""
         lease = held.lease if isinstance(held, Claim) else held
         [answer] = self.driver.settle([Settlement(lease, outcome)])
