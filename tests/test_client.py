@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -13,6 +17,7 @@ import pytest
 from taskharbor import Client, Enqueued, JobRequest, JsonCodec, MemoryDriver, RetryPolicy, Status
 from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import (
+    CodecMismatch,
     EnqueueRefused,
     IdempotencyConflict,
     InvalidRequest,
@@ -20,13 +25,15 @@ from taskharbor.core.errors import (
     StoreUnavailable,
 )
 from taskharbor.core.facts import JobEnqueued
-from taskharbor.core.ids import JobId
+from taskharbor.core.ids import JobId, new_job_id
 from taskharbor.core.model import Job, NewJob
 from taskharbor.crypto import AesGcmCodec
+from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.clock import ManualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from taskharbor.core.codec import Codec
     from taskharbor.core.facts import Fact
@@ -552,3 +559,118 @@ def test_a_request_whose_reply_was_lost_can_be_sent_again_under_its_key() -> Non
 
     assert [job.id for job in driver.inspector.find(JobFilter(), limit=10).jobs] == [again.id]
     assert again.existed
+
+
+class ZipCodec(JsonCodec):
+    """A codec without a name of its own: it writes something else than the one that it inherits from."""
+
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        return zlib.compress(super().encode(value, context=context))
+
+    def decode(self, data: bytes, *, context: bytes) -> Any:
+        return super().decode(zlib.decompress(data), context=context)
+
+
+WRITES: dict[str, Callable[[Client], object]] = {
+    "enqueue": lambda client: client.enqueue(request()),
+    "enqueue a key": lambda client: client.enqueue(request(idempotency_key="k")),
+    "enqueue_many": lambda client: client.enqueue_many([request()]),
+    "aenqueue": lambda client: asyncio.run(client.aenqueue(request())),
+    "aenqueue_many": lambda client: asyncio.run(client.aenqueue_many([request()])),
+    "encode": lambda client: client.encode({}, new_job_id(), job_type="email.send"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_a_client_with_another_codec_is_refused_and_stores_nothing(
+    store: str, write: Callable[[Client], object], tmp_path: Path
+) -> None:
+    driver = MemoryDriver() if store == "memory" else SqliteDriver(tmp_path / "jobs.db")
+    first = Client(driver, codec=ZipCodec()).enqueue(request())
+    client = Client(driver)
+
+    for _ in range(2):
+        with pytest.raises(CodecMismatch, match="with the codec 'ZipCodec', not with 'json'"):
+            write(client)
+
+    assert [job.id for job in driver.inspector.find(JobFilter(), limit=10).jobs] == [first.id]
+    client.close()
+    driver.close()
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_the_first_client_that_writes_records_its_codec(write: Callable[[Client], object]) -> None:
+    driver = MemoryDriver()
+
+    write(Client(driver, codec=ZipCodec()))
+
+    assert driver.inspector.settings() == {"codec": "ZipCodec"}
+
+
+def test_a_client_that_has_written_nothing_records_nothing() -> None:
+    driver = MemoryDriver()
+    client = Client(driver)
+
+    with pytest.raises(InvalidRequest):
+        client.enqueue(request(payload={1, 2}))
+
+    assert driver.inspector.settings() == {}
+
+
+def test_threads_that_enqueue_together_are_all_refused(tmp_path: Path) -> None:
+    driver = SqliteDriver(tmp_path / "jobs.db")
+    Client(driver, codec=ZipCodec()).enqueue(request())
+    client, start = Client(driver), threading.Barrier(8)
+
+    def enqueue(_: int) -> str:
+        start.wait(20)
+        with pytest.raises(CodecMismatch) as refused:
+            client.enqueue(request())
+        return refused.value.recorded
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(enqueue, range(8))] == ["ZipCodec"] * 8
+    assert len(driver.inspector.find(JobFilter(), limit=10).jobs) == 1
+    driver.close()
+
+
+def test_the_codec_is_checked_once_and_then_costs_no_statement(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Watched(SqliteDriver):
+        def remember(self, name: str, value: str) -> str:
+            asked.append(name)
+            return super().remember(name, value)
+
+    watched = Watched(tmp_path / "jobs.db")
+    client = Client(watched)
+    client.enqueue(request())
+    before = watched.statements
+
+    for _ in range(5):
+        client.enqueue(request())
+
+    assert (asked, watched.statements - before) == (["codec"], 5)
+    watched.close()
+
+
+def test_a_store_that_is_away_at_the_first_check_is_asked_again() -> None:
+    class Away(MemoryDriver):
+        is_away = True
+
+        def remember(self, name: str, value: str) -> str:
+            if self.is_away:
+                raise StoreUnavailable("unplugged")
+            return super().remember(name, value)
+
+    driver = Away()
+    client = Client(driver, codec=ZipCodec())
+    with pytest.raises(StoreUnavailable):
+        client.enqueue(request())
+    driver.is_away = False
+
+    client.enqueue(request())
+
+    assert driver.inspector.settings() == {"codec": "ZipCodec"}
+    assert len(driver.inspector.find(JobFilter(), limit=10).jobs) == 1

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor import crypto as module
-from taskharbor.core.codec import JsonCodec
+from taskharbor.core.codec import JsonCodec, codec_name
 from taskharbor.core.errors import PayloadNotDecodable, PayloadNotEncodable, PayloadTooLarge, UsageError
 from taskharbor.crypto import AesGcmCodec
 
@@ -214,3 +214,15 @@ def test_without_the_cryptography_package_the_import_says_what_to_install(monkey
 
 def test_the_examples_in_the_documentation_hold() -> None:
     assert doctest.testmod(module).failed == 0
+
+
+class Mirrored(JsonCodec):
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        return super().encode(value, context=context)[::-1]
+
+
+def test_the_name_is_that_of_the_format_and_stays_when_keys_are_rotated() -> None:
+    names = {codec_name(codec) for codec in (AesGcmCodec({"old": OLD}), AesGcmCodec({"old": OLD, "new": NEW}))}
+
+    assert names == {"aes-gcm+json"}
+    assert codec_name(AesGcmCodec({"old": OLD}, inner=Mirrored())) == "aes-gcm+Mirrored"

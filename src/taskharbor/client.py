@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.coalescing import Flusher, KeyTurns, Line, keys_of
 from taskharbor.core.answers import Enqueued
-from taskharbor.core.codec import JsonCodec
+from taskharbor.core.codec import CODEC_SETTING, JsonCodec, check_codec, codec_name
 from taskharbor.core.errors import (
     EnqueueRefused,
     IdempotencyConflict,
@@ -83,6 +83,7 @@ class Client:
         self._line = Line(self._store)
         self._turns = KeyTurns()
         self._flusher: Flusher | None = None
+        self._is_checked = False
 
     def enqueue(self, request: JobRequest) -> Enqueued:
         """Store one job; when this returns, it is committed.
@@ -92,7 +93,7 @@ class Client:
         for a transaction that holds the key, and the others should not. Of several with the
         same key one at a time is in the store.
 
-        Raises `InvalidRequest`, `IdempotencyConflict` or `StoreUnavailable`. After the last
+        Raises `InvalidRequest`, `IdempotencyConflict`, `CodecMismatch` or `StoreUnavailable`. After the last
         one (the store was tried twice, under the same id) nobody knows whether the job was
         stored: give the request an idempotency key, and it can be sent again without harm.
         If the store is known to be away it is raised within half a second, and its
@@ -115,6 +116,8 @@ class Client:
     async def aenqueue_in(self, joined: AsyncInserter, request: JobRequest) -> Enqueued:
         """Store one job in a transaction of an async connection, which a driver has joined."""
         job = self._prepare(request, self._clock.now(), self._ids())
+        if not self._is_checked:
+            check_codec(await joined.remember(CODEC_SETTING, codec_name(self._codec)), self._codec)
         [answer] = self._told([job], await joined.insert([job]))
         return _accepted(answer)
 
@@ -138,8 +141,13 @@ class Client:
     def encode(self, payload: object, job_id: JobId, *, job_type: str) -> bytes:
         """Return what the store keeps as the payload of that job: for one that is requeued with another payload.
 
-        Raises `InvalidRequest`, as `enqueue` does.
+        Raises `InvalidRequest` and `CodecMismatch`, as `enqueue` does.
         """
+        if not self._is_checked:
+            self._check_codec()
+        return self._payload(payload, job_id, job_type)
+
+    def _payload(self, payload: object, job_id: JobId, job_type: str) -> bytes:
         try:
             return self._codec.encode(payload, context=payload_context(job_id, job_type))
         except PayloadNotEncodable as error:
@@ -160,6 +168,8 @@ class Client:
 
         A store that is known to be away is not asked again: that call fails as well.
         """
+        if not self._is_checked:
+            self._check_codec()
         try:
             return self._driver.insert(jobs, repeat=repeat)
         except StoreUnavailable as error:
@@ -179,6 +189,10 @@ class Client:
         if turns.pid != os.getpid():
             turns = self._turns = KeyTurns()
         return turns
+
+    def _check_codec(self) -> None:
+        agree_on_codec(self._driver, self._codec)
+        self._is_checked = self._coalesces  # a transaction that was joined may undo the record
 
     def _own_line(self) -> Line:
         """Return where threads of this process wait; who waited before a fork stayed on the other side."""
@@ -274,7 +288,7 @@ class Client:
         json, key = self._json, request.idempotency_key
         try:
             if json is None:
-                payload = self.encode(request.payload, job_id, job_type=request.type)
+                payload = self._payload(request.payload, job_id, request.type)
                 digest = b"" if key is None else self._codec.digest(request.payload)
             elif key is None:
                 return json.encode(request.payload, context=b""), b""
@@ -283,6 +297,11 @@ class Client:
         except PayloadNotEncodable as error:
             raise InvalidRequest([_payload_problem(error)]) from error
         return payload, b"" if key is None else hashlib.sha256(request.type.encode() + b"\0" + digest).digest()
+
+
+def agree_on_codec(store: Inserter, codec: Codec) -> None:
+    """Raise `CodecMismatch` if the payloads in *store* are written with another codec; record ours if it has none."""
+    check_codec(store.remember(CODEC_SETTING, codec_name(codec)), codec)
 
 
 def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:

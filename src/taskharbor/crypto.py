@@ -19,7 +19,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from taskharbor.core.codec import JsonCodec
+from taskharbor.core.codec import JsonCodec, codec_name
 from taskharbor.core.errors import PayloadNotDecodable, Problem, UsageError
 
 try:
@@ -71,6 +71,11 @@ class AesGcmCodec:
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self._digest_key = _digest_key(next(iter(keys.values())))
         self._inner = inner
+
+    @property
+    def name(self) -> str:
+        """What it writes, whatever its keys: rotating them changes nothing for others."""
+        return f"aes-gcm+{codec_name(self._inner)}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(keys={[*self._ciphers]}, active={self._active!r})"

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor import MemoryDriver
+from taskharbor import Client, JobRequest, MemoryDriver, Status
 from taskharbor.api import problems
 from taskharbor.core import errors
+from taskharbor.core.answers import JobFilter
+from taskharbor.crypto import AesGcmCodec
 from tests.api.site import NOBODY, Site, opened, problem
 
 if TYPE_CHECKING:
@@ -167,3 +169,31 @@ def test_one_failed_batch_of_reads_fails_those_who_asked_and_no_one_later() -> N
         assert {each.status_code for each in site.run(many())} == {503}
         driver.names = ()
         assert site.get(f"/v1/jobs/{NOBODY}").status_code == 404
+
+
+def test_a_store_with_another_codec_is_a_fault_of_the_server_and_told_in_its_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = MemoryDriver()
+    driver.remember("codec", "aes-gcm+json")
+    with opened(driver) as site:
+        answers = [
+            site.post("/v1/jobs", json={"type": "pay", "payload": {"card": "4111"}}),
+            site.post("/v1/jobs/batch", json={"jobs": [{"type": "pay"}]}),
+        ]
+
+    assert [(answer.status_code, problem(answer)["code"]) for answer in answers] == [(500, "codec-mismatch")] * 2
+    assert "aes-gcm+json" not in "".join(answer.text for answer in answers)
+    assert "written with the codec 'aes-gcm+json', not with 'json'" in caplog.text
+    assert driver.inspector.find(JobFilter(), limit=1).jobs == ()
+
+
+def test_a_new_payload_is_not_written_with_another_codec() -> None:
+    driver = MemoryDriver()
+    job_id = Client(driver, codec=AesGcmCodec({"k": bytes(32)})).enqueue(JobRequest(type="pay")).id
+    driver.cancel([job_id])
+    with opened(driver) as site:
+        answer = site.post(f"/v1/jobs/{job_id}/requeue", json={"payload": {"card": "4111"}})
+
+    assert (answer.status_code, problem(answer)["code"]) == (500, "codec-mismatch")
+    assert driver.inspector.get([job_id])[job_id].status is Status.CANCELED

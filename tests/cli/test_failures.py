@@ -17,7 +17,16 @@ from taskharbor.cli.exits import Exit
 from taskharbor.cli.failures import VERDICTS, verdict_on
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.options import json_option
-from taskharbor.cli.refusals import AppNotLoaded, LeftAlone, NoApp, NoSuchName, NotAJobId, NotConfirmed, NotInstalled
+from taskharbor.cli.refusals import (
+    AppNotLoaded,
+    CodecNotRecorded,
+    LeftAlone,
+    NoApp,
+    NoSuchName,
+    NotAJobId,
+    NotConfirmed,
+    NotInstalled,
+)
 from taskharbor.cli.root import root, run
 from taskharbor.core import errors
 from taskharbor.core.ids import JobId
@@ -42,6 +51,8 @@ ENDINGS = [
     (errors.PayloadTooLarge(2, 1), Exit.USAGE, "payload-too-large"),
     (errors.PayloadNotDecodable("not JSON"), Exit.FAILURE, "payload-not-decodable"),
     (errors.CallNotReadable("greet", "name: is missing"), Exit.FAILURE, "call-not-readable"),
+    (errors.CodecMismatch("aes-gcm+json", "json"), Exit.CONFLICT, "codec-mismatch"),
+    (CodecNotRecorded("zip", "json"), Exit.CONFLICT, "codec-not-recorded"),
     (errors.OpenToStrangers("0.0.0.0"), Exit.REFUSED, "open-to-strangers"),
     (errors.CannotListen("127.0.0.1", 80, "it is taken"), Exit.FAILURE, "cannot-listen"),
     (errors.EnqueueRefused([errors.IdempotencyConflict("mail", "k", JOB)]), Exit.CONFLICT, "enqueue-refused"),

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor.core import codec as module
-from taskharbor.core.codec import MAX_BYTES, JsonCodec
-from taskharbor.core.errors import PayloadNotDecodable, PayloadNotEncodable, PayloadTooLarge, UsageError
+from taskharbor.core.codec import MAX_BYTES, JsonCodec, check_codec, codec_name
+from taskharbor.core.errors import CodecMismatch, PayloadNotDecodable, PayloadNotEncodable, PayloadTooLarge, UsageError
 from taskharbor.core.jsonform import MAX_DEPTH
 from taskharbor.core.text import is_storable
 
@@ -546,6 +546,69 @@ def test_the_digest_is_the_same_in_every_release() -> None:
     value = {"to": "a@b.c", "ü": [1, 1.5, None, True], "$day": date(2024, 2, 29)}
 
     assert CODEC.digest(value).hex() == "653f66176aaea2a2d7c9d8e225c593ccd654021283bc817f098ba42cad125f81"
+
+
+class Bare:
+    """A codec without a name."""
+
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, data: bytes, *, context: bytes) -> Any:
+        raise NotImplementedError
+
+    def digest(self, value: object) -> bytes:
+        raise NotImplementedError
+
+
+class Another(JsonCodec):
+    """Writes something else than the codec whose name it inherits."""
+
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        return super().encode(value, context=context)[::-1]
+
+
+class Named(Another):
+    name = "reversed"  # type: ignore[misc]
+
+
+class OfAnInstance(Bare):
+    def __init__(self, name: Any) -> None:
+        self.name = name
+
+
+class WithTypes(Named):
+    """Overrides neither."""
+
+
+@pytest.mark.parametrize(
+    ("codec", "name"),
+    [
+        (JsonCodec(), "json"),
+        (JsonCodec([Color], limit=5), "json"),
+        (Bare(), "Bare"),
+        (Another(), "Another"),
+        (Named(), "reversed"),
+        (WithTypes(), "reversed"),
+        (OfAnInstance("zip"), "zip"),
+    ],
+)
+def test_a_codec_is_called_by_the_name_of_what_it_writes(codec: Any, name: str) -> None:
+    assert codec_name(codec) == name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "\x1b[31m", "\ud800", None, 7])
+def test_a_name_that_cannot_be_recorded_is_refused(name: Any) -> None:
+    with pytest.raises(UsageError, match="1 to 200 printable characters"):
+        codec_name(OfAnInstance(name))
+
+
+def test_another_codec_than_the_recorded_one_is_refused_by_both_names() -> None:
+    check_codec("json", JsonCodec())
+
+    with pytest.raises(CodecMismatch) as refused:
+        check_codec("json", Named())
+    assert (refused.value.recorded, refused.value.ours) == ("json", "reversed")
 
 
 def test_the_examples_in_the_documentation_hold() -> None:

@@ -15,6 +15,7 @@ from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import (
     CallNotReadable,
     CannotListen,
+    CodecMismatch,
     EnqueueRefused,
     IdempotencyConflict,
     IllegalTransition,
@@ -60,6 +61,11 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     ),
     IllegalTransition(JOB, "SUCCEEDED", "requeue"): (
         "cannot requeue job 00000000-0000-0000-0000-000000000007: it is SUCCEEDED"
+    ),
+    CodecMismatch("aes-gcm+json", "json"): (
+        "the payloads in this store are written with the codec 'aes-gcm+json', not with 'json': "
+        "name the app that has that codec, or in Python pass codec=…; "
+        "'taskharbor codec --help' says how to change the codec of a store"
     ),
     OpenToStrangers("0.0.0.0"): (
         "refused to listen on '0.0.0.0': others can reach it, and this store has no API key; "

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.core.errors import InvalidRequest, PayloadNotEncodable, ScheduleNotFound, StoreUnavailable
+from taskharbor.core.errors import (
+    CodecMismatch,
+    InvalidRequest,
+    PayloadNotEncodable,
+    ScheduleNotFound,
+    StoreUnavailable,
+)
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.janitor import Janitor
@@ -190,8 +196,9 @@ def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: Wo
 def test_what_one_process_cannot_fire_is_told_once_left_to_others_and_holds_nobody_up(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_key = Scheduler(world.driver, codec=AesGcmCodec({"k": bytes(32)}))
+    with_key = Scheduler(world.driver, codec=AesGcmCodec({"old": bytes(32), "new": bytes(range(32))}))
     with_key.put([hourly("secret")])
+    world.scheduler = Scheduler(world.driver, codec=AesGcmCodec({"old": bytes(32)}))
     world.scheduler.put([hourly("plain", cron="5 * * * *")])
 
     with caplog.at_level(logging.ERROR):
@@ -262,3 +269,18 @@ def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: World)
     pause = Janitor(ThreadRuntime(plain=1), world.driver, lease=MINUTE, scheduler=away).tick()
 
     assert timedelta(0) < pause <= LOOK
+
+
+def test_a_scheduler_with_another_codec_than_the_stores_writes_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    encrypting = Scheduler(world.driver, codec=AesGcmCodec({"k": bytes(32)}))
+    encrypting.put([hourly()])
+    world.driver.control.put_schedules([replace(world.schedule(), payload=b"null")])  # as another codec wrote it
+
+    with pytest.raises(CodecMismatch):
+        world.scheduler.put([hourly("another")])
+    world.pass_by(HOUR)
+
+    assert (made(world.driver), [*world.driver.inspector.schedules()]) == ([], ["hourly"])
+    assert "cannot fire the schedule hourly here: the payloads in this store" in caplog.text

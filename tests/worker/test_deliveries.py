@@ -172,8 +172,8 @@ def test_while_the_store_is_out_of_reach_no_messages_are_taken() -> None:
     outage = Outage()
     for _ in range(30):
         _sent(rig)
-    outage.is_on.set()
     rig.worker({"run": _nothing}, meddled(rig.driver, outage))
+    outage.is_on.set()  # after the start, at which the codec is checked
 
     rig.run(60)
 

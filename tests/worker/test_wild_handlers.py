@@ -128,6 +128,8 @@ def test_a_result_that_cannot_be_stored_is_a_dead_letter_that_says_so(driver: Dr
 
 def test_a_codec_that_breaks_on_a_result_fails_that_job_only(driver: Driver) -> None:
     class Picky:
+        name = "json"  # what the jobs here are enqueued with
+
         def encode(self, value: object, *, context: bytes) -> bytes:  # noqa: ARG002  a codec's signature
             if value == "wild":
                 raise RuntimeError("I do not like it")

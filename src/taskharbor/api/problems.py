@@ -40,6 +40,7 @@ VERDICTS: Final[Mapping[type[Exception], Verdict]] = MappingProxyType({
     Exception:                   Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
     errors.TaskHarborError:      Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
     errors.UsageError:           Verdict(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
+    errors.CodecMismatch:        Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "codec-mismatch"),
     errors.PayloadNotDecodable:  Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "payload-not-decodable"),
     errors.IdempotencyConflict:  Verdict(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict"),
     errors.IllegalTransition:    Verdict(HTTPStatus.CONFLICT, "illegal-transition"),

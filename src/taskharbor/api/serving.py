@@ -13,6 +13,7 @@ import uvicorn
 
 from taskharbor.api.app import close_streams, create_app
 from taskharbor.api.routing import is_local
+from taskharbor.core.codec import CODEC_SETTING, check_codec, codec_name
 from taskharbor.core.errors import CannotListen, OpenToStrangers
 from taskharbor.keys import is_good
 from taskharbor.service import KILLED, tuned
@@ -37,6 +38,7 @@ def serve(harbor: Backend, *, host: str, port: int) -> None:
     Where the store has a key that is good, every request needs one. Without any, only this very
     machine is answered: everybody on it may do everything, for development.
     """
+    check_codec(harbor.driver.inspector.settings().get(CODEC_SETTING, codec_name(harbor.codec)), harbor.codec)
     has_keys = has_good_key(harbor)
     if not has_keys and not all(map(is_local, addresses_of(host))):
         raise OpenToStrangers(host)

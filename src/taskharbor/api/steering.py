@@ -111,7 +111,7 @@ async def _payload(request: ApiRequest, job_id: JobId, body: RequeueBody) -> byt
     check_scope(request, "jobs:write")
     store = request.api.store
     job = (await store.get(job_id)).job
-    return store.backend.client.encode(body.payload, job_id, job_type=job.type)
+    return await store.call(store.backend.client.encode, body.payload, job_id, job_type=job.type)
 
 
 async def _moved(

@@ -28,7 +28,7 @@ def children_for(app: str, url: str, *, port: int | None) -> list[Child]:
     delivers = _has_delivery()
     commands = [["worker", app, "--grace", GRACE, *(["--sqs"] if delivers else [])]]
     if port is not None and _has_api():
-        commands.append(["api", "--host", "127.0.0.1", "--port", str(port)])
+        commands.append(["api", app, "--host", "127.0.0.1", "--port", str(port)])
     if delivers:
         commands.append(["enqueuer"])
     return [Child([*words, "--url", url], url=url) for words in commands]

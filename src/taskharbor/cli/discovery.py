@@ -15,10 +15,16 @@ PYPROJECT: Final = "pyproject.toml"
 def find_app(folder: Path | None = None) -> str:
     """Return the app of a project: `[tool.taskharbor] app` of its pyproject.toml, or the first file that is one."""
     folder = folder or Path.cwd()
-    found = _configured(folder / PYPROJECT) or _first_file(folder)
+    found = search_app(folder)
     if found is None:
         raise NoApp(str(folder), FILES)
     return found
+
+
+def search_app(folder: Path | None = None) -> str | None:
+    """Return what `find_app` returns, or None if there is no app: for commands that can do without one."""
+    folder = folder or Path.cwd()
+    return _configured(folder / PYPROJECT) or _first_file(folder)
 
 
 def _configured(file: Path) -> str | None:

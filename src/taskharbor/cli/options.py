@@ -32,5 +32,21 @@ def url_of_app_option(command: F) -> F:
     return click.option("--url", metavar="URL", help=text)(command)
 
 
+def url_or_app_option(command: F) -> F:
+    """Add `--url` as ``url``, which may be None: for operating commands that take an app."""
+    text = "The store, such as sqlite:///jobs.db  [default: TASKHARBOR_URL, else the app's own]"
+    return click.option("--url", metavar="URL", callback=_given_or_set_or_none, help=text)(command)
+
+
+def app_option(command: F) -> F:
+    """Add `--app` as ``app``, which may be None: for commands that write payloads."""
+    text = "The app whose codec writes the payload, as for 'worker'.  [default: found as 'worker' finds it]"
+    return click.option("--app", metavar="APP", help=text)(command)
+
+
+def _given_or_set_or_none(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    return Settings.from_env().url if value is None else value
+
+
 def _given_or_set(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str:
     return Settings.from_env().require_url() if value is None else value

@@ -49,6 +49,22 @@ class NotConfirmed(TaskHarborError):
         return f"nothing was changed: {self.what} was not confirmed; {self.way_out}"
 
 
+class CodecNotRecorded(TaskHarborError):
+    """The store has recorded another codec meanwhile, or cannot record any yet."""
+
+    def __init__(self, name: str, recorded: str | None) -> None:
+        super().__init__(name, recorded)
+        self.name, self.recorded = name, recorded
+
+    def __str__(self) -> str:
+        why = (
+            "this store has no table for it yet; run 'taskharbor migrate up'"
+            if self.recorded is None
+            else f"another process recorded {self.recorded!r} at the same time; try again"
+        )
+        return f"the codec {self.name!r} was not recorded: {why}"
+
+
 class LeftAlone(TaskHarborError):
     """Some of what was named could not be moved; each was told of by itself."""
 

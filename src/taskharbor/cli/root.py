@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "api": ("taskharbor.cli.commands.api:api", "Serve the HTTP API until a signal."),
+        "codec": ("taskharbor.cli.commands.codec:codec", "Show or change the codec that payloads are written with."),
         "completion": ("taskharbor.cli.commands.completion:completion", "Print what lets a shell complete commands."),
         "dead": ("taskharbor.cli.commands.dead:dead", "Look at dead letters, give them a new life, or remove them."),
         "demo": ("taskharbor.cli.commands.demo:demo", "Watch jobs survive workers that are killed."),

@@ -21,7 +21,14 @@ from collections import Counter
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskharbor.core.errors import PayloadNotDecodable, PayloadNotEncodable, PayloadTooLarge
+from taskharbor.core.errors import (
+    CodecMismatch,
+    PayloadNotDecodable,
+    PayloadNotEncodable,
+    PayloadTooLarge,
+    Problem,
+    UsageError,
+)
 from taskharbor.core.jsonform import (
     MAX_BITS,
     MAX_DEPTH,
@@ -42,6 +49,9 @@ if TYPE_CHECKING:
 
 MAX_BYTES: Final = 1_048_576
 """The most bytes of an encoded payload or result, unless the codec was given another limit."""
+CODEC_SETTING: Final = "codec"
+"""The setting of a store that holds the name of the codec its payloads are written with."""
+MAX_NAME_CHARS: Final = 200
 
 
 class Codec(Protocol):
@@ -49,6 +59,12 @@ class Codec(Protocol):
 
     One codec serves all threads of a process, and other processes read what it wrote,
     days later: keep no state between calls, and go on reading what earlier releases wrote.
+
+    A store records the codec that its payloads are written with, by name, and a process with
+    another one is refused. ``name`` (text, an attribute or a property) says what ``encode``
+    writes. It stays the same when keys are rotated or types are added. A codec that reads
+    several formats has the name of the one that it writes. Without a ``name`` that belongs to
+    its ``encode``, a codec is called by its class: see `codec_name`.
     """
 
     def encode(self, value: object, *, context: bytes) -> bytes:
@@ -93,6 +109,8 @@ class JsonCodec:
     taskharbor.core.errors.PayloadNotEncodable: $.items[0].price: not a finite number
     """
 
+    name: Final = "json"
+
     def __init__(self, types: Iterable[type] | Mapping[str, type] = (), *, limit: int = MAX_BYTES) -> None:
         classes = by_name(types)
         self._limit = limit
@@ -134,6 +152,44 @@ class JsonCodec:
             return hashlib.sha256("".join(_SORTED(self._to_json(value), 0)).encode()).digest()
         except (Unfit, RecursionError, ValueError) as error:
             raise _refusal(error) from None
+
+
+def codec_name(codec: Codec) -> str:
+    """Return the name under which a store records *codec*.
+
+    It is ``codec.name``, unless a class overrides ``encode`` and inherits the name of another
+    ``encode``: such a class, like one without any name, is called by its ``__qualname__``. The
+    module is left out, since the same file is ``__main__`` in one process and not in another.
+
+    >>> codec_name(JsonCodec())
+    'json'
+    """
+    return check_name(_given_name(codec))
+
+
+def check_name(name: object) -> str:
+    """Return *name* if a codec can have it, or raise `UsageError`."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME_CHARS:
+        rule = f"it is text of 1 to {MAX_NAME_CHARS} printable characters"
+        raise UsageError(Problem(field="name of a codec", value=short(repr(name)), rule=rule))
+    return name
+
+
+def _given_name(codec: Codec) -> Any:
+    if "name" in getattr(codec, "__dict__", {}):
+        return vars(codec)["name"]
+    for kind in type(codec).__mro__:
+        if "name" in vars(kind):
+            return getattr(codec, "name")  # noqa: B009  the protocol does not ask for it
+        if "encode" in vars(kind):
+            return kind.__qualname__
+    return type(codec).__qualname__
+
+
+def check_codec(recorded: str, codec: Codec) -> None:
+    """Raise `CodecMismatch` unless *codec* writes what the store has *recorded*."""
+    if recorded != (ours := codec_name(codec)):
+        raise CodecMismatch(recorded, ours)
 
 
 def _refusal(error: Exception) -> PayloadNotEncodable:

@@ -7,6 +7,7 @@ TaskHarborError
 │   ├── IllegalTransition        the job's state does not allow the move
 │   ├── PayloadNotEncodable      a value has no JSON form; names its path
 │   │   └── PayloadTooLarge
+│   ├── CodecMismatch            the store's payloads are written with another codec
 │   ├── OpenToStrangers          others could reach the API, and no key would keep them out
 │   └── PayloadNotDecodable      the stored bytes are not what this codec wrote
 │       └── CallNotReadable      the stored call does not fit the task, or the result what it returns
@@ -150,6 +151,21 @@ class CallNotReadable(PayloadNotDecodable):
 
     def __str__(self) -> str:
         return f"what is stored does not fit task {self.task!r}: {self.why}"
+
+
+class CodecMismatch(UsageError):
+    """The payloads in the store are written with another codec. Nothing was stored."""
+
+    def __init__(self, recorded: str, ours: str) -> None:
+        super().__init__(recorded, ours)
+        self.recorded, self.ours = recorded, ours
+
+    def __str__(self) -> str:
+        return (
+            f"the payloads in this store are written with the codec {self.recorded!r}, not with {self.ours!r}: "
+            "name the app that has that codec, or in Python pass codec=…; "
+            "'taskharbor codec --help' says how to change the codec of a store"
+        )
 
 
 class OpenToStrangers(UsageError):

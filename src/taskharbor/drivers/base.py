@@ -86,12 +86,18 @@ class Inserter(Protocol):
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs, as `Driver.insert` does."""
 
+    def remember(self, name: str, value: str) -> str:
+        """Record a setting, as `Driver.remember` does; a joined transaction may undo it by its rollback."""
+
 
 class AsyncInserter(Protocol):
     """A transaction of an async connection that a driver has joined."""
 
     async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs, as `Driver.insert` does."""
+
+    async def remember(self, name: str, value: str) -> str:
+        """Record a setting, as `Inserter.remember` does."""
 
 
 class Joined(Inserter, Protocol):
@@ -162,6 +168,13 @@ class Driver(Protocol):
         With *repeat* the caller says that it may have inserted these very ids before, and
         lost the reply: those that are stored are left as they are and answered with
         ``existed``. Without it ids are new, and a driver need not look for them.
+        """
+
+    def remember(self, name: str, value: str) -> str:
+        """Record *value* as the store's setting *name* unless it has one, and return the one that it has.
+
+        Of several callers at once one records, and all get its value. The driver may keep what it saw
+        committed, even when `Control.change_setting` replaces it. Before the schema has settings: *value*.
         """
 
     def reserve(

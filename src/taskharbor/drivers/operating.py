@@ -71,6 +71,9 @@ class Inspector(Protocol):
     def schedules(self) -> Mapping[str, Schedule]:
         """Return all schedules, by name."""
 
+    def settings(self) -> dict[str, str]:
+        """Return the settings of the store, by name, as `Driver.remember` and `Control.change_setting` left them."""
+
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
         """Return the API keys there are, or those of *ids*, by id; revoked and expired ones too."""
 
@@ -103,6 +106,9 @@ class Control(Protocol):
 
     def resume_schedules(self, names: Sequence[str]) -> list[bool]:
         """Let schedules fire again. False where one is unknown or does not rest."""
+
+    def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
+        """Replace the value *instead_of* of a setting by *value*. False if the setting has another value, or none."""
 
     def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         """Store new API keys. False where the id is taken."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.client import Client
+from taskharbor.client import Client, agree_on_codec
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, UsageError
 from taskharbor.core.firing import jittered, next_step
@@ -68,6 +68,8 @@ class Scheduler:
         wanted = list(specs)
         if twice := [name for name, count in Counter(spec.name for spec in wanted).items() if count > 1]:
             raise InvalidRequest([Problem(field="name", value=repr(twice[0]), rule="two schedules cannot share it")])
+        if wanted:
+            agree_on_codec(self._driver, self._codec)
         now = self._driver.inspector.now()
         self._driver.control.put_schedules([self._stored(spec, now) for spec in wanted])
 
@@ -132,6 +134,7 @@ class Scheduler:
         return None if last is None else self._driver.inspector.get([last]).get(last)
 
     def _jobs(self, schedule: Schedule, spec: ScheduleSpec, fires: Sequence[datetime], now: datetime) -> list[NewJob]:
+        agree_on_codec(self._driver, self._codec)
         payload = self._payload(schedule)
         return [self._job(spec, fire, payload, now) for fire in fires]
 

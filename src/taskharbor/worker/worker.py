@@ -17,6 +17,7 @@ from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.schedules.scheduler import Scheduler
 from taskharbor.service import until_signal
+from taskharbor.worker.agreeing import CodecCheck
 from taskharbor.worker.context import Surroundings
 from taskharbor.worker.deliveries import Deliveries
 from taskharbor.worker.executor import Executor
@@ -154,6 +155,7 @@ class Worker:
             self._runtime, driver, self._hands, lease=lease, every=beat, margin=margin, kept=kept
         )
         self._intake = self._make_intake(margin=margin, patience=patience, codec=codec)
+        self.codec_check = CodecCheck(driver, self._around.codec, lambda: self._intake.is_stopped, self.begin_stop)
         self._janitor = self._make_janitor() if janitor else None
         self._presence = Presence(
             self._runtime, driver, worker=self.id, queues=list(limits), types=lambda: self.types, concurrency=in_all
@@ -170,9 +172,11 @@ class Worker:
     def run(self) -> None:
         """Work until SIGTERM or SIGINT, or until `stop` is called elsewhere; a second signal ends the process now."""
         until_signal(self.start, self.stop, is_over=lambda: self._is_over)
+        self.codec_check.raise_refusal()
 
     def start(self) -> None:
-        """Begin to work, in threads of the worker's own."""
+        """Begin to work, in threads of the worker's own. Raises `CodecMismatch` if it could not read any payload."""
+        self.codec_check.begin()
         if self._lifespan is not None:
             self._span = Span(self._runtime, self._lifespan)
             self._around.state = self._span.enter()
@@ -198,7 +202,7 @@ class Worker:
             "clock": self._guard.tick,
             **({} if self._janitor is None else {"janitor": self._janitor.tick}),
             **({} if self._mail is None else self._mail.ticks),
-            **self._intake.ticks,
+            **self.codec_check.guarded(self._intake.ticks),
         }
 
     def drain(self, timeout: timedelta = FOREVER) -> None:
@@ -208,9 +212,10 @@ class Worker:
         is_dry = self._runtime.serve("drain", lambda: LOOK if self._is_busy() else None)
         is_dry.join(timeout)
         self.stop()
+        self.codec_check.raise_refusal()
 
     def _is_busy(self) -> bool:
-        return not self._intake.is_dry or len(self._hands) > 0
+        return self.codec_check.refusal is None and (not self._intake.is_dry or len(self._hands) > 0)
 
     def stop(self, grace: timedelta | None = None) -> None:
         """Take no more jobs, let those in hand end within *grace*, give back the rest, and return when that is done."""

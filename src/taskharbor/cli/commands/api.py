@@ -2,21 +2,24 @@ from __future__ import annotations
 
 import click
 
-from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.options import json_option, url_or_app_option
 
 
 @click.command()
+@click.argument("app", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 takes a free one.")
-@url_option
+@url_or_app_option
 @json_option
-def api(*, host: str, port: int, url: str, as_json: bool) -> None:
+def api(*, app: str | None, host: str, port: int, url: str | None, as_json: bool) -> None:
     """Serve the HTTP API until a signal.
 
     Once the store has an API key, every request needs one. Without any key the API is for this machine
     only, and another address is refused. The log goes to stderr.
+
+    Payloads are written with the codec of APP, which is named and found as for 'taskharbor worker'.
+    Without an app they are plain JSON. A store whose payloads are written with another codec is refused.
     """
-    from contextlib import closing
     from importlib.util import find_spec
 
     from taskharbor.cli.logs import log_to_stderr
@@ -25,8 +28,8 @@ def api(*, host: str, port: int, url: str, as_json: bool) -> None:
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise NotInstalled("FastAPI", "api")
     from taskharbor.api.serving import serve
-    from taskharbor.harbor import Harbor
+    from taskharbor.cli.writing import opened_harbor
 
     log_to_stderr(as_json=as_json)
-    with closing(Harbor(url)) as harbor:
+    with opened_harbor(app, url) as harbor:
         serve(harbor, host=host, port=port)

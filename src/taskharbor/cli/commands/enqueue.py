@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.options import app_option, json_option, url_or_app_option
 from taskharbor.cli.values import NotBoth, duration, moment, tag
 from taskharbor.cli.waiting import PATIENCE
 
@@ -35,28 +35,33 @@ if TYPE_CHECKING:
     show_default=True,
     help="With --wait: exit with 7 after so long.",
 )
-@url_option
+@app_option
+@url_or_app_option
 @json_option
-def enqueue(*, url: str, wait: bool, wait_for: timedelta, as_json: bool, **asked: Any) -> None:
+def enqueue(*, app: str | None, url: str | None, wait: bool, wait_for: timedelta, as_json: bool, **asked: Any) -> None:
     """Store a job, and print its id.
 
     The payload is an object made from the pairs KEY=VALUE, each value JSON if it can be read as
-    JSON and else text; or what --payload says. With --json the job is printed as the API shows it.
+    JSON and else text; or what --payload says. It is written with the codec of the app: the one that
+    --app names, or that is found as 'taskharbor worker' finds it. Without an app it is plain JSON. A
+    store whose payloads are written with another codec refuses the job. With --json the job is
+    printed as the API shows it.
 
     \b
     taskharbor enqueue email.send to=ada@example.org copies=2 --delay 5m
     taskharbor enqueue report.render --payload @report.json --wait
     """  # noqa: D301  click wants the character itself
-    from taskharbor.cli.operating import get_job, opened
+    from taskharbor.cli.operating import get_job
     from taskharbor.cli.output import say
     from taskharbor.cli.records import record
     from taskharbor.cli.shown import show_job
     from taskharbor.cli.waiting import require_success, until_final
-    from taskharbor.client import Client
+    from taskharbor.cli.writing import opened_harbor
 
     request = _request(**asked)
-    with opened(url) as driver:
-        enqueued = Client(driver).enqueue(request)
+    with opened_harbor(app, url) as harbor:
+        driver = harbor.driver
+        enqueued = harbor.client.enqueue(request)
         record(driver, "jobs.enqueue", str(enqueued.id), type=request.type, queue=request.queue)
         if enqueued.existed:
             say(f"the idempotency key belongs to job {enqueued.id}, which is the same: nothing new was stored")

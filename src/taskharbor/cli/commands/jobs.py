@@ -7,7 +7,7 @@ import click
 from taskharbor.cli.filters import filter_options, job_filter, page_options
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.operating import get_job, job_id_of, job_ids_of, opened
-from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.options import app_option, json_option, url_option
 from taskharbor.cli.values import NotBoth, duration, moment
 from taskharbor.cli.waiting import PATIENCE
 
@@ -110,11 +110,13 @@ def cancel(*, url: str, job_ids: tuple[str, ...], as_json: bool) -> None:
 @click.option("--at", "scheduled_for", type=moment, metavar="TIME", help="When they may start.")
 @click.option("--payload", metavar="JSON|@FILE|-", help="What one job is given from now on, as with 'enqueue'.")
 @click.option("--why", "reason", default="", help="Goes into the jobs' history.")
+@app_option
 @url_option
 @json_option
 def requeue(
     *,
     url: str,
+    app: str | None,
     job_ids: tuple[str, ...],
     budget: int | None,
     delay: timedelta | None,
@@ -150,7 +152,7 @@ def requeue(
             why=reason,
             delay=delay,
             scheduled_for=scheduled_for,
-            payload=None if payload is None else _encoded(driver, ids[0], value),
+            payload=None if payload is None else _encoded(driver, ids[0], value, app),
         )
         detail = {"why": reason} if payload is None else {"why": reason, "payload": "replaced"}
         moved_one_by_one(
@@ -158,10 +160,10 @@ def requeue(
         )
 
 
-def _encoded(driver: Driver, job_id: JobId, payload: Any) -> bytes:
-    from taskharbor.client import Client
+def _encoded(driver: Driver, job_id: JobId, payload: Any, app: str | None) -> bytes:
+    from taskharbor.cli.writing import harbor_of
 
-    return Client(driver).encode(payload, job_id, job_type=get_job(driver, job_id).type)
+    return harbor_of(app).client_of(driver).encode(payload, job_id, job_type=get_job(driver, job_id).type)
 
 
 @jobs.command()

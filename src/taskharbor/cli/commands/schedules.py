@@ -6,7 +6,7 @@ import click
 
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.operating import opened, require_schedules
-from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.options import app_option, json_option, url_option
 from taskharbor.cli.output import say, show
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ def next_(*, url: str, name: str, count: int, as_json: bool) -> None:
 
 @schedules.command()
 @click.argument("name")
+@app_option
 @url_option
 @json_option
-def run(*, url: str, name: str, as_json: bool) -> None:
+def run(*, app: str | None, url: str, name: str, as_json: bool) -> None:
     """Make a job of a schedule now, and print its id. Its next time stays.
 
     With --json the job is printed as the API shows it.
@@ -87,10 +88,12 @@ def run(*, url: str, name: str, as_json: bool) -> None:
     from taskharbor.cli.operating import get_job
     from taskharbor.cli.records import record
     from taskharbor.cli.shown import show_job
+    from taskharbor.cli.writing import harbor_of
     from taskharbor.schedules import Scheduler
 
+    harbor = harbor_of(app)
     with opened(url) as driver:
-        made = Scheduler(driver).run_now(name)
+        made = Scheduler(driver, codec=harbor.codec, policy=harbor.policy).run_now(name)
         record(driver, "schedules.run", name, job=str(made.id))
         show_job(driver, get_job(driver, made.id), as_json=as_json, plain=str(made.id))
 

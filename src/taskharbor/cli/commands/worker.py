@@ -146,3 +146,4 @@ def _run(worker: Worker, grace: timedelta) -> None:
         log.info("worker %s stopped", worker.id)
 
     until_signal(start, stop, is_over=lambda: worker.is_over)
+    worker.codec_check.raise_refusal()

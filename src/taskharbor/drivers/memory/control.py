@@ -57,6 +57,13 @@ class MemoryControl:
         self._tables.rows.schedules[name] = replace(schedule, paused_at=since)
         return True
 
+    def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
+        with self._tables.statement():
+            is_changed = self._tables.settings.get(name) == instead_of
+            if is_changed:
+                self._tables.settings[name] = value
+            return is_changed
+
     def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         with self._tables.statement():
             return [self._put_key(key) for key in keys]

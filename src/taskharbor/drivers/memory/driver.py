@@ -71,6 +71,9 @@ class MemoryDriver:
         with self._tables.statement() as now:
             return [inserting.insert(self._tables, job, now, repeat=repeat) for job in jobs]
 
+    def remember(self, name: str, value: str) -> str:
+        return self._tables.settings.setdefault(name, value)
+
     def reserve(
         self,
         queue: str,

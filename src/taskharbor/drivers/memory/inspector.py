@@ -105,6 +105,10 @@ class MemoryInspector:
         with self._tables.statement():
             return dict(sorted(self._tables.rows.schedules.items()))
 
+    def settings(self) -> dict[str, str]:
+        with self._tables.statement():
+            return dict(sorted(self._tables.settings.items()))
+
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
         with self._tables.statement():
             known = sorted(self._tables.rows.api_keys.items())

@@ -116,6 +116,7 @@ class Tables:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.rows = Rows()
+        self.settings: dict[str, str] = {}  # not among the rows: no rollback undoes what was recorded
         self.statements = 0
         self.bells = Bells()
         self._lock = threading.RLock()

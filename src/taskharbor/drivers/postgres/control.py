@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.settings import Settings
 
 
 class PostgresControl:
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, settings: Settings) -> None:
         self._connections = connections
+        self._settings = settings
 
     _PAUSE: LiteralString = f"""
         INSERT INTO th_queues (name, paused_at, paused_by)
@@ -109,6 +111,9 @@ class PostgresControl:
 
     def resume_schedules(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._RESUME_SCHEDULES, names)
+
+    def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
+        return self._settings.change(name, value, instead_of=instead_of)
 
     # The scopes of a key are one text on the way: PostgreSQL has no arrays of arrays of different lengths.
     _PUT_KEYS: LiteralString = """

@@ -21,6 +21,7 @@ from taskharbor.drivers.postgres.listening import Audience, PostgresListener
 from taskharbor.drivers.postgres.ringing import ANY, Bell, fed_queues
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.settings import Settings
 from taskharbor.drivers.postgres.steps import run
 from taskharbor.drivers.postgres.upkeep import PostgresUpkeep
 
@@ -94,8 +95,9 @@ class PostgresDriver:
         self._audience = Audience(address)
         self._bell = Bell(self._connections, self._audience)
         self.upkeep = PostgresUpkeep(self._connections, self._bell)
-        self.inspector = PostgresInspector(self._connections)
-        self.control = PostgresControl(self._connections)
+        self._settings = Settings(self._connections)
+        self.inspector = PostgresInspector(self._connections, self._settings)
+        self.control = PostgresControl(self._connections, self._settings)
 
     @property
     def statements(self) -> int:
@@ -117,17 +119,20 @@ class PostgresDriver:
             return run(inserting.insert(jobs, repeat=repeat), self._connections.fetch)
         return self._connections.transact(lambda: inserting.insert(jobs, repeat=repeat))
 
+    def remember(self, name: str, value: str) -> str:
+        return self._settings.remember(name, value)
+
     def joined(self, connection: Connection[Any], *, notify: bool = True) -> Joined:
         """Return what stores and settles jobs in transactions of *connection*, yours and open on the same database.
 
         That is done when you commit, and never was if you roll back. Without *notify* your
         commit is spared the NOTIFY, and workers find the jobs when they look next.
         """
-        return Joined(connection, self._connections, notify=notify)
+        return Joined(connection, self._connections, self._settings, notify=notify)
 
     def ajoined(self, connection: AsyncConnection[Any], *, notify: bool = True) -> AsyncJoined:
         """Return what `joined` returns, for a connection that is awaited: so are its insert and settle."""
-        return AsyncJoined(connection, self._connections, notify=notify)
+        return AsyncJoined(connection, self._connections, self._settings, notify=notify)
 
     def reserve(
         self,

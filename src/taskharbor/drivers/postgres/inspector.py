@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule
     from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.settings import Settings
 
 
 class PostgresInspector:
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, settings: Settings) -> None:
         self._connections = connections
+        self._settings = settings
 
     _NOW: LiteralString = f"SELECT {NOW}"
 
@@ -214,6 +216,9 @@ class PostgresInspector:
 
     def schedules(self) -> dict[str, Schedule]:
         return {each.name: each for each in map(schedule, self._connections.fetch(self._SCHEDULES))}
+
+    def settings(self) -> dict[str, str]:
+        return self._settings.all()
 
     _KEYS: LiteralString = """
         SELECT id, name, digest, scopes, created_at, expires_at, revoked_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.settings import Settings
     from taskharbor.drivers.postgres.steps import Steps
 
 T = TypeVar("T")
@@ -39,15 +41,22 @@ _NO_TABLES: Final = "run 'taskharbor migrate up' on the database of this connect
 class Joined:
     """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
-    def __init__(self, connection: Connection[Any], connections: Connections, *, notify: bool) -> None:
+    def __init__(
+        self, connection: Connection[Any], connections: Connections, settings: Settings, *, notify: bool
+    ) -> None:
         check_kind(connection, Connection, _KIND)
         self._connection = connection
         self._connections = connections
+        self._settings = settings
         self._ring = _Ring(connections, is_on=notify)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
         return self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
+
+    def remember(self, name: str, value: str) -> str:
+        """Record a setting on a connection of the driver: in the user's transaction it would hold up other sessions."""
+        return self._settings.remember(name, value)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
@@ -70,15 +79,23 @@ class Joined:
 class AsyncJoined:
     """What `Joined` is, for a connection that is awaited."""
 
-    def __init__(self, connection: AsyncConnection[Any], connections: Connections, *, notify: bool) -> None:
+    def __init__(
+        self, connection: AsyncConnection[Any], connections: Connections, settings: Settings, *, notify: bool
+    ) -> None:
         check_kind(connection, AsyncConnection, _ASYNC_KIND)
         self._connection = connection
         self._connections = connections
+        self._settings = settings
         self._ring = _Ring(connections, is_on=notify)
 
     async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
         return await self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
+
+    async def remember(self, name: str, value: str) -> str:
+        """Record a setting as `Joined` does, in another thread."""
+        known = self._settings.known(name)
+        return await asyncio.to_thread(self._settings.remember, name, value) if known is None else known
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.sqlite.connection import Connections
+    from taskharbor.drivers.sqlite.settings import Settings
 
 
 class SqliteControl:
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, settings: Settings) -> None:
         self._connections = connections
+        self._settings = settings
 
     _PAUSE: LiteralString = """
         INSERT INTO th_queues (name, paused_at, paused_by)
@@ -81,6 +83,9 @@ class SqliteControl:
 
     def resume_schedules(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._RESUME_SCHEDULE, names)
+
+    def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
+        return self._settings.change(name, value, instead_of=instead_of)
 
     _PUT_KEY: LiteralString = """
         INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)

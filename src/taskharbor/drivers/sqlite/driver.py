@@ -21,6 +21,7 @@ from taskharbor.drivers.sqlite.listening import SqliteListener
 from taskharbor.drivers.sqlite.ringing import Bell
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
+from taskharbor.drivers.sqlite.settings import Settings
 from taskharbor.drivers.sqlite.upkeep import SqliteUpkeep
 
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ class SqliteDriver:
         self._connections = Connections(file, clock=clock, deadline=deadline, synchronous=synchronous)
         self._bell = Bell(file)
         self.upkeep = SqliteUpkeep(self._connections, self._bell)
-        self.inspector = SqliteInspector(self._connections)
-        self.control = SqliteControl(self._connections)
+        self._settings = Settings(self._connections)
+        self.inspector = SqliteInspector(self._connections, self._settings)
+        self.control = SqliteControl(self._connections, self._settings)
 
     @property
     def statements(self) -> int:
@@ -90,12 +92,15 @@ class SqliteDriver:
         self._bell.ring(jobs, now)
         return answers
 
+    def remember(self, name: str, value: str) -> str:
+        return self._settings.remember(name, value)
+
     def joined(self, connection: sqlite3.Connection, *, notify: bool = True) -> Joined:  # noqa: ARG002  listeners see a commit
         """Return what stores and settles jobs in transactions of *connection*, yours and open on the same file.
 
         That is done when you commit, and never was if you roll back.
         """
-        return Joined(connection, self._connections)
+        return Joined(connection, self._connections, self._settings)
 
     def reserve(
         self,

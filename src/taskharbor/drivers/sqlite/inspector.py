@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.sqlite.connection import Connections
+    from taskharbor.drivers.sqlite.settings import Settings
 
 
 class SqliteInspector:
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, settings: Settings) -> None:
         self._connections = connections
+        self._settings = settings
 
     def now(self) -> datetime:
         return moment(self._connections.now())
@@ -265,6 +267,9 @@ class SqliteInspector:
     def schedules(self) -> dict[str, Schedule]:
         with self._connections.read() as db:
             return {each.name: each for each in map(schedule, db.execute(self._SCHEDULES))}
+
+    def settings(self) -> dict[str, str]:
+        return self._settings.all()
 
     _KEYS: LiteralString = """
         SELECT id, name, digest, scopes, created_at, expires_at, revoked_at

@@ -11,6 +11,7 @@ from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
 from taskharbor.drivers.joining import check_kind
 from taskharbor.drivers.sqlite.inserting import insert
 from taskharbor.drivers.sqlite.schema import MIGRATIONS
+from taskharbor.drivers.sqlite.settings import record
 from taskharbor.drivers.sqlite.settling import settle_all
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.sqlite.connection import Connections
+    from taskharbor.drivers.sqlite.settings import Settings
 
 _LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not know yet
 
@@ -28,7 +30,7 @@ _LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 doe
 class Joined:
     """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
-    def __init__(self, connection: sqlite3.Connection, connections: Connections) -> None:
+    def __init__(self, connection: sqlite3.Connection, connections: Connections, settings: Settings) -> None:
         rule = f"this store is SQLite; give a sqlite3.Connection to {connections.path}, or what works through one"
         check_kind(connection, sqlite3.Connection, rule)
         self._db = _Plain(connection)
@@ -38,10 +40,19 @@ class Joined:
             raise UsageError(Problem(field="connection", value=f"open on {file or 'no file'}", rule=rule))
         self._connection = connection
         self._now = connections.now
+        self._settings = settings
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that Python's sqlite3 opens for them."""
         return insert(self._db, jobs, now=self._begin(), repeat=repeat)
+
+    def remember(self, name: str, value: str) -> str:
+        """Record a setting in the transaction that is open: SQLite has one writer, which may be this transaction."""
+        known = self._settings.committed(name)
+        if known is None:
+            self._begin()
+            known = record(self._db, name, value)  # not kept: a rollback undoes it
+        return known
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that Python's sqlite3 opens for it."""

@@ -287,6 +287,7 @@ class ProcessDriver:
         self.inspector = Seam(store, process, store.driver.inspector)
         self.control = Seam(store, process, store.driver.control)
         self._moving = Seam(store, process, store.driver)
+        self.remember = store.driver.remember  # once for each process, before it claims anything: no fault point
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._moving, verb)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from taskharbor.cli.confirming import confirm, confirm_options
+from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.options import json_option, url_option
+from taskharbor.cli.output import say, show
+
+if TYPE_CHECKING:
+    from taskharbor.drivers.base import Driver
+
+
+@click.group(cls=LazyGroup)
+def codec() -> None:
+    """Show or change the codec that payloads are written with.
+
+    The first process that writes to a store, or works on it, records the name of its codec there.
+    Processes with another codec are refused. To change the codec of a store:
+
+    \b
+    1. Deploy a codec that reads both formats and still writes the old one, under the old name.
+    2. Run 'taskharbor codec set NAME' with the name of the new one.
+    3. Deploy the codec that writes the new format under the new name, and still reads the old one.
+
+    Running processes notice nothing. One that starts between 2 and 3 with the old codec is refused.
+    """  # noqa: D301  click wants the character itself
+
+
+@codec.command(name="show")
+@url_option
+@json_option
+def show_(*, url: str, as_json: bool) -> None:
+    """Print the name of the recorded codec; nothing before the first payload is written.
+
+    With --json: {"codec": NAME}, or null
+    """
+    from taskharbor.cli.operating import opened
+    from taskharbor.core.codec import CODEC_SETTING
+
+    with opened(url) as driver:
+        name = driver.inspector.settings().get(CODEC_SETTING)
+    if name is None and not as_json:
+        say("no codec is recorded: the first process that writes records its own")
+    else:
+        show({"codec": name}, as_json=as_json, plain=str(name))
+
+
+@codec.command(name="set")
+@click.argument("name")
+@confirm_options
+@url_option
+@json_option
+def set_(*, url: str, name: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Record another codec, and print the name that is recorded then.
+
+    Payloads that are stored stay as they are: every worker must be able to read them with the new codec.
+    """
+    from taskharbor.cli.operating import opened
+    from taskharbor.core.codec import CODEC_SETTING, check_name
+
+    check_name(name)
+    with opened(url) as driver:
+        before = after = driver.inspector.settings().get(CODEC_SETTING)
+        if not dry_run:
+            after = _record(driver, name, before, yes=yes)
+        show({"codec": after}, as_json=as_json, plain=after or "")
+        if dry_run:
+            say(f"it would be {name!r}, and is {before!r}" if before else f"it would be {name!r}")
+
+
+def _record(driver: Driver, name: str, before: str | None, *, yes: bool) -> str:
+    from taskharbor.cli.records import record
+    from taskharbor.cli.refusals import CodecNotRecorded
+    from taskharbor.core.codec import CODEC_SETTING
+
+    if before is None:
+        driver.remember(CODEC_SETTING, name)
+    elif before != name:
+        confirm(f"change the codec of this store from {before!r} to {name!r}", yes=yes)
+        driver.control.change_setting(CODEC_SETTING, name, instead_of=before)
+    if (after := driver.inspector.settings().get(CODEC_SETTING)) != name:
+        raise CodecNotRecorded(name, after)
+    if before != name:
+        record(driver, "codec.set", name, before=before or "")
+    return name

@@ -1,0 +1,76 @@
+"""Settings: facts about the whole store, one row each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, LiteralString
+
+if TYPE_CHECKING:
+    from taskharbor.drivers.sqlite.connection import Connections, Database
+
+_READ: LiteralString = """
+    SELECT value
+      FROM th_settings
+     WHERE name = :name
+"""
+
+_RECORD: LiteralString = """
+    INSERT INTO th_settings (name, value)
+    VALUES (:name, :value)
+        ON CONFLICT (name) DO NOTHING
+"""
+
+_ALL: LiteralString = """
+    SELECT name, value
+      FROM th_settings
+     ORDER BY name
+"""
+
+_CHANGE: LiteralString = """
+    UPDATE th_settings
+       SET value = :value
+     WHERE name = :name
+       AND value = :instead_of
+"""
+
+
+class Settings:
+    """Keeps what it has seen committed: a setting is read once for each process, not for each insert."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._known: dict[str, str] = {}
+
+    def remember(self, name: str, value: str) -> str:
+        """Record *value* unless there is one, and return the recorded one. It writes only the first time."""
+        known = self.committed(name)
+        if known is None:
+            with self._connections.write() as (db, _):
+                known = record(db, name, value)
+            self._known[name] = known
+        return known
+
+    def committed(self, name: str) -> str | None:
+        """Return what is recorded for good."""
+        known = self._known.get(name)
+        if known is None:
+            with self._connections.read() as db:
+                row = db.execute(_READ, {"name": name}).fetchone()
+            if row is not None:
+                known = self._known[name] = str(row[0])
+        return known
+
+    def all(self) -> dict[str, str]:
+        with self._connections.read() as db:
+            return dict(db.execute(_ALL).fetchall())
+
+    def change(self, name: str, value: str, *, instead_of: str) -> bool:
+        with self._connections.write() as (db, _):
+            asked = {"name": name, "value": value, "instead_of": instead_of}
+            return db.execute(_CHANGE, asked).rowcount == 1
+
+
+def record(db: Database, name: str, value: str) -> str:
+    """Record *value* unless there is one, and return the recorded one, in the transaction of *db*."""
+    db.execute(_RECORD, {"name": name, "value": value})
+    [found] = db.execute(_READ, {"name": name}).fetchone()
+    return str(found)

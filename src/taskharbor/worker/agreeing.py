@@ -1,0 +1,64 @@
+"""Whether a worker has the codec that the payloads in its store are written with."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.client import agree_on_codec
+from taskharbor.core.errors import CodecMismatch, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from taskharbor.core.codec import Codec
+    from taskharbor.drivers.base import Driver
+
+_LOG: Final = logging.getLogger(__name__)
+RETRY_PAUSE: Final = timedelta(seconds=1)
+
+
+class CodecCheck:
+    """Lets a worker claim nothing before its codec was compared with the store's.
+
+    Without it, every job that the worker claims would fail as not decodable. *is_stopped*
+    says whether the worker is stopping, and *stop* makes it stop.
+    """
+
+    def __init__(self, driver: Driver, codec: Codec, is_stopped: Callable[[], bool], stop: Callable[[], None]) -> None:
+        self._driver, self._codec = driver, codec
+        self._is_stopped, self._stop = is_stopped, stop
+        self._is_done = False
+        self.refusal: CodecMismatch | None = None
+
+    def begin(self) -> None:
+        """Check now, or raise `CodecMismatch`. If the store is unavailable, the claiming ticks check again."""
+        try:
+            agree_on_codec(self._driver, self._codec)
+        except StoreUnavailable as error:
+            _LOG.warning("codec not checked; retrying before the first claim: %s", error)
+        else:
+            self._is_done = True
+
+    def guarded(self, ticks: Mapping[str, Callable[[], timedelta]]) -> Mapping[str, Callable[[], timedelta]]:
+        """Return *ticks*, which claim jobs, so that they do so after the check."""
+        return ticks if self._is_done else {name: self._guarded(tick) for name, tick in ticks.items()}
+
+    def raise_refusal(self) -> None:
+        """Raise the mismatch that was found after the start, if there was one."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    def _guarded(self, tick: Callable[[], timedelta]) -> Callable[[], timedelta]:
+        return lambda: tick() if self._is_done or self._is_stopped() or self._check() else RETRY_PAUSE
+
+    def _check(self) -> bool:
+        try:
+            self.begin()
+        except CodecMismatch as error:
+            _LOG.error("worker stops: %s", error)
+            self.refusal = error
+            self._stop()
+            return True  # the tick learns that it must end
+        return self._is_done
