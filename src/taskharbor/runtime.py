@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
 AFTER_AN_ERROR: Final = timedelta(seconds=1)
+MAX_STACK_FRAMES: Final = 30
 MOMENT: Final = 1.0  # seconds in which work may end by itself, once it was cancelled
 
 
@@ -81,6 +84,12 @@ class Runtime(Protocol):
     def run_plain(self, work: Callable[[], None]) -> None:
         """Call *work* beside everything else."""
 
+    def thread_id(self) -> int:
+        """Return the id of the calling thread."""
+
+    def stack(self, thread_id: int) -> str:
+        """Return what that thread is doing, innermost call last, as text for people."""
+
     def run_async(self, works: Sequence[AsyncWork]) -> Sequence[Running]:
         """Let each of *works* run on the event loop, in a copy of the caller's context.
 
@@ -119,6 +128,13 @@ class ThreadRuntime:
 
     def run_plain(self, work: Callable[[], None]) -> None:
         self._threads.run(work)
+
+    def thread_id(self) -> int:
+        return threading.get_ident()
+
+    def stack(self, thread_id: int) -> str:
+        frame = sys._current_frames().get(thread_id)  # noqa: SLF001  documented, for this very purpose
+        return "" if frame is None else "".join(traceback.format_stack(frame, limit=MAX_STACK_FRAMES)).rstrip()
 
     def run_async(self, works: Sequence[AsyncWork]) -> Sequence[Running]:
         with self._starting:

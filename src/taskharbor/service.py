@@ -21,6 +21,8 @@ SWITCH: Final = 0.0005
 GARBAGE: Final = 20_000
 """Objects that are made before Python looks for cycles. Its own 700 costs a busy worker a fifth of its time."""
 KILLED: Final = 128
+LOST_SLOTS_EXIT: Final = 12
+"""The exit code of a worker that ended itself because half of its slots were lost to handlers that do not return."""
 LOOK: Final = 0.2
 LAST: Final = timedelta(seconds=25)
 

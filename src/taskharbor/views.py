@@ -152,6 +152,7 @@ def worker_view(worker: WorkerRecord) -> View:
         "queues": list(worker.queues),
         "types": list(worker.types),
         "concurrency": worker.concurrency,
+        "lost_slots": worker.lost_slots,
         "started_at": moment(worker.started_at),
         "seen_at": moment(worker.seen_at),
     }

@@ -82,6 +82,7 @@ def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) ->
         queues=("default", "mail"),
         types=("greet",),
         concurrency=4,
+        lost_slots=1,
         started_at=any_console.driver.inspector.now(),
     )
     any_console.driver.upkeep.beat_worker(record)
@@ -89,9 +90,9 @@ def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) ->
     [row] = any_console("workers", "list").rows
     [view] = any_console("workers", "list", "--json").data["workers"]
 
-    assert row[:6] == ["w-1", "box", "7", "default mail", "greet", "4"]
+    assert row[:7] == ["w-1", "box", "7", "default mail", "greet", "4", "1"]
     assert row[-1] == "yes"
-    assert (view["id"], view["queues"], view["concurrency"]) == ("w-1", ["default", "mail"], 4)
+    assert (view["id"], view["queues"], view["concurrency"], view["lost_slots"]) == ("w-1", ["default", "mail"], 4, 1)
 
 
 def test_without_workers_it_is_said_how_to_start_one(console: Console) -> None:

@@ -131,6 +131,22 @@ def test_a_second_signal_ends_a_worker_now_and_the_job_is_left_to_its_lease(
     assert status_of(driver, job_id) is Status.PROCESSING
 
 
+def test_a_worker_that_lost_half_of_its_slots_ends_with_an_exit_code_of_its_own(
+    url: str, driver: Driver, tmp_path: Path
+) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url, "-c", "2", "--lease", "2s") as worker:
+        payload = {"sign": str(tmp_path / "sign")}
+        request = JobRequest(type="stay-for-ever", payload=payload, timeout=timedelta(milliseconds=50), max_attempts=1)
+        job_id = Client(driver).enqueue(request).id
+
+        code = worker.wait(LIMIT)
+
+        assert code == Exit.SLOTS_LOST
+        assert "in stay_for_ever" in worker.log()
+        assert "1 of 2 slots lost; draining, then ending with exit code 12" in worker.log()
+    assert status_of(driver, job_id) is Status.DEAD
+
+
 def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:

@@ -158,6 +158,24 @@ def test_a_completion_that_was_rolled_back_never_was_and_the_attempt_has_failed(
         handle.result()
 
 
+def test_a_completion_that_committed_counts_though_the_handler_returned_after_its_timeout(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    @shop.harbor.task(retry=ONCE, timeout=0.05)
+    def charge(ctx: Context, order: int) -> int:
+        wait_until(lambda: ctx.is_cancelled)
+        with psycopg.connect(shop.url) as db:
+            db.execute("INSERT INTO orders VALUES (%s)", [order])
+            ctx.complete_in(db, result=order + 1)
+        return 0
+
+    handle = charge.enqueue(7)
+    shop.harbor.worker().drain()
+
+    assert "still running at its timeout" in caplog.text
+    assert (handle.result(), shop.orders()) == (8, [7])
+
+
 def test_an_error_after_the_commit_changes_nothing(shop: Shop) -> None:
     @shop.harbor.task(retry=ONCE)
     def charge(ctx: Context, order: int) -> None:

@@ -406,6 +406,7 @@ class Parity(RuleBasedStateMachine):
             queues=tuple(queues),
             types=("greet",),
             concurrency=concurrency,
+            lost_slots=concurrency // 2,
             started_at=v.START,
         )
         self._ask(lambda s: s.driver.upkeep.forget_workers(unseen_for=unseen_for))

@@ -10,6 +10,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 from tests.postgres import emptied
+from tests.worker.manual import Rig
 from tests.worker.working import ringing
 
 if TYPE_CHECKING:
@@ -48,3 +49,11 @@ def _made(name: str, folder: Path, new_file: Path) -> Driver:
             return SqliteDriver(shutil.copy(new_file, folder / "jobs.db"), synchronous="NORMAL")
         case _:
             return PostgresDriver(emptied())
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.may_end.set()
+    made.runtime.close()

@@ -13,17 +13,20 @@ from taskharbor import Client, JobRequest, MemoryDriver
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Event
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.context import Surroundings
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.hand import Hand, Why
 from taskharbor.worker.middleware import handler
+from tests.worker.manual import TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from taskharbor.core.model import Job
     from taskharbor.runtime import AsyncWork
+    from tests.worker.manual import Rig
 
 MINUTE = timedelta(minutes=1)
 
@@ -87,3 +90,28 @@ def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
     runtime.work()
 
     assert told == [outcome]
+
+
+def test_a_return_after_the_timeout_is_no_success_even_before_the_next_heartbeat(rig: Rig) -> None:
+    [hand] = rig.start()
+
+    rig.runtime.seconds += TIMEOUT.total_seconds()
+    rig.end()
+
+    [(_, outcome)] = rig.reported
+    assert hand.why is Why.TIMEOUT
+    assert outcome is not None
+    assert (outcome.event, outcome.failure and outcome.failure.type) == (
+        Event.RETRY,
+        "taskharbor.core.errors.JobTimedOut",
+    )
+
+
+def test_a_return_just_before_the_timeout_is_a_success(rig: Rig) -> None:
+    rig.start()
+
+    rig.runtime.seconds += TIMEOUT.total_seconds() - 0.001
+    rig.end()
+
+    [(_, outcome)] = rig.reported
+    assert outcome == Outcome.ack(b'"late"')

@@ -15,6 +15,7 @@ from taskharbor.testing.simulation.world import Process, World
 from taskharbor.worker.hand import Hand, Hands
 from taskharbor.worker.heartbeat import Heartbeat
 from taskharbor.worker.intake import Intake
+from taskharbor.worker.timeouts import Timeouts
 
 LEASE = timedelta(seconds=5)
 
@@ -25,7 +26,8 @@ def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
     hands = Hands(runtime, concurrency=2, queues={"default": 2})
-    heartbeat = Heartbeat(runtime, driver, hands, lease=LEASE, every=LEASE / 3, margin=0.25)
+    timeouts = Timeouts(runtime, hands, lease=LEASE, wake=lambda _name: None, end=lambda: None)
+    heartbeat = Heartbeat(runtime, driver, hands, lease=LEASE, every=LEASE / 3, margin=0.25, timeouts=timeouts)
     heartbeat.tick()
 
     now = runtime.monotonic()

@@ -82,17 +82,6 @@ def test_a_handler_that_runs_longer_than_its_job_may_is_stopped(driver: Driver, 
     assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.TIMED_OUT]
 
 
-def test_a_plain_handler_that_does_not_look_ends_when_it_is_done_and_counts(driver: Driver) -> None:
-    endless = Endless()
-
-    with at_work(driver, {"run": endless.deaf}):
-        job_id = enqueue(driver, "run", timeout=BRIEF)
-        threading.Timer(0.2, endless.may_end.set).start()
-        job = ended(driver, job_id)
-
-    assert (job.status, job.result) == (Status.SUCCEEDED, b'"done all the same"')
-
-
 def test_a_handler_within_its_timeout_is_left_alone(driver: Driver) -> None:
     with at_work(driver, {"run": lambda _job: None}):
         assert ended(driver, enqueue(driver, "run", timeout=timedelta(seconds=20))).status is Status.SUCCEEDED

@@ -220,6 +220,7 @@ class WorkerShape(Shape):
     queues: list[str]
     types: list[str]
     concurrency: Count
+    lost_slots: Count
     started_at: Time
     seen_at: Time | None
     is_alive: bool

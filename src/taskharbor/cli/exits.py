@@ -18,4 +18,5 @@ class Exit(IntEnum):
     SCHEMA_OUT_OF_DATE = 9
     APP_IMPORT_FAILED = 10
     PROBLEMS_FOUND = 11
+    SLOTS_LOST = 12
     INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended

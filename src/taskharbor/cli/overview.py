@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 QUEUES: Final = ("queue", "waiting", "running", "succeeded", "dead", "canceled", "oldest due", "paused")
 _HOUR: Final = timedelta(hours=1)
-WORKERS: Final = ("id", "host", "pid", "queues", "types", "jobs at once", "started", "seen", "alive")
+WORKERS: Final = ("id", "host", "pid", "queues", "types", "jobs at once", "lost slots", "started", "seen", "alive")
 
 
 def show_queues(driver: Driver, queues: Sequence[QueueView], *, as_json: bool) -> None:
@@ -69,6 +69,7 @@ def worker_rows(workers: Sequence[WorkerRecord], now: datetime) -> list[list[Cel
             " ".join(worker.queues),
             " ".join(worker.types),
             worker.concurrency,
+            worker.lost_slots,
             worker.started_at,
             worker.seen_at,
             "yes" if is_alive(worker, now) else "no",

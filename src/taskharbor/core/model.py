@@ -267,7 +267,10 @@ class OutboxRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker process that says it is alive."""
+    """A worker process that says it is alive.
+
+    ``lost_slots`` counts the slots that sync handlers keep long after their timeout. It is 0 on schema version 1.
+    """
 
     id: str
     host: str
@@ -277,6 +280,7 @@ class WorkerRecord:
     concurrency: int
     started_at: datetime
     seen_at: datetime | None = None
+    lost_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

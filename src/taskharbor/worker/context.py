@@ -61,8 +61,8 @@ class Context:
     """Tells a handler whether to go on, and the world how far it is.
 
     An attempt is asked to stop when its timeout has passed, its cancel was requested, its
-    lease is lost or its worker shuts down. Async handlers are cancelled; plain ones look
-    here, because no thread can be stopped from outside.
+    lease is lost or its worker shuts down. Async handlers are canceled. Sync handlers must check
+    here, because no thread can be stopped from outside; what they return after the timeout does not count.
     """
 
     __slots__ = ("_around", "_hand", "_pack")

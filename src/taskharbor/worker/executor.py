@@ -114,7 +114,7 @@ class Executor:
     def _may_begin(self, hand: Hand) -> bool:
         """Tell whether a handler may begin, whose thread or loop may have been busy for long; else report why not."""
         if hand.why is not None:
-            self._report(hand, self._stopped(hand))
+            self._report(hand, self.stopped(hand))
         elif self._runtime.monotonic() >= hand.ends_at:
             # Its lease may be over: nobody knows, and somebody else may have the job. If so, the store refuses this.
             self._report(hand, Outcome.release())
@@ -130,12 +130,15 @@ class Executor:
 
     def _call_plain(self, hand: Hand, handler: Handler) -> None:
         running.set(_running(hand))
+        hand.thread = self._runtime.thread_id()
         try:
             result = handler.call(hand.claim.job, Context(hand, self._around))
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
+            hand.returned(self._runtime.monotonic())
             self._report(hand, self._failed(hand, error))
         else:
-            self._report(hand, self._succeeded(hand, result))
+            is_late = hand.returned(self._runtime.monotonic())
+            self._report(hand, self._succeeded(hand, result, is_late=is_late))
 
     async def _call_async(self, hand: Hand, handler: Handler) -> None:
         if not self._may_begin(hand):
@@ -155,12 +158,14 @@ class Executor:
     def _report_cancelled(self, hand: Hand) -> None:
         self._report(hand, self._failed(hand, HandlerCancelled()))
 
-    def _succeeded(self, hand: Hand, result: object) -> Outcome | None:
+    def _succeeded(self, hand: Hand, result: object, *, is_late: bool = False) -> Outcome | None:
         if hand.why is Why.LOST:
             return None
         if hand.is_completed:
             # Refused if the handler's transaction has committed, and what became of the attempt if not.
             return self._decided(hand, NotCommitted())
+        if is_late:
+            return self.stopped(hand)
         job = hand.claim.job
         try:
             data = None if result is None else self._around.codec.encode(result, context=result_context(job.id))
@@ -171,9 +176,9 @@ class Executor:
         return Outcome.ack(data)
 
     def _failed(self, hand: Hand, error: BaseException) -> Outcome | None:
-        return self._decided(hand, error) if hand.why is None else self._stopped(hand)
+        return self._decided(hand, error) if hand.why is None else self.stopped(hand)
 
-    def _stopped(self, hand: Hand) -> Outcome | None:
+    def stopped(self, hand: Hand) -> Outcome | None:
         """Return the outcome of an attempt that ended because it was asked to."""
         match hand.why:
             case Why.CANCEL:

@@ -27,7 +27,8 @@ class Hand:
     """One job in hand. ``ends_at`` is when its lease is over at the latest, on this process's own clock.
 
     ``queue`` is where it was found, by the message in ``received`` or without one. A forged message
-    may name a job of another queue.
+    may name a job of another queue. ``thread`` is the thread that runs its handler; None if that is
+    async, has not begun or has returned.
     """
 
     __slots__ = (
@@ -37,8 +38,11 @@ class Hand:
         "has_room",
         "is_completed",
         "is_settling",
+        "is_slot_lost",
+        "is_timed_out",
         "queue",
         "received",
+        "thread",
         "times_out_at",
         "why",
     )
@@ -60,6 +64,9 @@ class Hand:
         self.is_settling = False
         self.has_room = True  # until its outcome is on its way to the store
         self.is_completed = False  # by its handler, in a transaction of the handler's own
+        self.thread: int | None = None
+        self.is_timed_out = False
+        self.is_slot_lost = False  # its sync handler runs on, long after its timeout
         self.why: Why | None = None
         self._stop: Callable[[], None] | None = None
 
@@ -80,13 +87,26 @@ class Hand:
             if self._stop is not None:
                 self._stop()
 
+    def time_out(self) -> None:
+        """Ask the handler to stop because its timeout has passed."""
+        self.is_timed_out = True
+        self.stop(Why.TIMEOUT)
+
+    def returned(self, now: float) -> bool:
+        """Note that its sync handler has returned or raised; tell whether that was after its timeout."""
+        self.thread = None
+        is_late = self.times_out_at is not None and self.times_out_at <= now
+        if is_late:
+            self.time_out()
+        return is_late
+
 
 class Hands:
     """All jobs in hand, and room for more: of all queues together, and of each."""
 
     def __init__(self, runtime: Runtime, *, concurrency: int, queues: dict[str, int]) -> None:
         self._lock = runtime.lock()
-        self._concurrency = concurrency
+        self.concurrency: Final = concurrency
         self._limits: Final = queues
         self._by_queue = dict.fromkeys(queues, 0)
         self._held: dict[Hand, None] = {}  # a job whose lease was lost may be in hand a second time
@@ -113,7 +133,13 @@ class Hands:
 
     @property
     def _free(self) -> int:
-        return self._concurrency - (len(self._held) - self._settling) - self._reserved
+        return self.concurrency - (len(self._held) - self._settling) - self._reserved
+
+    @property
+    def lost_slots(self) -> int:
+        """How many slots are kept by handlers that did not stop at their timeout."""
+        with self._lock:
+            return sum(hand.is_slot_lost for hand in self._held)
 
     def fill_room(self, queue: str, room: int, hands: list[Hand]) -> None:
         """Put *hands* into the room that was set aside, and give back the rest of it."""

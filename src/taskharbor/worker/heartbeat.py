@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
     from taskharbor.worker.hand import Hand, Hands
+    from taskharbor.worker.timeouts import Timeouts
 
 _LOG: Final = logging.getLogger(__name__)
 SOON: Final = 0.25  # seconds until what could not be extended is tried again
@@ -45,6 +46,7 @@ class Heartbeat:
         lease: timedelta,
         every: timedelta,
         margin: float,
+        timeouts: Timeouts,
         kept: Callable[[list[Hand]], None] | None = None,
     ) -> None:
         self._runtime = runtime
@@ -54,6 +56,7 @@ class Heartbeat:
         self._seconds = lease.total_seconds()
         self._every = every.total_seconds()
         self._margin = margin
+        self._timeouts = timeouts
         self._kept = kept
         self._soon = min(SOON, self._every / 4)
         self._expected_at = inf
@@ -87,27 +90,15 @@ class Heartbeat:
         now = self._runtime.monotonic()
         self._stood_still, self._expected_at = self._looked(now), inf
         hands = self._hands.all()
-        for hand in hands:
-            if hand.times_out_at is not None and hand.times_out_at <= now and not hand.is_settling:
-                hand.stop(Why.TIMEOUT)
-        due = [hand for hand in hands if hand.ends_at - now <= self._seconds - self._every and hand.why is not Why.LOST]
+        self._timeouts.check(hands, now)
+        due = [hand for hand in hands if hand.ends_at - now <= self._seconds - self._every and _is_kept(hand)]
         pause = self._extend(due) if due else self._every
-        return min([pause, self._next_due(hands), *self._timeouts(hands)])
+        return min([pause, self._next_due(hands), *self._timeouts.pauses(hands, self._runtime.monotonic())])
 
     def _next_due(self, hands: Sequence[Hand]) -> float:
         """Return when the next lease wants to be extended; those that do so soon after each other go together."""
         now = self._runtime.monotonic() + self._seconds - self._every
-        return max(
-            self._every / 4, min((hand.ends_at - now for hand in hands if hand.why is not Why.LOST), default=inf)
-        )
-
-    def _timeouts(self, hands: Sequence[Hand]) -> list[float]:
-        now = self._runtime.monotonic()
-        return [
-            max(0.001, hand.times_out_at - now)
-            for hand in hands
-            if hand.times_out_at is not None and hand.why is None and not hand.is_settling
-        ]
+        return max(self._every / 4, min((hand.ends_at - now for hand in hands if _is_kept(hand)), default=inf))
 
     def _extend(self, due: list[Hand]) -> float:
         asked_at = self._runtime.monotonic()
@@ -147,3 +138,8 @@ class Heartbeat:
             if hand.ends_at - now <= self._seconds / 3 and not hand.is_settling:
                 _LOG.warning("cannot keep the lease on job %s, and stop it: %s", hand.claim.job.id, error)
                 hand.stop(Why.LOST)
+
+
+def _is_kept(hand: Hand) -> bool:
+    """Tell whether the lease of *hand* is extended: not if it is lost, or if its handler did not stop in time."""
+    return hand.why is not Why.LOST and (hand.is_settling or not hand.is_slot_lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 Lifespan = Callable[[], Iterator[Any] | AsyncIterator[Any]]
 """A function that yields once: before that it makes ready what it yields, after that it gives it back."""
+_LOG: Final = logging.getLogger(__name__)
 LONGEST: Final = timedelta(seconds=60)
 OVER: Final = object()
 _ANY_NUMBER: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
@@ -48,8 +50,11 @@ class Span:
             raise
 
     def leave(self) -> None:
-        """Run it to its end."""
-        ended(self._next(), self._name)
+        """Run it to its end. Every job is settled or released by then, so an error is logged and changes nothing."""
+        try:
+            ended(self._next(), self._name)
+        except Exception:  # noqa: BLE001  a user's code
+            _LOG.exception("the lifespan did not end well")
 
     def _next(self) -> Any:
         if isinstance(self._made, Iterator):

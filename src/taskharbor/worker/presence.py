@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
+    from taskharbor.worker.hand import Hands
 
 _LOG: Final = logging.getLogger(__name__)
 PERIOD: Final = timedelta(seconds=10)
@@ -34,17 +35,17 @@ class Presence:
         self,
         runtime: Runtime,
         driver: Driver,
+        hands: Hands,
         *,
         worker: str,
         queues: Sequence[str],
         types: Callable[[], tuple[str, ...]],
-        concurrency: int,
     ) -> None:
         self._driver = driver
+        self._hands = hands
         self._worker = worker
         self._queues = tuple(queues)
         self._types = types
-        self._concurrency = concurrency
         self._started_at = runtime.now()
 
     def tick(self) -> timedelta:
@@ -54,7 +55,8 @@ class Presence:
             pid=os.getpid(),
             queues=self._queues,
             types=self._types(),
-            concurrency=self._concurrency,
+            concurrency=self._hands.concurrency,
+            lost_slots=self._hands.lost_slots,
             started_at=self._started_at,
         )
         try:

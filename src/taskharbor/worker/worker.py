@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskharbor.core.answers import Settled
 from taskharbor.core.codec import JsonCodec
-from taskharbor.core.errors import JobNotInflight, StoreUnavailable
+from taskharbor.core.errors import JobNotInflight
 from taskharbor.core.facts import JobClaimed
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event, Status
@@ -16,9 +17,10 @@ from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.schedules.scheduler import Scheduler
-from taskharbor.service import until_signal
+from taskharbor.service import LOST_SLOTS_EXIT, until_signal
 from taskharbor.worker.agreeing import CodecCheck
 from taskharbor.worker.context import Surroundings
+from taskharbor.worker.declaring import put_schedules
 from taskharbor.worker.deliveries import Deliveries
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.hand import Hands, Why
@@ -33,6 +35,7 @@ from taskharbor.worker.recorder import Recorder
 from taskharbor.worker.reporting import Reporter
 from taskharbor.worker.taking import Taking
 from taskharbor.worker.telling import Telling
+from taskharbor.worker.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +65,6 @@ LOOK: Final = timedelta(milliseconds=20)
 FOREVER: Final = timedelta(days=3650)
 JOIN: Final = timedelta(seconds=5)
 MOMENT: Final = 1.0  # seconds in which handlers may end by themselves, once they were asked to
-REST: Final = timedelta(seconds=1)  # until schedules that could not be stored are tried again
 MARGIN: Final = 0.05
 """The part of a lease by which a worker takes it to be over early: two clocks never run alike."""
 
@@ -151,14 +153,14 @@ class Worker:
         self._mail = self._make_mail(transport, visibility=visibility, wait=wait, dead_letters=dead_letters)
         kept = None if self._mail is None else self._mail.messages.keep
         margin = lease.total_seconds() * MARGIN
-        self._heartbeat = Heartbeat(
-            self._runtime, driver, self._hands, lease=lease, every=beat, margin=margin, kept=kept
-        )
+        self._timeouts = Timeouts(self._runtime, self._hands, lease=lease, wake=self._wake, end=self.begin_stop)
+        beats: dict[str, Any] = {"lease": lease, "every": beat, "margin": margin, "timeouts": self._timeouts}
+        self._heartbeat = Heartbeat(self._runtime, driver, self._hands, **beats, kept=kept)
         self._intake = self._make_intake(margin=margin, patience=patience, codec=codec)
         self.codec_check = CodecCheck(driver, self._around.codec, lambda: self._intake.is_stopped, self.begin_stop)
         self._janitor = self._make_janitor() if janitor else None
         self._presence = Presence(
-            self._runtime, driver, worker=self.id, queues=list(limits), types=lambda: self.types, concurrency=in_all
+            self._runtime, driver, self._hands, worker=self.id, queues=list(limits), types=lambda: self.types
         )
         self._loops: dict[str, Loop] = {}
         self._stopping = self._runtime.lock()
@@ -170,9 +172,14 @@ class Worker:
             self._policies[type] = policy
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT, or until `stop` is called elsewhere; a second signal ends the process now."""
+        """Work until SIGTERM or SIGINT, or until `stop` is called elsewhere; a second signal ends the process now.
+
+        Raises `SystemExit` with code 12 if half of the slots were lost to handlers that do not return.
+        """
         until_signal(self.start, self.stop, is_over=lambda: self._is_over)
         self.codec_check.raise_refusal()
+        if self.is_exhausted:
+            raise SystemExit(LOST_SLOTS_EXIT)
 
     def start(self) -> None:
         """Begin to work, in threads of the worker's own. Raises `CodecMismatch` if it could not read any payload."""
@@ -184,7 +191,8 @@ class Worker:
         for name, tick in self._ticks().items():
             self._loops[name] = serve(name, self._unless_over(tick))
         if self._schedules:
-            self._loops["schedules"] = serve("schedules", self._put_schedules)
+            put = self._unless_over(partial(put_schedules, self._scheduler, self._schedules))
+            self._loops["schedules"] = serve("schedules", put)
         if self._runtime.may_block and self._mail is None:  # messages ring by themselves
             self._listener = self._driver.listen(list(self._limits))
             self._loops["listener"] = serve("listener", self._unless_over(self._listen))
@@ -215,7 +223,9 @@ class Worker:
         self.codec_check.raise_refusal()
 
     def _is_busy(self) -> bool:
-        return self.codec_check.refusal is None and (not self._intake.is_dry or len(self._hands) > 0)
+        if self._is_over or self.codec_check.refusal is not None:
+            return False
+        return not self._intake.is_dry or len(self._hands) > self.lost_slots
 
     def stop(self, grace: timedelta | None = None) -> None:
         """Take no more jobs, let those in hand end within *grace*, give back the rest, and return when that is done."""
@@ -239,6 +249,16 @@ class Worker:
         return tuple(sorted(self._handlers))
 
     @property
+    def lost_slots(self) -> int:
+        """How many slots are kept by sync handlers that did not return within a lease of their timeout."""
+        return self._hands.lost_slots
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether it ends, or has ended, by itself because half of its slots were lost."""
+        return self._timeouts.is_exhausted
+
+    @property
     def is_over(self) -> bool:
         """Whether it has stopped, and given back what it held."""
         return self._is_over
@@ -246,11 +266,12 @@ class Worker:
     def _supervise(self) -> timedelta | None:
         """Wait for what is in hand; when the grace is over, ask it to stop, and a moment later give it back."""
         late = self._runtime.monotonic() - (self._stops_by or 0.0)
-        for hand in self._hands.all() if late >= 0 else ():
-            hand.stop(Why.SHUTDOWN)
-            if late >= MOMENT:
+        for hand in self._hands.all():
+            if late >= 0:
+                hand.stop(Why.SHUTDOWN)
+            if late >= MOMENT or hand.is_slot_lost:
                 # A thread that does not look whether it shall stop: the process ends before it does.
-                self._ended(hand, None if hand.why is Why.LOST else Outcome.release())
+                self._ended(hand, self._executor.stopped(hand))
         if (len(self._hands) or self._may_take() or self._has_messages()) and late < self._last_moment:
             return LOOK
         self._end()
@@ -276,16 +297,9 @@ class Worker:
             loop.join(JOIN)
         if self._listener is not None:
             self._listener.close()
-        self._leave_span()
-        self._runtime.close()
-
-    def _leave_span(self) -> None:
-        if self._span is None:
-            return
-        try:
+        if self._span is not None:
             self._span.leave()
-        except Exception:  # noqa: BLE001  a user's code, and all jobs are given back by now
-            _LOG.exception("the lifespan did not end well")
+        self._runtime.close()
 
     def _make_mail(self, transport: Transport | None, **options: Any) -> Mail | None:
         return None if transport is None else Mail(self._runtime, self._driver, transport, wake=self._wake, **options)
@@ -325,7 +339,7 @@ class Worker:
             patience=patience,
         )
 
-    def _unless_over(self, tick: Callable[[], timedelta]) -> Callable[[], timedelta | None]:
+    def _unless_over(self, tick: Callable[[], timedelta | None]) -> Callable[[], timedelta | None]:
         return lambda: None if self._is_over else tick()
 
     def _types(self) -> frozenset[str] | None:
@@ -344,6 +358,7 @@ class Worker:
             self._wake("heartbeat")
 
     def _ended(self, hand: Hand, outcome: Outcome | None) -> None:
+        self._timeouts.ended(hand)
         if self._recorder.put(hand, outcome):
             self._wake("recorder")
 
@@ -386,14 +401,3 @@ class Worker:
         if self._listener is not None and self._listener.wait(self._poll):
             self._wake_intake()
         return timedelta(0)
-
-    def _put_schedules(self) -> timedelta | None:
-        """Store the schedules that came with the handlers; tried again until the store can be reached."""
-        if self._is_over:
-            return None
-        try:
-            self._scheduler.put(self._schedules)
-        except StoreUnavailable as error:
-            _LOG.warning("cannot store the schedules: %s", error)
-            return REST
-        return None

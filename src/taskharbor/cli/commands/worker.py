@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from taskharbor.cli.exits import Exit
 from taskharbor.cli.options import json_option, url_of_app_option
 from taskharbor.cli.values import duration, duration_from, queues
 
@@ -147,3 +148,5 @@ def _run(worker: Worker, grace: timedelta) -> None:
 
     until_signal(start, stop, is_over=lambda: worker.is_over)
     worker.codec_check.raise_refusal()
+    if worker.is_exhausted:
+        raise click.exceptions.Exit(Exit.SLOTS_LOST)

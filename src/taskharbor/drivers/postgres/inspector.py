@@ -12,6 +12,7 @@ from taskharbor.drivers.postgres.finding import by_key, dead_groups, find
 from taskharbor.drivers.postgres.rows import (
     ATTEMPT,
     JOB,
+    LOST_SLOTS_SINCE,
     NOW,
     OUTBOX,
     SCHEDULE,
@@ -200,13 +201,15 @@ class PostgresInspector:
         return dead_groups(self._connections, limit=limit, queue=queue)
 
     _WORKERS: LiteralString = """
-        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at
+        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots
           FROM th_workers
          ORDER BY id
     """
+    _WORKERS_1: LiteralString = _WORKERS.replace("lost_slots", "0")  # on schema version 1
 
     def workers(self) -> list[WorkerRecord]:
-        return [_worker(row) for row in self._connections.fetch(self._WORKERS)]
+        statement = self._WORKERS_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._WORKERS
+        return [_worker(row) for row in self._connections.fetch(statement)]
 
     _SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
@@ -274,6 +277,7 @@ def _worker(row: Sequence[Any]) -> WorkerRecord:
         concurrency=row[5],
         started_at=row[6],
         seen_at=row[7],
+        lost_slots=row[8],
     )
 
 

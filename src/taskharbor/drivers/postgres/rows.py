@@ -44,6 +44,9 @@ to have no rows, as VACUUM says of one in which all is dead and kept there by an
 then it passes all of the dead each time.
 """
 
+LOST_SLOTS_SINCE: Final = 2
+"""The schema version that brought the lost slots of workers."""
+
 _COLUMNS: Final[LiteralString] = (
     "id type queue priority payload status scheduled_for timeout created_at attempt_count max_attempts last_error"
     " failed_at lease_token lease_expires_at worker_id processing_started_at completed_at settled_token life"

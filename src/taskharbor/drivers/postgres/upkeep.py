@@ -10,7 +10,7 @@ from taskharbor.drivers.postgres.expiring import Expiring
 from taskharbor.drivers.postgres.inserting import insert
 from taskharbor.drivers.postgres.retention import Retention
 from taskharbor.drivers.postgres.ringing import fed_queues
-from taskharbor.drivers.postgres.rows import FEW, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
+from taskharbor.drivers.postgres.rows import FEW, LOST_SLOTS_SINCE, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +59,9 @@ class PostgresUpkeep:
         return bool(self._connections.fetch(self._TAKE_DUTY, name=name, every=every))
 
     _BEAT_WORKER: LiteralString = f"""
-        INSERT INTO th_workers (id, host, pid, queues, types, concurrency, started_at, seen_at)
-        VALUES (%(id)s, %(host)s, %(pid)s, %(queues)s, %(types)s, %(concurrency)s, %(started_at)s, {NOW})
+        INSERT INTO th_workers (id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots)
+        VALUES (%(id)s, %(host)s, %(pid)s, %(queues)s, %(types)s, %(concurrency)s, %(started_at)s, {NOW},
+                %(lost_slots)s)
             ON CONFLICT (id) DO UPDATE
            SET host = excluded.host,
                pid = excluded.pid,
@@ -68,12 +69,18 @@ class PostgresUpkeep:
                types = excluded.types,
                concurrency = excluded.concurrency,
                started_at = excluded.started_at,
-               seen_at = excluded.seen_at
+               seen_at = excluded.seen_at,
+               lost_slots = excluded.lost_slots
     """
+    _BEAT_WORKER_1: LiteralString = (  # on schema version 1
+        _BEAT_WORKER.replace(", lost_slots)", ")")
+        .replace(",\n                %(lost_slots)s", "")
+        .replace(",\n               lost_slots = excluded.lost_slots", "")
+    )
 
     def beat_worker(self, worker: WorkerRecord) -> None:
         self._connections.fetch(
-            self._BEAT_WORKER,
+            self._BEAT_WORKER_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._BEAT_WORKER,
             id=worker.id,
             host=worker.host,
             pid=worker.pid,
@@ -81,6 +88,7 @@ class PostgresUpkeep:
             types=list(worker.types),
             concurrency=worker.concurrency,
             started_at=worker.started_at,
+            lost_slots=worker.lost_slots,
         )
 
     _FORGET_WORKERS: LiteralString = f"""

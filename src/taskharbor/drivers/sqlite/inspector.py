@@ -249,7 +249,7 @@ class SqliteInspector:
             return dead_groups(db, limit=limit, queue=queue)
 
     _WORKERS: LiteralString = """
-        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at
+        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots
           FROM th_workers
          ORDER BY id
     """

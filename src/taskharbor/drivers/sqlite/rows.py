@@ -205,4 +205,5 @@ def worker(row: Sequence[Any]) -> WorkerRecord:
         concurrency=row[5],
         started_at=moment(row[6]),
         seen_at=moment(row[7]),
+        lost_slots=row[8],
     )

@@ -115,8 +115,8 @@ class SqliteUpkeep:
 
     _BEAT_WORKER: LiteralString = """
         REPLACE INTO th_workers
-               (id, host, pid, queues, types, concurrency, started_at, seen_at)
-        VALUES (:id, :host, :pid, :queues, :types, :concurrency, :started_at, :now)
+               (id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots)
+        VALUES (:id, :host, :pid, :queues, :types, :concurrency, :started_at, :now, :lost_slots)
     """
 
     def beat_worker(self, worker: WorkerRecord) -> None:
@@ -128,6 +128,7 @@ class SqliteUpkeep:
             "types": json.dumps(worker.types),
             "concurrency": worker.concurrency,
             "started_at": micros(worker.started_at),
+            "lost_slots": worker.lost_slots,
         }
         with self._connections.write() as (db, now):
             db.execute(self._BEAT_WORKER, alive | {"now": now})

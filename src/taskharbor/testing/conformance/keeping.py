@@ -44,7 +44,7 @@ def test_of_many_that_take_a_duty_one_gets_it(subject: Subject) -> None:
 def test_a_worker_is_known_by_its_last_beat_at_the_stores_time(subject: Subject) -> None:
     subject.driver.upkeep.beat_worker(_worker("w1", pid=1))
     subject.advance(_MINUTE)
-    newest = _worker("w1", pid=2, queues=("mail",), types=(), seen_at=AGES_AGO)
+    newest = _worker("w1", pid=2, queues=("mail",), types=(), lost_slots=2, seen_at=AGES_AGO)
 
     subject.driver.upkeep.beat_worker(newest)
 

@@ -64,6 +64,12 @@ class SimulatedRuntime:
             raise RuntimeError("can't start new thread")
         self._process.schedule(self._process.world.chance.uniform(0, MOMENT), work)
 
+    def thread_id(self) -> int:
+        return 1
+
+    def stack(self, thread_id: int) -> str:  # noqa: ARG002  the signature is the runtime's
+        return "a simulated thread"
+
     def run_async(self, works: Sequence[AsyncWork]) -> list[AsyncRun]:
         runs = [AsyncRun(self.events.as_loop(), work, never_began) for work, never_began in works]
         self.events.started += [work for work, _ in works]

@@ -1,0 +1,28 @@
+"""Storing the schedules that come with the handlers."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.schedules.scheduler import Scheduler
+    from taskharbor.schedules.spec import ScheduleSpec
+
+_LOG: Final = logging.getLogger(__name__)
+RETRY: Final = timedelta(seconds=1)
+
+
+def put_schedules(scheduler: Scheduler, schedules: Sequence[ScheduleSpec]) -> timedelta | None:
+    """Store *schedules*; return None when done, or when to try again."""
+    try:
+        scheduler.put(schedules)
+    except StoreUnavailable as error:
+        _LOG.warning("cannot store the schedules: %s", error)
+        return RETRY
+    return None

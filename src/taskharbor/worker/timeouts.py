@@ -1,0 +1,112 @@
+"""Stopping attempts at their timeout, and giving up slots whose handlers do not return."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.service import LOST_SLOTS_EXIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import timedelta
+
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.hand import Hand, Hands
+
+_LOG: Final = logging.getLogger("taskharbor.worker")
+MIN_PAUSE_SECONDS: Final = 0.001
+
+
+class Timeouts:
+    """Asks attempts to stop at their timeout. An async handler is canceled; a sync handler cannot be.
+
+    A sync handler that still runs at its timeout is logged with the stack of its thread. One lease
+    later its slot is lost until the thread returns: the job's lease is no longer extended, so
+    that others get the job. A worker that has lost half of its slots ends itself.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        hands: Hands,
+        *,
+        lease: timedelta,
+        wake: Callable[[str], None],
+        end: Callable[[], None],
+    ) -> None:
+        self._runtime = runtime
+        self._hands = hands
+        self._lease_seconds = lease.total_seconds()
+        self._wake = wake
+        self._end = end
+        self.is_exhausted = False
+        """Whether half of the slots were lost, so that the worker ends itself."""
+
+    def check(self, hands: Iterable[Hand], now: float) -> None:
+        """Stop the attempts whose timeout has passed, and give up those that did not stop for a lease."""
+        for hand in hands:
+            if hand.times_out_at is None or hand.times_out_at > now or hand.is_settling:
+                continue
+            if not hand.is_timed_out:
+                self._time_out(hand)
+            if now >= hand.times_out_at + self._lease_seconds and hand.thread is not None and not hand.is_slot_lost:
+                self._lose_slot(hand, now - hand.times_out_at)
+
+    def pauses(self, hands: Iterable[Hand], now: float) -> list[float]:
+        """Return in how many seconds each attempt must be checked."""
+        return [
+            max(MIN_PAUSE_SECONDS, hand.times_out_at + self._lease_seconds * hand.is_timed_out - now)
+            for hand in hands
+            if hand.times_out_at is not None and not hand.is_settling
+            if not hand.is_timed_out or (hand.thread is not None and not hand.is_slot_lost)
+        ]
+
+    def ended(self, hand: Hand) -> None:
+        """Count the slot of *hand* as free again if its handler has returned."""
+        if hand.is_slot_lost and hand.thread is None:
+            hand.is_slot_lost = False
+            _LOG.warning("job %s (%s): its handler returned; its slot is free again", hand.claim.job.id, _type(hand))
+            self._wake("alive")  # to record how many slots are lost
+
+    def _time_out(self, hand: Hand) -> None:
+        stack = "" if hand.thread is None else self._runtime.stack(hand.thread)
+        hand.time_out()
+        if hand.thread is None:  # async, or it returned by now, and the stack is that of another job
+            return
+        _LOG.warning(
+            "job %s (%s) attempt %d: still running at its timeout of %s s; asked it to stop, and its result will "
+            "count as timed out; stack of its thread:\n%s",
+            hand.claim.job.id,
+            _type(hand),
+            hand.claim.job.attempt_count,
+            _seconds(hand),
+            stack,
+        )
+
+    def _lose_slot(self, hand: Hand, late_by: float) -> None:
+        hand.is_slot_lost = True
+        lost, in_all = self._hands.lost_slots, self._hands.concurrency
+        _LOG.warning(
+            "job %s (%s): still running %.1f s after its timeout; its lease is no longer extended and its slot is lost "
+            "until the handler returns (%d of %d slots lost)",
+            hand.claim.job.id,
+            _type(hand),
+            late_by,
+            lost,
+            in_all,
+        )
+        self._wake("alive")  # to record how many slots are lost
+        if lost * 2 >= in_all and not self.is_exhausted:
+            self.is_exhausted = True
+            _LOG.error("%d of %d slots lost; draining, then ending with exit code %d", lost, in_all, LOST_SLOTS_EXIT)
+            self._end()
+
+
+def _type(hand: Hand) -> str:
+    return hand.claim.job.type
+
+
+def _seconds(hand: Hand) -> float | None:
+    timeout = hand.claim.job.timeout
+    return None if timeout is None else timeout.total_seconds()

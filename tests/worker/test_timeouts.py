@@ -1,0 +1,254 @@
+"""Sync handlers that run past their timeout: no thread can be stopped from outside."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.cli.exits import Exit
+from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+from taskharbor.service import LOST_SLOTS_EXIT
+from taskharbor.worker.hand import Why
+from tests.waiting import wait_until
+from tests.worker.conftest import BY_MESSAGES
+from tests.worker.working import LIMIT, LONG, at_work, ended, enqueue, stored, worker_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.worker import Context
+    from tests.worker.manual import Rig
+
+BRIEF: Final = timedelta(milliseconds=50)
+SECOND: Final = timedelta(seconds=1)
+IN_MEMORY: Final = pytest.mark.parametrize("driver", ["memory", BY_MESSAGES], indirect=True)
+"""Where a lease must be kept and then end in time, a slow disk would decide the test."""
+
+
+def test_at_the_timeout_the_log_names_the_job_and_shows_the_stack_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    [hand] = rig.start()
+
+    rig.pass_time(19)
+    before = caplog.text
+    rig.pass_time(3)
+
+    [line] = [record for record in caplog.records if "still running at its timeout" in record.getMessage()]
+    assert "still running" not in before
+    assert line.levelno == logging.WARNING
+    assert f"job {hand.claim.job.id} (greet) attempt 1" in line.getMessage()
+    assert "its timeout of 20.0 s" in line.getMessage()
+    assert "in _wait" in line.getMessage()
+    assert "self.may_end.wait(LIMIT)" in line.getMessage()
+
+
+def test_a_cancel_that_came_first_does_not_hide_the_timeout(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    [hand] = rig.start()
+    hand.stop(Why.CANCEL)
+
+    rig.pass_time(22)
+    rig.end()
+
+    assert "still running at its timeout" in caplog.text
+    assert rig.reported == [(hand, Outcome.cancel(Why.CANCEL.value))]
+
+
+def test_a_slot_is_lost_one_lease_after_the_timeout_and_free_when_the_handler_returns(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    [hand] = rig.start()
+
+    rig.pass_time(28.9)
+    before = rig.hands.lost_slots
+    rig.pass_time(0.2)
+    lost = rig.hands.lost_slots
+    rig.end()
+
+    assert (before, lost, rig.hands.lost_slots) == (0, 1, 0)
+    assert rig.changes == [1, 0]
+    assert "1 of 4 slots lost" in caplog.text
+    assert f"job {hand.claim.job.id} (greet): its handler returned" in caplog.text
+
+
+def test_a_worker_with_half_of_its_slots_lost_is_asked_to_end_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.start()
+    rig.pass_time(10)
+    rig.start()
+
+    rig.pass_time(25)
+    after_one = list(rig.ends)
+    rig.pass_time(20)
+
+    assert (after_one, rig.ends, rig.timeouts.is_exhausted) == ([], [True], True)
+    assert f"2 of 4 slots lost; draining, then ending with exit code {LOST_SLOTS_EXIT}" in caplog.text
+
+
+class Stuck:
+    """A sync handler whose first attempt does not return until it may."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.tokens: list[Any] = []
+
+    def __call__(self, _job: Job, ctx: Context) -> str:
+        self.tokens.append(ctx.claim.lease.token)
+        if len(self.tokens) > 1:
+            return "of the second"
+        self.began.set()
+        assert self.may_end.wait(LIMIT)
+        return "of the first"
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    made = Stuck()
+    yield made
+    made.may_end.set()
+
+
+def _outcomes(driver: Driver, job_id: JobId) -> list[AttemptOutcome]:
+    return [each.outcome for each in driver.inspector.attempts([job_id])]
+
+
+def test_a_sync_handler_that_returns_after_its_timeout_is_recorded_as_timed_out(driver: Driver, stuck: Stuck) -> None:
+    with at_work(driver, {"run": stuck}):
+        job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+        assert stuck.began.wait(LIMIT)
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() >= began + BRIEF.total_seconds())
+        stuck.may_end.set()
+        job = ended(driver, job_id)
+
+    assert (job.status, job.result) == (Status.DEAD, None)
+    assert "ran longer than its timeout" in (job.last_error or "")
+    assert _outcomes(driver, job_id) == [AttemptOutcome.TIMED_OUT]
+
+
+@IN_MEMORY
+def test_a_job_runs_again_while_its_old_handler_still_runs_in_the_same_worker(driver: Driver, stuck: Stuck) -> None:
+    with at_work(driver, {"run": stuck}, lease=SECOND, concurrency=4) as worker:
+        job_id = enqueue(driver, "run", timeout=BRIEF)
+        job = ended(driver, job_id)
+        lost = worker.lost_slots
+        shown = _lost_slots_shown(driver, 1)
+        stuck.may_end.set()
+        wait_until(lambda: worker.lost_slots == 0)
+        gone = _lost_slots_shown(driver, 0)
+
+    first, second = stuck.tokens
+    assert first != second
+    assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 2, b'"of the second"')
+    assert stored(driver, job_id).result == b'"of the second"'
+    assert _outcomes(driver, job_id) == [AttemptOutcome.LOST]
+    assert (lost, shown, gone) == (1, True, True)
+
+
+def _lost_slots_shown(driver: Driver, count: int) -> bool:
+    wait_until(lambda: [worker.lost_slots for worker in driver.inspector.workers()] == [count])
+    return True
+
+
+@IN_MEMORY
+def test_a_lost_slot_takes_no_job_until_its_handler_returns(driver: Driver, stuck: Stuck) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    met = threading.Event()
+
+    def count(_job: Job) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        met.wait(0.05)
+        with lock:
+            running -= 1
+
+    with at_work(driver, {"run": stuck, "count": count}, lease=SECOND, queues={"default": 3, "side": 3}) as worker:
+        enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+        wait_until(lambda: worker.lost_slots == 1)
+        jobs = [enqueue(driver, "count") for _ in range(12)]
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert most == 2  # of three in that queue
+
+
+@IN_MEMORY
+def test_a_worker_that_lost_half_of_its_slots_finishes_what_runs_and_ends(driver: Driver, stuck: Stuck) -> None:
+    other = threading.Event()
+
+    def slow(_job: Job) -> str:
+        assert other.wait(LIMIT)
+        return "done"
+
+    worker = worker_for(driver, {"run": stuck, "slow": slow}, lease=SECOND, concurrency=2, grace=LONG)
+    worker.start()
+    neighbour = enqueue(driver, "slow")
+    job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+    wait_until(lambda: worker.is_exhausted)
+    late = enqueue(driver, "slow")
+    other.set()
+    wait_until(lambda: worker.is_over)
+
+    assert stored(driver, neighbour).status is Status.SUCCEEDED
+    assert stored(driver, late).attempt_count == 0
+    assert stored(driver, job_id).status is Status.DEAD
+    assert _outcomes(driver, job_id) == [AttemptOutcome.TIMED_OUT]
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_run_raises_an_exit_code_of_its_own_when_half_of_the_slots_are_lost(driver: Driver, stuck: Stuck) -> None:
+    worker = worker_for(driver, {"run": stuck}, lease=SECOND, concurrency=1)
+    enqueue(driver, "run", timeout=BRIEF)
+
+    with pytest.raises(SystemExit) as raised:
+        worker.run()
+
+    assert raised.value.code == LOST_SLOTS_EXIT
+    assert int(Exit.SLOTS_LOST) == LOST_SLOTS_EXIT
+
+
+@IN_MEMORY
+def test_drain_ends_though_a_handler_never_returns(driver: Driver, stuck: Stuck) -> None:
+    worker = worker_for(driver, {"run": stuck}, lease=SECOND, concurrency=4)
+    job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+    drain = threading.Thread(target=worker.drain)
+    drain.start()
+
+    drain.join(LIMIT)
+
+    assert not drain.is_alive()
+    assert stored(driver, job_id).status in {Status.DEAD, Status.PROCESSING}
+
+
+@IN_MEMORY
+def test_a_shutdown_waits_for_no_lost_slot(driver: Driver, stuck: Stuck) -> None:
+    worker = worker_for(driver, {"run": stuck}, lease=SECOND, concurrency=4)
+    worker.start()
+    enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+    wait_until(lambda: worker.lost_slots == 1)
+
+    began = time.monotonic()
+    worker.stop(timedelta(seconds=LIMIT))
+
+    assert time.monotonic() - began < LIMIT / 2
+
+
+def test_a_shutdown_records_a_handler_that_is_past_its_timeout_as_timed_out(
+    driver: Driver, stuck: Stuck, caplog: pytest.LogCaptureFixture
+) -> None:
+    with at_work(driver, {"run": stuck}, lease=LONG):
+        job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+        wait_until(lambda: "still running at its timeout" in caplog.text)
+
+    assert stored(driver, job_id).status is Status.DEAD
+    assert _outcomes(driver, job_id) == [AttemptOutcome.TIMED_OUT]
