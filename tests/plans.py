@@ -247,6 +247,7 @@ def _operate(watching: Watched) -> None:
     ids = [new_job_id() for _ in range(BATCH)]
     driver.insert([new_job(id=each, delay=LEASE) for each in ids[:-1]])
     run("get", lambda: driver.inspector.get(ids))
+    run("summaries", lambda: driver.inspector.summaries(ids))
     run("attempts", lambda: driver.inspector.attempts(ids))
     run("reschedule", lambda: driver.reschedule(ids, delay=LEASE))
     run("cancel", lambda: driver.cancel(ids))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Claim, Job
+    from taskharbor.core.model import Claim, Job, JobSummary
     from taskharbor.drivers.base import Driver
 
 LONG: Final = timedelta(seconds=LIMIT)
@@ -41,15 +41,21 @@ class Window:
     def __init__(self, inspector: Any) -> None:
         self._inspector = inspector
         self.asked: list[int] = []
+        self.read_whole: list[list[JobId]] = []
         self.error: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inspector, name)
 
-    def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+    def summaries(self, job_ids: Sequence[JobId]) -> dict[JobId, JobSummary]:
         self.asked.append(len(job_ids))
         if self.error is not None:
             raise self.error
+        jobs: dict[JobId, JobSummary] = self._inspector.summaries(job_ids)
+        return jobs
+
+    def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+        self.read_whole.append([*job_ids])
         jobs: dict[JobId, Job] = self._inspector.get(job_ids)
         return jobs
 
@@ -179,6 +185,33 @@ def test_a_thousand_waits_take_one_thread_and_few_statements(
     assert threads == [1]
     assert max(window.asked) <= awaiting.MOST
     assert statements[0] < 30
+
+
+def test_payloads_are_read_once_when_a_job_has_ended(driver: MemoryDriver, window: Window, watcher: Watcher) -> None:
+    first, second = enqueued(driver), enqueued(driver)
+
+    async def wait_for_both() -> tuple[Job, JobSummary]:
+        tasks = asyncio.gather(watcher.await_final(first, LONG), watcher.await_end(second, LONG))
+        await asyncio.to_thread(wait_until, lambda: len(window.asked) > 3)
+        assert window.read_whole == []
+        done(driver, count=2)
+        return await tasks
+
+    whole, summary = run(wait_for_both())
+
+    assert (whole, summary) == (driver.inspector.get([first])[first], driver.inspector.summaries([second])[second])
+    assert window.read_whole == [[first]]
+
+
+def test_a_job_removed_before_its_payload_is_read_is_not_found(
+    driver: MemoryDriver, window: Window, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = enqueued(driver)
+    driver.cancel([job_id])
+    monkeypatch.setattr(window, "get", lambda _job_ids: {})
+
+    with pytest.raises(JobNotFound):
+        watcher.wait(job_id, LONG)
 
 
 def test_waiters_that_come_one_after_the_other_are_looked_after_together_in_the_end(

@@ -71,7 +71,8 @@ class Harbour:
 
     def all(self) -> list[Job]:
         """Return every stored job, oldest first."""
-        return [*reversed(self.driver.inspector.find(JobFilter(), limit=100).jobs)]
+        found = self.driver.inspector.find(JobFilter(), limit=100).jobs
+        return [*self.driver.inspector.get([job.id for job in reversed(found)]).values()]
 
 
 def request(**fields: Any) -> JobRequest:

@@ -72,7 +72,7 @@ def insert_some(driver: PostgresDriver, count: int) -> None:
 
 
 def jobs_of(driver: PostgresDriver) -> dict[JobId, Job]:
-    return {job.id: job for job in driver.inspector.find(JobFilter(), limit=100_000).jobs}
+    return driver.inspector.get([job.id for job in driver.inspector.find(JobFilter(), limit=100_000).jobs])
 
 
 def test_a_driver_made_before_a_fork_works_on_both_sides_of_it(driver: PostgresDriver) -> None:

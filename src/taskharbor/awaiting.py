@@ -10,18 +10,19 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import JobNotFound, ResultTimeout, StoreUnavailable
+from taskharbor.core.model import Job
 from taskharbor.runtime import fulfil
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
     from taskharbor.drivers.base import Inspector
 
-    Told = Job | Exception
+    Told = JobSummary | Exception
 
 FIRST: Final = 0.01  # seconds until a job is looked at for the first time; doubled from look to look
 LONGEST: Final = 0.25  # seconds between two looks at a job
@@ -35,7 +36,8 @@ class Watcher:
     A job is looked at soon after somebody began to wait for it, and then less and less
     often; those whose time is near are looked at together. The thread is there while
     somebody waits. While the store is out of reach it keeps trying, and each waiter
-    learns of that when its own time is over: no wait is longer than its timeout.
+    learns of that when its own time is over: no wait is longer than its timeout. Payloads and
+    results are read once a job has ended, and only if the waiter needs them.
     """
 
     def __init__(self, inspector: Inspector) -> None:
@@ -49,7 +51,7 @@ class Watcher:
         Raises `ResultTimeout` where it is not within *timeout*, `StoreUnavailable` where the
         store could not tell, and `JobNotFound` where there is no such job (any more).
         """
-        waiter = _Waiter(job_id)
+        waiter = _Waiter(job_id, needs_whole=True)
         current = self._own_round()
         current.add(waiter)
         try:
@@ -58,25 +60,26 @@ class Watcher:
             raise waiter.too_late(timeout) from waiter.trouble
         finally:
             current.remove(waiter)
-        return _told(told)
+        return _whole(_told(told))
 
     async def await_final(self, job_id: JobId, timeout: timedelta) -> Job:  # noqa: ASYNC109  as `wait`; its end is told apart
         """Return the job once it is in a final state, as `wait` does, from a coroutine of any event loop."""
-        job = await self._next(job_id, time.monotonic() + timeout.total_seconds(), seen=None, only_final=True)
-        if isinstance(job, _Waiter):
-            raise job.too_late(timeout) from job.trouble
-        return job
+        return _whole(await self._end(job_id, timeout, needs_whole=True))
 
-    async def watch(self, job_id: JobId, timeout: timedelta) -> AsyncIterator[Job]:  # noqa: ASYNC109  as above
+    async def await_end(self, job_id: JobId, timeout: timedelta) -> JobSummary:  # noqa: ASYNC109  as above
+        """Return the job once it is in a final state, without reading its payload and result."""
+        return await self._end(job_id, timeout, needs_whole=False)
+
+    async def watch(self, job_id: JobId, timeout: timedelta) -> AsyncIterator[JobSummary]:  # noqa: ASYNC109  as above
         """Yield the job as it is, and whenever its status, attempt or progress changed, until it is final.
 
         Changes that follow each other closely may be seen as one. It ends when *timeout* has passed, too;
         errors are those of `wait`.
         """
         give_up_at = time.monotonic() + timeout.total_seconds()
-        seen: Job | None = None
+        seen: JobSummary | None = None
         while seen is None or not seen.status.is_final:
-            job = await self._next(job_id, give_up_at, seen=seen, only_final=False)
+            job = await self._next(_Waiter(job_id, seen=seen, only_final=False), give_up_at)
             if isinstance(job, _Waiter):
                 if job.trouble is not None:
                     raise job.too_late(timeout) from job.trouble
@@ -90,10 +93,16 @@ class Watcher:
         if self._round.pid == os.getpid():
             self._round.end(StoreUnavailable(_CLOSED))
 
-    async def _next(self, job_id: JobId, give_up_at: float, *, seen: Job | None, only_final: bool) -> Job | _Waiter:
+    async def _end(self, job_id: JobId, timeout: timedelta, *, needs_whole: bool) -> JobSummary:  # noqa: ASYNC109  as above
+        waiter = _Waiter(job_id, needs_whole=needs_whole)
+        job = await self._next(waiter, time.monotonic() + timeout.total_seconds())
+        if isinstance(job, _Waiter):
+            raise job.too_late(timeout) from job.trouble
+        return job
+
+    async def _next(self, waiter: _Waiter, give_up_at: float) -> JobSummary | _Waiter:
         """Return the job once it is what is waited for, or the waiter whose time is over."""
-        future: Future[Told] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(job_id, future=future, seen=seen, only_final=only_final)
+        waiter.future = future = asyncio.get_running_loop().create_future()
         current = self._own_round()
         current.add(waiter)
         try:
@@ -169,17 +178,21 @@ class _Round:
 
     def _look(self, waiters: Sequence[_Waiter]) -> None:
         job_ids = [*dict.fromkeys(waiter.job_id for waiter in waiters)]
-        found: dict[JobId, Job] = {}
+        found: dict[JobId, JobSummary] = {}
+        whole: dict[JobId, Job] = {}
         try:
-            for start in range(0, len(job_ids), MOST):
-                found |= self._inspector.get(job_ids[start : start + MOST])
+            for chunk in _chunks(job_ids):
+                found |= self._inspector.summaries(chunk)
+            needed = dict.fromkeys(waiter.job_id for waiter in waiters if waiter.needs_whole)
+            for chunk in _chunks([job_id for job_id in needed if job_id in found and found[job_id].status.is_final]):
+                whole |= self._inspector.get(chunk)
         except StoreUnavailable as error:
             for waiter in waiters:
                 waiter.trouble = error
         except Exception as error:  # noqa: BLE001  whoever waits is told: looking again would not help
             self._tell((waiter, error) for waiter in waiters)
         else:
-            self._tell((waiter, waiter.verdict(found.get(waiter.job_id))) for waiter in waiters)
+            self._tell((waiter, waiter.verdict(found, whole)) for waiter in waiters)
 
     def _tell(self, verdicts: Iterable[tuple[_Waiter, Told | None]]) -> None:
         awaited = []
@@ -197,11 +210,12 @@ class _Waiter:
     """Somebody who waits for a job: for its end, or for something else than what was *seen*."""
 
     def __init__(
-        self, job_id: JobId, *, future: Future[Told] | None = None, seen: Job | None = None, only_final: bool = True
+        self, job_id: JobId, *, seen: JobSummary | None = None, only_final: bool = True, needs_whole: bool = False
     ) -> None:
         self.job_id = job_id
+        self.needs_whole = needs_whole
         self.mail: SimpleQueue[Told] = SimpleQueue()
-        self.future = future
+        self.future: Future[Told] | None = None
         self.pause = FIRST
         self.look_at = time.monotonic() + FIRST
         self.trouble: StoreUnavailable | None = None
@@ -212,27 +226,39 @@ class _Waiter:
         self.pause = min(2 * self.pause, LONGEST)
         self.look_at = now + self.pause
 
-    def verdict(self, job: Job | None) -> Told | None:
+    def verdict(self, found: Mapping[JobId, JobSummary], whole: Mapping[JobId, Job]) -> Told | None:
         """Return what to tell, or None: wait on."""
         self.trouble = None
+        job = found.get(self.job_id)
+        if job is not None and self._only_final and not job.status.is_final:
+            return None
+        job = whole.get(self.job_id) if self.needs_whole else job
         if job is None:
             return JobNotFound(self.job_id)
-        is_wanted = job.status.is_final or not self._only_final
-        return job if is_wanted and (self._seen is None or _shown(job) != _shown(self._seen)) else None
+        return job if self._seen is None or _shown(job) != _shown(self._seen) else None
 
     def too_late(self, timeout: timedelta) -> ResultTimeout | StoreUnavailable:
         return ResultTimeout(self.job_id, timeout) if self.trouble is None else StoreUnavailable(self.trouble.why)
 
 
-def _shown(job: Job) -> tuple[object, ...]:
+def _chunks(job_ids: Sequence[JobId]) -> Iterator[Sequence[JobId]]:
+    return (job_ids[start : start + MOST] for start in range(0, len(job_ids), MOST))
+
+
+def _shown(job: JobSummary) -> tuple[object, ...]:
     """Return what people follow of a job; that its lease was extended is not news."""
     return job.status, job.life, job.attempt_count, job.progress, job.cancel_requested_at
 
 
-def _told(told: Told) -> Job:
+def _told(told: Told) -> JobSummary:
     if isinstance(told, Exception):
         raise told
     return told
+
+
+def _whole(job: JobSummary) -> Job:
+    assert isinstance(job, Job)  # noqa: S101  its waiter needed it
+    return job
 
 
 _CLOSED: Final = "nobody looks at jobs any more: this watcher was closed"

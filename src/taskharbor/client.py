@@ -138,6 +138,21 @@ class Client:
         """
         return _all_accepted(await self._handed_over(self._prepare_all(requests)))
 
+    def prepare(self, request: JobRequest) -> NewJob:
+        """Validate and encode one request without storing it, in any thread: `astore` stores what this returns.
+
+        Raises `InvalidRequest`, as `enqueue` does.
+        """
+        return self._prepare(request, self._clock.now(), self._ids())
+
+    def prepare_many(self, requests: Iterable[JobRequest]) -> list[NewJob]:
+        """Validate and encode requests as `prepare` does; errors are those of `enqueue_many`."""
+        return self._prepare_all(requests)
+
+    async def astore(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+        """Store prepared jobs in one statement, as `aenqueue_many` does; return what became of each, conflicts too."""
+        return await self._handed_over(jobs)
+
     def encode(self, payload: object, job_id: JobId, *, job_type: str) -> bytes:
         """Return what the store keeps as the payload of that job: for one that is requeued with another payload.
 

@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from taskharbor.core.model import Job
 from taskharbor.core.states import FINAL, Event, Status, next_statuses
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import DeadGroup, Finished, QueueView
     from taskharbor.core.failure import Failure
-    from taskharbor.core.model import ApiKey, Attempt, Job, Schedule, WorkerRecord
+    from taskharbor.core.model import ApiKey, Attempt, JobSummary, Schedule, WorkerRecord
 
 View = dict[str, Any]
 
 
 def job_view(
-    job: Job, *, now: datetime, failure: Failure | None = None, with_payload: bool = False, root: str = ""
+    job: JobSummary, *, now: datetime, failure: Failure | None = None, with_payload: bool = False, root: str = ""
 ) -> View:
     """Return a job as people see it at the store's *now*.
 
@@ -59,12 +60,13 @@ def job_view(
         "actions": actions(job),
     }
     if with_payload:
+        assert isinstance(job, Job)  # noqa: S101  a summary has neither
         view["payload"] = stored_value(job.payload)
         view["result"] = None if job.result is None else stored_value(job.result)
     return view
 
 
-def actions(job: Job) -> list[str]:
+def actions(job: JobSummary) -> list[str]:
     """Return what a person may do with the job now.
 
     A cancel that was requested already stays requested: there is nothing more to ask for.
@@ -228,20 +230,20 @@ def seconds(value: timedelta | None) -> float | None:
     return None if value is None else value.total_seconds()
 
 
-def waited(job: Job, now: datetime) -> timedelta:
+def waited(job: JobSummary, now: datetime) -> timedelta:
     """Return for how long the job was due before it started, or ended, or until now while it waits."""
     started = None if job.status.is_waiting else job.processing_started_at
     return max((started or job.completed_at or now) - job.scheduled_for, _NOTHING)
 
 
-def ran(job: Job, now: datetime) -> timedelta | None:
+def ran(job: JobSummary, now: datetime) -> timedelta | None:
     """Return how long the last attempt took, or has been taking; None while the job waits for one."""
     if job.status.is_waiting or job.processing_started_at is None:
         return None
     return max((job.completed_at or now) - job.processing_started_at, _NOTHING)
 
 
-def progress_view(job: Job) -> View | None:
+def progress_view(job: JobSummary) -> View | None:
     if job.progress is None:
         return None
     return {"done": job.progress.done, "total": job.progress.total, "note": job.progress.note}
@@ -264,7 +266,7 @@ def _span(value: timedelta) -> float:
     return max(value, _NOTHING).total_seconds()
 
 
-def _lease(job: Job) -> View | None:
+def _lease(job: JobSummary) -> View | None:
     """Tell who holds the job, but not the token: that is the right to settle it."""
     if job.lease_expires_at is None:
         return None

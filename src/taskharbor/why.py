@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import QueueView
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job, WorkerRecord
+    from taskharbor.core.model import JobSummary, WorkerRecord
     from taskharbor.drivers.base import Inspector
 
 ALIVE: Final = timedelta(seconds=30)
@@ -72,7 +72,7 @@ class Why:
 
 def why(inspector: Inspector, job_id: JobId) -> Why:
     """Tell what keeps a job where it is, or raise `JobNotFound`. Reads a handful of rows, however long the queue."""
-    job = inspector.get([job_id]).get(job_id)
+    job = inspector.summaries([job_id]).get(job_id)
     if job is None:
         raise JobNotFound(job_id)
     if job.status.is_final:
@@ -88,7 +88,7 @@ def is_alive(worker: WorkerRecord, now: datetime) -> bool:
     return worker.seen_at is not None and worker.seen_at > now - ALIVE
 
 
-def _not_started(inspector: Inspector, job: Job, now: datetime) -> Why:
+def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Why:
     """Tell why nobody runs a job that is due."""
     queue = next((each for each in inspector.queues() if each.name == job.queue), None)
     if queue is not None and queue.paused_at is not None:
@@ -101,12 +101,12 @@ def _not_started(inspector: Inspector, job: Job, now: datetime) -> Why:
     return _in_line(job, *_ahead(inspector, job, queue, now))
 
 
-def _final(job: Job) -> Why:
+def _final(job: JobSummary) -> Why:
     by = {Status.DEAD: f": {job.dead_reason}", Status.CANCELED: ": somebody called it off"}.get(job.status, "")
     return _why(job, Cause.FINAL, f"it ended as {job.status} at {moment(job.completed_at)}{by}")
 
 
-def _held(job: Job, now: datetime) -> Why:
+def _held(job: JobSummary, now: datetime) -> Why:
     until, worker = job.lease_expires_at, job.worker_id
     if until is not None and until <= now:
         text = f"the lease of {worker} ended at {moment(until)} without a word; it is brought back within seconds"
@@ -117,19 +117,19 @@ def _held(job: Job, now: datetime) -> Why:
     return _why(job, Cause.LEASED, text, until=until, worker=worker)
 
 
-def _not_due(job: Job, now: datetime) -> Why:
+def _not_due(job: JobSummary, now: datetime) -> Why:
     after = " after its last attempt failed" if job.status is Status.FAILED else ""
     left = timedelta(seconds=round((job.scheduled_for - now).total_seconds()))
     text = f"it is due at {moment(job.scheduled_for)}{after}, in {left}"
     return _why(job, Cause.NOT_DUE, text, until=job.scheduled_for)
 
 
-def _paused(job: Job, queue: QueueView) -> Why:
+def _paused(job: JobSummary, queue: QueueView) -> Why:
     text = f"queue {job.queue!r} was paused by {queue.paused_by} at {moment(queue.paused_at)}: resume it"
     return _why(job, Cause.PAUSED, text)
 
 
-def _unhandled(job: Job, alive: list[WorkerRecord]) -> Why:
+def _unhandled(job: JobSummary, alive: list[WorkerRecord]) -> Why:
     if not alive:
         text = f"no worker that is alive serves queue {job.queue!r}: start one"
     else:
@@ -137,14 +137,14 @@ def _unhandled(job: Job, alive: list[WorkerRecord]) -> Why:
     return _why(job, Cause.UNHANDLED, text)
 
 
-def _message(job: Job) -> Why:
+def _message(job: JobSummary) -> Why:
     until = job.scheduled_for + PATIENCE
     sent = "is not confirmed as sent" if job.sent_at is None else f"was sent at {moment(job.sent_at)}"
     text = f"its message {sent}; without it, workers take the job from the store at {moment(until)}"
     return _why(job, Cause.MESSAGE, text, until=until)
 
 
-def _in_line(job: Job, ahead: int, is_exact: bool) -> Why:  # noqa: FBT001  the pair that _ahead returns
+def _in_line(job: JobSummary, ahead: int, is_exact: bool) -> Why:  # noqa: FBT001  the pair that _ahead returns
     if ahead == 0:
         return _why(job, Cause.NEXT, "nothing is in its way: it runs as soon as a worker has room", ahead=0)
     jobs = "job of its queue comes" if ahead == 1 else "jobs of its queue come"
@@ -152,7 +152,7 @@ def _in_line(job: Job, ahead: int, is_exact: bool) -> Why:  # noqa: FBT001  the 
     return _why(job, Cause.AHEAD, text, ahead=ahead)
 
 
-def _ahead(inspector: Inspector, job: Job, queue: QueueView | None, now: datetime) -> tuple[int, bool]:
+def _ahead(inspector: Inspector, job: JobSummary, queue: QueueView | None, now: datetime) -> tuple[int, bool]:
     """Return how many jobs come first, and whether that was counted."""
     page = inspector.find(JobFilter(queue=job.queue, statuses=WAITING), limit=COUNTED)
     if page.after is None:
@@ -161,9 +161,9 @@ def _ahead(inspector: Inspector, job: Job, queue: QueueView | None, now: datetim
     return max(waiting - 1, COUNTED), False
 
 
-def _place(job: Job) -> tuple[int, datetime, JobId]:
+def _place(job: JobSummary) -> tuple[int, datetime, JobId]:
     return job.priority, job.scheduled_for, job.id
 
 
-def _why(job: Job, cause: Cause, text: str, **more: Any) -> Why:
+def _why(job: JobSummary, cause: Cause, text: str, **more: Any) -> Why:
     return Why(job_id=job.id, status=job.status, cause=cause, text=text, **more)

@@ -48,7 +48,7 @@ class Part:
 @pytest.fixture
 def out_of_reach() -> Iterator[Site]:
     error = errors.StoreUnavailable("connection to db.internal failed: password hunter2")
-    driver: Any = Broken(error, "now", "get", "find", "insert", "pause", "queues")
+    driver: Any = Broken(error, "now", "get", "summaries", "find", "insert", "pause", "queues")
     with opened(driver) as site:
         yield site
 

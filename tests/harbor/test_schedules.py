@@ -41,7 +41,8 @@ def test_a_scheduled_task_runs_once_each_time_however_many_workers_there_are() -
         for worker in workers:
             worker.stop()
 
-    job, _ = driver.inspector.find(JobFilter(), limit=9).jobs
+    newest, _ = driver.inspector.find(JobFilter(), limit=9).jobs
+    job = driver.inspector.get([newest.id])[newest.id]
     assert (job.type, job.queue, job.timeout, job.max_attempts, job.priority, job.data) == (
         "hourly", "reports", timedelta(minutes=1), 2, 3, {},
     )  # fmt: skip

@@ -42,6 +42,7 @@ def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
     return {
         "now": read.now(),
         "jobs": read.get(job_ids),
+        "summaries": read.summaries(job_ids),
         "list of jobs": {job.id: job for job in read.find(JobFilter(), limit=_EVERYTHING).jobs},
         "attempts": dict(enumerate(in_one_order(read.attempts(job_ids)))),
         "outbox": dict(enumerate(read.outbox(job_ids))),

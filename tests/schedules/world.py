@@ -29,7 +29,8 @@ def hourly(name: str = "hourly", **fields: Any) -> ScheduleSpec:
 
 def made(driver: Driver) -> list[Job]:
     """Return the jobs there are, oldest first."""
-    return list(driver.inspector.find(JobFilter(), limit=10_000).jobs)[::-1]
+    found = driver.inspector.find(JobFilter(), limit=10_000).jobs[::-1]
+    return list(driver.inspector.get([job.id for job in found]).values())
 
 
 def fire_times(driver: Driver, schedule: str) -> list[datetime]:

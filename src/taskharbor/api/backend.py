@@ -24,14 +24,14 @@ from taskharbor.views import last_failure
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from taskharbor.awaiting import Watcher
     from taskharbor.client import Client
     from taskharbor.core.codec import Codec
     from taskharbor.core.failure import Failure
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import ApiKey, Job
+    from taskharbor.core.model import ApiKey, JobSummary
     from taskharbor.drivers.base import Driver
 
 P = ParamSpec("P")
@@ -43,6 +43,10 @@ DOOR_THREADS: Final = 2
 """Keys are looked up apart, so that a flood of wrong ones keeps nobody from the store who is in."""
 PAGE_THREADS: Final = 2
 """One writes its page while the other's is read: more would take the interpreter from each other, and from others."""
+COMPUTE_THREADS: Final = 1
+"""Large bodies are parsed and encoded here, one at a time: the event loop then competes with one thread."""
+LARGE_BYTES: Final = 16_384
+"""From this size on a value is parsed and encoded outside the event loop, which it would block for over 1 ms."""
 MOST_WAITING: Final = 1_000
 """Store calls that may wait for a thread; whoever comes later is asked to come back."""
 CLOCK_KEPT: Final = 10.0  # seconds
@@ -112,9 +116,12 @@ class StoreClock:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A job as it was read, the failure it carries, and the store's time."""
+    """A job as it was read, the failure it carries, and the store's time.
 
-    job: Job
+    With its payload it is a `taskharbor.core.model.Job`.
+    """
+
+    job: JobSummary
     failure: Failure | None
     now: datetime
 
@@ -126,21 +133,23 @@ class Store:
         self.backend = backend
         self.call = Calls()
         self.page = Calls(PAGE_THREADS)
+        self.compute = Calls(COMPUTE_THREADS)
         self.clock = StoreClock(self._now)
         self._ring = KeyRing(lambda: backend.driver.inspector)
         self._at_the_door = Calls(DOOR_THREADS)
-        own = Calls(3)  # one for each batcher: what was committed already must not wait in line to be told
-        self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids))
+        own = Calls(4)  # one for each batcher: what was committed already must not wait in line to be told
+        self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=True))
+        self._summaries: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=False))
         self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: own(self._record, entries))
         self._readiness: Batcher[None, None] = Batcher(lambda asked: own(self._ask, asked))
 
-    async def get(self, job_id: JobId) -> Seen:
-        """Return a job, or raise `JobNotFound`."""
-        return await self._existing(job_id, self._jobs(job_id))
+    async def get(self, job_id: JobId, *, with_payload: bool = False) -> Seen:
+        """Return a job, or raise `JobNotFound`; its payload and result are read only *with_payload*."""
+        return await self._existing(job_id, self._reading(job_id, with_payload=with_payload))
 
-    async def get_made(self, caller: Caller, job_id: JobId, **detail: str) -> Seen:
+    async def get_made(self, caller: Caller, job_id: JobId, *, with_payload: bool, **detail: str) -> Seen:
         """Return a job that *caller* just made, once that is written down: both at the same time."""
-        reading = self._jobs(job_id)
+        reading = self._reading(job_id, with_payload=with_payload)
         await self.record(caller, "jobs.enqueue", str(job_id), **detail)
         return await self._existing(job_id, reading)
 
@@ -165,6 +174,9 @@ class Store:
         except TaskHarborError as error:
             _LOG.error("this was done and is not in the audit, %r: %s", entry, error)
 
+    def _reading(self, job_id: JobId, *, with_payload: bool) -> Future[Seen | None]:
+        return self._jobs(job_id) if with_payload else self._summaries(job_id)
+
     @staticmethod
     async def _existing(job_id: JobId, reading: Future[Seen | None]) -> Seen:
         seen = await reading
@@ -175,9 +187,9 @@ class Store:
     def _read_now(self, call: Callable[[], R]) -> tuple[R, datetime]:
         return call(), self.clock.now()
 
-    def _read(self, job_ids: list[JobId]) -> list[Seen | None]:
-        inspector = self.backend.driver.inspector
-        jobs = inspector.get(list(dict.fromkeys(job_ids)))
+    def _read(self, job_ids: list[JobId], *, with_payload: bool) -> list[Seen | None]:
+        inspector, asked = self.backend.driver.inspector, list(dict.fromkeys(job_ids))
+        jobs: Mapping[JobId, JobSummary] = inspector.get(asked) if with_payload else inspector.summaries(asked)
         failed = [job.id for job in jobs.values() if job.last_error is not None]
         by_job = groupby(inspector.attempts(failed) if failed else [], lambda attempt: attempt.job_id)
         failures = {job_id: last_failure(attempts) for job_id, attempts in by_job}

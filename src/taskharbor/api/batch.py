@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,14 +13,15 @@ from taskharbor.api import examples, shapes
 from taskharbor.api.bodies import BatchBody, NewJobBody
 from taskharbor.api.describing import WITH_BODY, described
 from taskharbor.api.problems import Refusal, pointed, problem, problem_of, refuse_field
-from taskharbor.api.replying import reply
+from taskharbor.api.replying import json_bytes, reply_bytes
 from taskharbor.api.routing import BATCH_FACTOR, ApiRequest, ApiRoute, needs
+from taskharbor.client import Client
 from taskharbor.core.answers import Enqueued
-from taskharbor.core.errors import EnqueueRefused, InvalidRequest, TaskHarborError
+from taskharbor.core.errors import InvalidRequest, TaskHarborError
+from taskharbor.core.model import NewJob
 from taskharbor.core.request import JobRequest, check
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=ApiRoute)
-_PLACE: Final = re.compile(r"jobs\[(\d+)\]")
 Outcome = Enqueued | dict[str, Any]
 
 
@@ -46,16 +46,19 @@ async def create_many(request: ApiRequest, body: BatchBody) -> Response:
     A job that breaks a rule is answered by its problem, and the others are stored. With *atomic* it stops all of
     them, by 422; an idempotency key, which could be refused alone, is then not allowed.
     """
+    client, compute = request.api.store.backend.client, request.api.store.compute  # 1,000 small jobs are 30 ms, too
     if body.atomic:
-        outcomes: list[Outcome] = [*await _store(request, _all_or_none(body.jobs))]
+        jobs = await compute(lambda: client.prepare_many(_all_or_none(body.jobs)))
+        outcomes = [_answer(each) for each in await client.astore(jobs)]
     else:
-        outcomes = await _each(request, [_read(each) for each in body.jobs])
+        prepared = await compute(lambda: [_prepared(client, each) for each in body.jobs])
+        outcomes = await _each(client, prepared)
     new = [each for each in outcomes if isinstance(each, Enqueued) and not each.existed]
     if new:
         await request.api.store.record(
             request.caller, "jobs.enqueue-many", f"{len(new)} jobs", first=str(new[0].id), last=str(new[-1].id)
         )
-    return reply({"stored": len(new), "results": [_shown(each) for each in outcomes]})
+    return reply_bytes(await compute(_written, len(new), outcomes))
 
 
 def _all_or_none(jobs: list[Any]) -> list[JobRequest]:
@@ -90,24 +93,22 @@ def _read(given: Any) -> JobRequest | dict[str, Any]:
     return request
 
 
-async def _each(request: ApiRequest, read: list[JobRequest | dict[str, Any]]) -> list[Outcome]:
-    """Store what can be stored; what the codec refuses is set apart, and the rest goes out once more."""
-    while True:
-        places = [place for place, each in enumerate(read) if isinstance(each, JobRequest)]
-        try:
-            stored = await _store(request, [each for each in read if isinstance(each, JobRequest)])
-        except EnqueueRefused as error:
-            stored = [_answer(each) for each in error.answers]
-        except InvalidRequest as error:
-            for place, told in _refused(error).items():
-                read[places[place]] = told
-            continue
-        filled = dict(zip(places, stored, strict=True))
-        return [filled[place] if isinstance(each, JobRequest) else each for place, each in enumerate(read)]
+def _prepared(client: Client, given: Any) -> NewJob | dict[str, Any]:
+    """Return a job that can be stored, or the problem with it."""
+    request = _read(given)
+    if not isinstance(request, JobRequest):
+        return request
+    try:
+        return client.prepare(request)
+    except InvalidRequest as error:
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error.problems[-1]))
 
 
-async def _store(request: ApiRequest, requests: list[JobRequest]) -> list[Outcome]:
-    return [*await request.api.store.backend.client.aenqueue_many(requests)] if requests else []
+async def _each(client: Client, prepared: list[NewJob | dict[str, Any]]) -> list[Outcome]:
+    """Store what can be stored, and return what became of each."""
+    jobs = [each for each in prepared if isinstance(each, NewJob)]
+    answers = iter(await client.astore(jobs) if jobs else [])
+    return [_answer(next(answers)) if isinstance(each, NewJob) else each for each in prepared]
 
 
 def _answer(answer: object) -> Outcome:
@@ -117,14 +118,8 @@ def _answer(answer: object) -> Outcome:
     return answer
 
 
-def _refused(error: InvalidRequest) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
-    for each in error.problems:
-        place = _PLACE.match(each.field)
-        if place is None:
-            raise error
-        found[int(place[1])] = problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(each))
-    return found
+def _written(stored: int, outcomes: list[Outcome]) -> bytes:
+    return json_bytes({"stored": stored, "results": [_shown(each) for each in outcomes]})
 
 
 def _shown(outcome: Outcome) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskharbor.api.backend import Store
     from taskharbor.api.streaming import Listener
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
 
 _LOG: Final = logging.getLogger(__name__)
 PERIOD: Final = 1.0  # seconds
@@ -92,7 +92,7 @@ class Sight:
         return events
 
 
-def _version(job: Job) -> tuple[object, ...]:
+def _version(job: JobSummary) -> tuple[object, ...]:
     return job.status, job.attempt_count, job.life, job.scheduled_for, job.cancel_requested_at, job.progress
 
 

@@ -31,7 +31,7 @@ from taskharbor.api.replying import reply, reply_bytes, reply_job
 from taskharbor.api.routing import ApiRequest, ApiRoute, needs
 from taskharbor.api.streaming import until_gone
 from taskharbor.core.answers import JobFilter
-from taskharbor.core.errors import ResultTimeout
+from taskharbor.core.errors import IdempotencyConflict, ResultTimeout
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
 from taskharbor.views import attempt_view, job_view
@@ -69,13 +69,19 @@ async def create(request: ApiRequest, body: NewJobBody) -> Response:
     200, the first one, and `Idempotency-Replayed: true`. The same key with another type or payload is 422.
     """
     store = request.api.store
-    enqueued = await store.backend.client.aenqueue(body.request(_key(request, body)))
+    client = store.backend.client
+    job = await request.compute(request.size, client.prepare, body.request(_key(request, body)))
+    [enqueued] = await client.astore([job])
+    if isinstance(enqueued, IdempotencyConflict):
+        raise enqueued
     if enqueued.existed:
-        seen = await store.get(enqueued.id)
-        return reply_job(request, seen, HTTPStatus.OK, {"Idempotency-Replayed": "true"})
-    seen = await store.get_made(request.caller, enqueued.id, type=body.type, queue=body.queue)
+        seen = await store.get(enqueued.id, with_payload=request.shows_payload)
+        return await reply_job(request, seen, HTTPStatus.OK, {"Idempotency-Replayed": "true"})
+    seen = await store.get_made(
+        request.caller, enqueued.id, with_payload=request.shows_payload, type=body.type, queue=body.queue
+    )
     location = f"{request.root}/v1/jobs/{enqueued.id}"
-    return reply_job(request, seen, HTTPStatus.CREATED, {"Location": location})
+    return await reply_job(request, seen, HTTPStatus.CREATED, {"Location": location})
 
 
 @router.get(
@@ -123,11 +129,9 @@ async def get(
 ) -> Response:
     """Return a job as it is now; with *wait*, as soon as it has ended, or after so many seconds as it is then."""
     store = request.api.store
-    seen = await store.get(job_id)
-    if wait and not seen.job.status.is_final:
+    if wait and not (await store.get(job_id)).job.status.is_final:
         await _until_final(request, job_id, timedelta(seconds=wait))
-        seen = await store.get(job_id)
-    return reply_job(request, seen)
+    return await reply_job(request, await store.get(job_id, with_payload=request.shows_payload))
 
 
 @router.get(
@@ -181,7 +185,7 @@ async def _until_final(request: ApiRequest, job_id: JobId, longest: timedelta) -
     """Return when the job has ended, its time is over, nobody waits any more, or the server stops."""
     stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     leave = request.api.open.enter(stopped.cancel)
-    final = asyncio.ensure_future(request.api.store.backend.watcher.await_final(job_id, longest))
+    final = asyncio.ensure_future(request.api.store.backend.watcher.await_end(job_id, longest))
     gone = asyncio.ensure_future(until_gone(request.receive))
     try:
         ends: list[asyncio.Future[Any]] = [final, gone, stopped]
@@ -211,7 +215,7 @@ def _named(store: Store, q: str) -> list[Seen]:
     ids = inspector.by_key(q)
     with suppress(ValueError):
         ids = [JobId(UUID(q)), *ids]
-    return [Seen(job, None, store.clock.now()) for job in inspector.get(list(dict.fromkeys(ids))).values()]
+    return [Seen(job, None, store.clock.now()) for job in inspector.summaries(list(dict.fromkeys(ids))).values()]
 
 
 def _listed(request: ApiRequest, seen: Seen) -> dict[str, Any]:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
 
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
 
 _NULL: Final = "null"
 _json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def page_json(jobs: Sequence[Job], *, following: str | None, now: datetime, root: str) -> bytes:
+def page_json(jobs: Sequence[JobSummary], *, following: str | None, now: datetime, root: str) -> bytes:
     """Return *jobs*, without their payloads, and the cursor of the page that follows."""
     text, error = cache(_json), cache(lambda line: _json(error_view(line)))
     folder = _json(f"{root}/v1/jobs/")[:-1]
@@ -37,7 +37,7 @@ def page_json(jobs: Sequence[Job], *, following: str | None, now: datetime, root
     return f'{{"jobs":[{",".join(listed)}],"next":{_json(following)}}}'.encode()
 
 
-def _plain_values(jobs: Sequence[Job], now: datetime) -> Iterator[tuple[str, ...]]:
+def _plain_values(jobs: Sequence[JobSummary], now: datetime) -> Iterator[tuple[str, ...]]:
     """Write ids, times and spans of all *jobs* at once: none of them has a comma in it."""
     values: list[Any] = []
     for job in jobs:
@@ -51,7 +51,7 @@ _PLAIN: Final = 11
 """How many values of a job that are."""
 
 
-def _times(job: Job) -> tuple[datetime | None, ...]:
+def _times(job: JobSummary) -> tuple[datetime | None, ...]:
     return (
         job.created_at,
         job.scheduled_for,
@@ -64,7 +64,12 @@ def _times(job: Job) -> tuple[datetime | None, ...]:
 
 
 def _job(
-    job: Job, plain: tuple[str, ...], *, text: Callable[[Any], str], error: Callable[[str | None], str], folder: str
+    job: JobSummary,
+    plain: tuple[str, ...],
+    *,
+    text: Callable[[Any], str],
+    error: Callable[[str | None], str],
+    folder: str,
 ) -> str:
     job_id, timeout, wait, run, created, due, started, ended, asked, until, died = plain
     own = folder + job_id[1:-1]

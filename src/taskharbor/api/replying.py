@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 
 from taskharbor.api.problems import Refusal
+from taskharbor.core.model import Job
 from taskharbor.views import job_view
 
 if TYPE_CHECKING:
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
 
     from taskharbor.api.backend import Seen
     from taskharbor.api.routing import ApiRequest
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
 
 
 def reply(data: Any, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    return reply_bytes(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), status, headers)
+    return reply_bytes(json_bytes(data), status, headers)
+
+
+def json_bytes(data: Any) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def reply_bytes(body: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
@@ -29,16 +34,21 @@ def reply_bytes(body: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, 
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
-def reply_job(
+async def reply_job(
     request: ApiRequest, seen: Seen, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Answer with one job; its payload is there for those who may see it."""
-    shows_payload = request.may("payload:read")
-    view = job_view(seen.job, now=seen.now, failure=seen.failure, with_payload=shows_payload, root=request.root)
-    return reply(view, status, {"ETag": etag(seen.job), **(headers or {})})
+    job = seen.job
+    size = len(job.payload) + len(job.result or b"") if isinstance(job, Job) else 0
+    body = await request.compute(size, _job_bytes, seen, with_payload=request.shows_payload, root=request.root)
+    return reply_bytes(body, status, {"ETag": etag(job), **(headers or {})})
 
 
-def etag(job: Job) -> str:
+def _job_bytes(seen: Seen, *, with_payload: bool, root: str) -> bytes:
+    return json_bytes(job_view(seen.job, now=seen.now, failure=seen.failure, with_payload=with_payload, root=root))
+
+
+def etag(job: JobSummary) -> str:
     """Return what stands for the job's state: it changes with whatever a person decides by.
 
     A heartbeat and a handler's progress leave it as it is, or nobody could ever act on a running job.
@@ -55,7 +65,7 @@ def etag(job: Job) -> str:
     return f'"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"'
 
 
-def check_match(request: ApiRequest, job: Job) -> None:
+def check_match(request: ApiRequest, job: JobSummary) -> None:
     """Refuse a call whose If-Match names another state of the job."""
     wanted = request.headers.get("if-match")
     if wanted is None or wanted.strip() == "*" or etag(job) in {each.strip() for each in wanted.split(",")}:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from taskharbor.api.backend import Caller
+from taskharbor.api.backend import LARGE_BYTES, Caller
 from taskharbor.api.problems import Refusal, refuse_field
 from taskharbor.core.codec import plain_json
+from taskharbor.core.counting import check_counts
 from taskharbor.core.errors import PayloadNotDecodable
 from taskharbor.keys import SCOPES, is_allowed
 
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
     from taskharbor.api.state import Api
 
 F = TypeVar("F", bound="Callable[..., Any]")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PUBLIC: Final = "public"
 MAX_KEYS: Final = 10_000
+MAX_VALUES: Final = 100_000
+MAX_FIELDS: Final = 100
+"""The most fields of a body itself; each unknown one would be a line of the answer."""
 BATCH_FACTOR: Final = 16
 """How many times as large as a single job's the body of a batch may be."""
-_TOO_MANY_KEYS: Final = f"over {MAX_KEYS:,} keys"
+_TOO_MANY_FIELDS: Final = f"over {MAX_FIELDS:,} fields"
 _ANYBODY: Final = Caller("anonymous", frozenset(SCOPES))
 
 
@@ -66,6 +72,11 @@ class ApiRequest(Request):
         """Tell whether the caller's key opens *scope*."""
         return is_allowed(scope, self.caller.scopes)
 
+    @property
+    def shows_payload(self) -> bool:
+        """Whether the caller may see payloads and results."""
+        return self.may("payload:read")
+
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Give the body piece by piece, and stop at the first byte too many."""
         declared = self.headers.get("content-length", "")
@@ -82,13 +93,22 @@ class ApiRequest(Request):
         """Return the body by the strict rules of payloads."""
         if not hasattr(self, "_strict"):
             body = await self.body()
-            if body.count(b":") > MAX_KEYS and body.count(b'":') > MAX_KEYS:
-                raise _malformed(_TOO_MANY_KEYS)
             try:
-                self._strict = plain_json(body)
+                self._strict = await self.compute(len(body), _parsed, body)
             except PayloadNotDecodable as error:
                 raise _malformed(error.why) from None
         return self._strict
+
+    async def compute(self, size: int, work: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+        """Return what *work* returns; it takes time by *size* in bytes, and if that is large runs in another thread."""
+        if size < LARGE_BYTES:
+            return work(*args, **options)
+        return await self.api.store.compute(work, *args, **options)
+
+    @property
+    def size(self) -> int:
+        """How many bytes the body has that was read."""
+        return len(getattr(self, "_body", b""))
 
     def _too_large(self) -> Refusal:
         detail = f"the body is over {self.max_body:,} bytes: store it elsewhere and pass a reference"
@@ -183,6 +203,14 @@ def is_local(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _parsed(body: bytes) -> Any:
+    check_counts(body, max_keys=MAX_KEYS, max_values=MAX_VALUES)
+    value = plain_json(body)
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise PayloadNotDecodable(_TOO_MANY_FIELDS)
+    return value
 
 
 def _malformed(why: str) -> Refusal:

@@ -102,9 +102,9 @@ async def run(
     made = await store.call(_scheduler(store).run_now, name, idempotency_key=idempotency_key)
     if not made.existed:
         await store.record(request.caller, "schedules.run", name, job=str(made.id))
-    seen = await store.get(made.id)
+    seen = await store.get(made.id, with_payload=request.shows_payload)
     headers = {"Location": f"{request.root}/v1/jobs/{made.id}"}
-    return reply_job(request, seen, HTTPStatus.OK if made.existed else HTTPStatus.CREATED, headers)
+    return await reply_job(request, seen, HTTPStatus.OK if made.existed else HTTPStatus.CREATED, headers)
 
 
 @router.post("/{name:path}/pause", summary="Pause a schedule", **described(_SCHEDULE, 404, 422))

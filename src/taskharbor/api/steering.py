@@ -40,7 +40,7 @@ async def cancel(request: ApiRequest, job_id: ThatJob) -> Response:
     await _check(request, job_id)
     seen = await _moved(request, job_id, "jobs.cancel", partial(request.api.store.backend.driver.cancel, [job_id]))
     is_asked = seen.job.status is Status.PROCESSING
-    return reply_job(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
+    return await reply_job(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
 
 
 @router.post(
@@ -77,7 +77,9 @@ async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None
         payload=payload,
     )
     detail = {} if payload is None else {"payload": "replaced"}
-    return reply_job(request, await _moved(request, job_id, "jobs.requeue", requeued, **detail), HTTPStatus.ACCEPTED)
+    return await reply_job(
+        request, await _moved(request, job_id, "jobs.requeue", requeued, **detail), HTTPStatus.ACCEPTED
+    )
 
 
 @router.post(
@@ -97,7 +99,7 @@ async def reschedule(request: ApiRequest, job_id: ThatJob, body: RescheduleBody)
         delay=span(body.delay),
         priority=body.priority,
     )
-    return reply_job(request, await _moved(request, job_id, "jobs.reschedule", rescheduled))
+    return await reply_job(request, await _moved(request, job_id, "jobs.reschedule", rescheduled))
 
 
 async def _check(request: ApiRequest, job_id: JobId) -> None:
@@ -127,7 +129,7 @@ async def _moved(
     if not isinstance(answer, Moved):
         raise answer
     await store.record(request.caller, action, str(job_id), **detail)
-    return await store.get(job_id)
+    return await store.get(job_id, with_payload=request.shows_payload)
 
 
 def _check_one_time(body: RequeueBody | RescheduleBody) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import JobFilter
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
     from taskharbor.drivers.base import Driver
 
 SAMPLE: Final = 5
@@ -48,7 +48,7 @@ def selected(
     wanted: JobFilter,
     *,
     everything: bool,
-    is_meant: Callable[[Job], bool] = lambda _: True,
+    is_meant: Callable[[JobSummary], bool] = lambda _: True,
 ) -> list[JobId]:
     """Return the ids that a command is about: those named, or those that are like *wanted* now, and meant."""
     is_filtered = any((wanted.queue, wanted.type, wanted.fingerprint))
@@ -62,7 +62,7 @@ def selected(
         return [*_found(driver, wanted, is_meant, progress)][::-1]  # whoever died first comes first
 
 
-def died_before(driver: Driver, older_than: timedelta | None) -> Callable[[Job], bool]:
+def died_before(driver: Driver, older_than: timedelta | None) -> Callable[[JobSummary], bool]:
     """Return what tells of a dead letter whether it died longer ago than *older_than*."""
     moment = driver.inspector.now() - (older_than or timedelta(0))
     return lambda job: job.dead_at is not None and job.dead_at <= moment
@@ -70,7 +70,7 @@ def died_before(driver: Driver, older_than: timedelta | None) -> Callable[[Job],
 
 def preview(driver: Driver, found: Sequence[JobId]) -> None:
     """Say what was found, some of it by name."""
-    for job in driver.inspector.get(found[:SAMPLE]).values():
+    for job in driver.inspector.summaries(found[:SAMPLE]).values():
         say(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
     if len(found) > SAMPLE:
         say(f"  and {len(found) - SAMPLE:,} more")
@@ -128,7 +128,9 @@ def _refusal(error: TaskHarborError) -> dict[str, str]:
     return {"code": code, "message": str(error)}
 
 
-def _found(driver: Driver, wanted: JobFilter, is_meant: Callable[[Job], bool], progress: Progress) -> Iterator[JobId]:
+def _found(
+    driver: Driver, wanted: JobFilter, is_meant: Callable[[JobSummary], bool], progress: Progress
+) -> Iterator[JobId]:
     for page in all_pages(driver, wanted):
         yield from (job.id for job in page.jobs if is_meant(job))
         progress.advance(len(page.jobs))

@@ -34,7 +34,7 @@ def moved_one_by_one(
     for answer in moved:
         note(str(answer.job_id))
     if as_json:
-        jobs = driver.inspector.get([answer.job_id for answer in moved])
+        jobs = driver.inspector.summaries([answer.job_id for answer in moved])
         show({"jobs": views_of(driver, list(jobs.values()))}, as_json=True, plain="")
     else:
         for answer in moved:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job, Schedule
+    from taskharbor.core.model import Job, JobSummary, Schedule
     from taskharbor.drivers.base import Driver
 
 _RECENT: Final = 200  # jobs that a mistyped id is compared with
@@ -59,6 +59,16 @@ def get_job(driver: Driver, job_id: JobId) -> Job:
     from taskharbor.core.errors import JobNotFound
 
     found = driver.inspector.get([job_id])
+    if job_id not in found:
+        raise JobNotFound(job_id)
+    return found[job_id]
+
+
+def get_summary(driver: Driver, job_id: JobId) -> JobSummary:
+    """Return the job without its payload and result, or raise `JobNotFound`."""
+    from taskharbor.core.errors import JobNotFound
+
+    found = driver.inspector.summaries([job_id])
     if job_id not in found:
         raise JobNotFound(job_id)
     return found[job_id]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskharbor.cli.tables import Cell
     from taskharbor.core.answers import Page
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Attempt, Job
+    from taskharbor.core.model import Attempt, Job, JobSummary
     from taskharbor.drivers.base import Driver
 
 TITLES: Final = ("id", "type", "queue", "status", "attempts", "due", "ended", "error")
@@ -27,7 +27,7 @@ HISTORY: Final = ("life", "attempt", "outcome", "worker", "started", "ended", "e
 _SHORT: Final = 60
 
 
-def show_job(driver: Driver, job: Job, *, as_json: bool, plain: str) -> None:
+def show_job(driver: Driver, job: JobSummary, *, as_json: bool, plain: str) -> None:
     """Print one job as the API shows it, or else *plain*."""
     show(views_of(driver, [job])[0] if as_json else None, as_json=as_json, plain=plain)
 
@@ -58,7 +58,7 @@ def show_whole(driver: Driver, job: Job, *, with_payload: bool, as_json: bool) -
         print_table(HISTORY, [_attempt(each) for each in attempts], now=now, empty="")
 
 
-def views_of(driver: Driver, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def views_of(driver: Driver, jobs: Sequence[JobSummary]) -> list[dict[str, Any]]:
     """Return jobs as the API shows them, reading once for all."""
     failed = [job.id for job in jobs if job.last_error is not None]
     history: defaultdict[JobId, list[Attempt]] = defaultdict(list)
@@ -74,13 +74,13 @@ def first_line(text: str | None) -> str:
     return line if len(line) <= _SHORT else line[: _SHORT - 1] + "…"
 
 
-def _row(job: Job) -> list[Cell]:
+def _row(job: JobSummary) -> list[Cell]:
     attempts = f"{job.attempt_count}/{job.max_attempts}"
     error = first_line(job.last_error)
     return [str(job.id), job.type, job.queue, job.status, attempts, job.scheduled_for, job.completed_at, error]
 
 
-def _facts(job: Job) -> list[tuple[str, Cell]]:
+def _facts(job: JobSummary) -> list[tuple[str, Cell]]:
     return [
         ("id", str(job.id)),
         ("type", job.type),
@@ -105,7 +105,7 @@ def _facts(job: Job) -> list[tuple[str, Cell]]:
     ]
 
 
-def _progress(job: Job) -> str | None:
+def _progress(job: JobSummary) -> str | None:
     if job.progress is None:
         return None
     of = "" if job.progress.total is None else f" of {job.progress.total:,}"

@@ -7,14 +7,14 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.cli.operating import get_job
+from taskharbor.cli.operating import get_summary
 from taskharbor.cli.tables import printable
 from taskharbor.core.errors import JobFailed, ResultTimeout
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
     from taskharbor.drivers.base import Driver
 
 PATIENCE: Final = "10m"
@@ -23,10 +23,10 @@ _FIRST: Final = timedelta(milliseconds=20)
 _LONGEST: Final = timedelta(seconds=1)
 
 
-def until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> Job:
+def until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> JobSummary:
     """Return the job when it has ended; raise `ResultTimeout` after *timeout*."""
     ends, pause = time.monotonic() + timeout.total_seconds(), _FIRST
-    while not (job := get_job(driver, job_id)).status.is_final:
+    while not (job := get_summary(driver, job_id)).status.is_final:
         left = timedelta(seconds=ends - time.monotonic())
         if left <= timedelta(0):
             raise ResultTimeout(job_id, timeout)
@@ -35,7 +35,7 @@ def until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> Job:
     return job
 
 
-def require_success(job: Job) -> None:
+def require_success(job: JobSummary) -> None:
     """Raise `JobFailed` where a job that has ended did not succeed."""
     if job.status is not Status.SUCCEEDED:
         died_of = ": ".join(dict.fromkeys(filter(None, [job.dead_reason, job.last_error])))

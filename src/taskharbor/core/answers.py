@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Job, Lease
+    from taskharbor.core.model import JobSummary, Lease
     from taskharbor.core.outcome import Outcome
     from taskharbor.core.states import Status
 
@@ -186,11 +186,11 @@ class JobFilter:
 class Page:
     """Some jobs, newest id first, and where to go on: None at the end, and only there."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobSummary, ...]
     after: JobId | None
 
     @classmethod
-    def of(cls, found: Sequence[Job], *, limit: int, edge: JobId | None) -> Self:
+    def of(cls, found: Sequence[JobSummary], *, limit: int, edge: JobId | None) -> Self:
         """Return the first *limit* of *found*; *edge* is the last job that was looked at, None if none lies behind."""
         jobs = tuple(found[:limit])
         return cls(jobs, jobs[-1].id if jobs and len(found) > limit else edge)

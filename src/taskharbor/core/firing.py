@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
 
     Times = Callable[[datetime], Iterable[datetime]]
     """Gives the fire times later than a moment, in order."""
@@ -39,7 +39,7 @@ def next_step(
     *,
     fire: datetime,
     now: datetime,
-    previous: Job | None,
+    previous: JobSummary | None,
     missed: Missed,
     overlap: Overlap,
     window: timedelta,
@@ -94,7 +94,7 @@ def _from(times: Times, fire: datetime, start: datetime) -> Iterable[datetime]:
     return times(start - timedelta.resolution) if start > fire else chain([fire], times(fire))
 
 
-def _has_waited(fire: datetime, now: datetime, previous: Job | None) -> bool:
+def _has_waited(fire: datetime, now: datetime, previous: JobSummary | None) -> bool:
     """Tell whether *fire* was held up by the *previous* job, and not by nobody being there since that ended."""
     ended = None if previous is None else previous.completed_at
     return ended is not None and fire < ended and now - ended < GRACE

@@ -56,17 +56,13 @@ _UNDECODED: Final = ...  # no payload decodes to it, and a copy of it is itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One durable unit of work, as its row was when it was read.
-
-    ``payload`` is what is stored, ``data`` what was enqueued.
-    """
+class JobSummary:
+    """A job without its payload and result: what lists and waits read, since both may be large."""
 
     id: JobId
     type: str
     queue: str
     priority: int
-    payload: bytes = field(repr=False)
     status: Status
     scheduled_for: datetime
     timeout: timedelta | None
@@ -91,9 +87,24 @@ class Job:
     dead_at: datetime | None = None
     cancel_requested_at: datetime | None = None
     idempotency_key: str | None = None
-    result: bytes | None = field(default=None, repr=False)
     progress: Progress | None = None
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_spent(self) -> bool:
+        """No attempt is left."""
+        return self.attempt_count >= self.max_attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(JobSummary):
+    """One durable unit of work, as its row was when it was read.
+
+    ``payload`` is what is stored, ``data`` what was enqueued.
+    """
+
+    payload: bytes = field(repr=False)
+    result: bytes | None = field(default=None, repr=False)
     codec: Codec = field(default=JsonCodec(), repr=False, compare=False)
     _data: Any = field(default=_UNDECODED, init=False, repr=False, compare=False)
 
@@ -105,13 +116,13 @@ class Job:
             object.__setattr__(self, "_data", decoded)
         return self._data
 
-    @property
-    def is_spent(self) -> bool:
-        """No attempt is left."""
-        return self.attempt_count >= self.max_attempts
+    def summary(self) -> JobSummary:
+        """Return the job without its payload and result."""
+        return JobSummary(**{name: getattr(self, name) for name in JobSummary.__slots__})
 
 
 _bare: Final = object.__new__  # a twin's own constructor would pass on and count what is set here at once
+_ThawedSummary: Final = thawed(JobSummary)
 _ThawedJob: Final = thawed(Job)
 _ThawedNewJob: Final = thawed(NewJob)
 _CODEC: Final = JsonCodec()
@@ -119,7 +130,7 @@ _CODEC: Final = JsonCodec()
 
 # fmt: off
 def stored_job(values: Sequence[Any]) -> Job:
-    """Return the job whose fields, from ``id`` to ``metadata``, have these *values*."""
+    """Return the job whose columns, from ``id`` to ``metadata`` in the order of the table, have these *values*."""
     job = _bare(_ThawedJob)
     (
         job.id, job.type, job.queue, job.priority, job.payload, job.status, job.scheduled_for, job.timeout,
@@ -130,6 +141,20 @@ def stored_job(values: Sequence[Any]) -> Job:
     ) = values
     job.codec, job._data = _CODEC, _UNDECODED  # noqa: SLF001  it is a job's own
     job.__class__ = Job
+    return job  # type: ignore[no-any-return]
+
+
+def stored_summary(values: Sequence[Any]) -> JobSummary:
+    """Return the summary whose fields, from ``id`` to ``metadata``, have these *values*."""
+    job = _bare(_ThawedSummary)
+    (
+        job.id, job.type, job.queue, job.priority, job.status, job.scheduled_for, job.timeout,
+        job.created_at, job.attempt_count, job.max_attempts, job.last_error, job.failed_at, job.lease_token,
+        job.lease_expires_at, job.worker_id, job.processing_started_at, job.completed_at, job.settled_token, job.life,
+        job.dispatch_at, job.sent_at, job.sends, job.resends, job.releases, job.dead_reason, job.dead_at,
+        job.cancel_requested_at, job.idempotency_key, job.progress, job.metadata,
+    ) = values
+    job.__class__ = JobSummary
     return job  # type: ignore[no-any-return]
 
 

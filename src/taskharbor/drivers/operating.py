@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import DeadGroup, Finished, JobFilter, Page, QueueView
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
 
 
 class Inspector(Protocol):
@@ -25,8 +25,11 @@ class Inspector(Protocol):
     def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the jobs there are, by id."""
 
+    def summaries(self, job_ids: Sequence[JobId]) -> dict[JobId, JobSummary]:
+        """Return the jobs there are, by id, without reading their payloads and results."""
+
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
-        """Return a page of jobs, newest id first, from below *after* on.
+        """Return a page of jobs, newest id first, from below *after* on, without reading payloads and results.
 
         Paging is stable: jobs inserted meanwhile neither repeat nor hide others. No more jobs are
         looked at than `taskharbor.core.answers.reach` says, however few of them match: so a page

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import Enqueued
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
     from taskharbor.drivers.base import Driver
     from taskharbor.schedules.spec import ScheduleSpec
 
@@ -129,9 +129,9 @@ class Scheduler:
         if is_ours and fire not in step.fires:
             _LOG.warning(_PASSED_OVER, spec.name, fire, spec.missed, spec.overlap)
 
-    def _previous(self, schedule: Schedule) -> Job | None:
+    def _previous(self, schedule: Schedule) -> JobSummary | None:
         last = schedule.last_job_id
-        return None if last is None else self._driver.inspector.get([last]).get(last)
+        return None if last is None else self._driver.inspector.summaries([last]).get(last)
 
     def _jobs(self, schedule: Schedule, spec: ScheduleSpec, fires: Sequence[datetime], now: datetime) -> list[NewJob]:
         agree_on_codec(self._driver, self._codec)

@@ -84,8 +84,9 @@ class Harness:
 
     def enqueued(self, task: Task[..., Any, Any] | None = None) -> list[Job]:
         """Return the jobs of *task*, or all, oldest first, whatever became of them."""
-        jobs = self.driver.inspector.find(JobFilter(), limit=MANY).jobs
-        return [job for job in reversed(jobs) if task is None or job.type in task.types]
+        found = self.driver.inspector.find(JobFilter(), limit=MANY).jobs
+        jobs = self.driver.inspector.get([job.id for job in reversed(found)]).values()
+        return [job for job in jobs if task is None or job.type in task.types]
 
     def assert_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Return the job for this very call of *task*; an AssertionError shows what was enqueued instead."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from taskharbor.cli.demo.ledger import Ledger
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import JobSummary
 
 WORKERS: Final = 3
 STREAM: Final = 12.0  # seconds in which jobs come
@@ -163,8 +163,8 @@ class Demo:
             self.log.read(),
         )
 
-    def jobs(self) -> list[Job]:
-        found: list[Job] = []
+    def jobs(self) -> list[JobSummary]:
+        found: list[JobSummary] = []
         page = self.driver.inspector.find(JobFilter(), limit=PAGE)
         while True:
             found += page.jobs

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import DeadGroup
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.memory.tables import Tables
 
 
@@ -29,11 +29,16 @@ class MemoryInspector:
         with self._tables.statement():
             return {job_id: job for job_id in job_ids if (job := self._tables.rows.jobs.get(job_id)) is not None}
 
+    def summaries(self, job_ids: Sequence[JobId]) -> dict[JobId, JobSummary]:
+        with self._tables.statement():
+            jobs = self._tables.rows.jobs
+            return {job_id: jobs[job_id].summary() for job_id in job_ids if job_id in jobs}
+
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
         with self._tables.statement():
             jobs = sorted(self._tables.rows.jobs.values(), key=lambda job: job.id, reverse=True)
             looked_at = [job for job in jobs if after is None or job.id < after][: reach(limit)]
-            found = [job for job in looked_at if self._matches(job, wanted)]
+            found = [job.summary() for job in looked_at if self._matches(job, wanted)]
             return Page.of(found, limit=limit, edge=looked_at[-1].id if len(looked_at) == reach(limit) else None)
 
     def _matches(self, job: Job, wanted: JobFilter) -> bool:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from taskharbor.core.answers import DeadGroup, Page, reach
 from taskharbor.core.states import FINAL, WAITING, Status
-from taskharbor.drivers.postgres.rows import JOB, job
+from taskharbor.drivers.postgres.rows import SUMMARY, summary
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,7 +22,7 @@ _STATES: Final[LiteralString] = ", ".join(f"%(state_{n})s" for n in range(len(St
 
 # Told are those that match, and the last one that was looked at, from where the next page goes on.
 _FIND: Final[LiteralString] = f"""
-    SELECT {JOB}, job.matches, job.place = %(reach)s
+    SELECT {SUMMARY}, job.matches, job.place = %(reach)s
       FROM (
            SELECT job.*,
                   row_number() OVER (ORDER BY job.id DESC) AS place,
@@ -64,7 +64,7 @@ def find(connections: Connections, wanted: JobFilter, *, limit: int, after: JobI
         rows = connections.fetch(_IN_LEAVES, **asked, **_leaves(wanted.statuses))
     else:
         rows = connections.fetch(_KILLED, **asked, fingerprint=wanted.fingerprint)
-    found = [job(row) for row in rows if row[-2]]
+    found = [summary(row) for row in rows if row[-2]]
     return Page.of(found, limit=limit, edge=rows[-1][0] if rows and rows[-1][-1] else None)
 
 

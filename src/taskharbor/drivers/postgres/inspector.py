@@ -16,10 +16,12 @@ from taskharbor.drivers.postgres.rows import (
     NOW,
     OUTBOX,
     SCHEDULE,
+    SUMMARY,
     attempt,
     job,
     outbox_row,
     schedule,
+    summary,
     text_map,
 )
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import DeadGroup, JobFilter, Page
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule
+    from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule
     from taskharbor.drivers.postgres.connection import Connections
     from taskharbor.drivers.postgres.settings import Settings
 
@@ -54,6 +56,16 @@ class PostgresInspector:
 
     def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
         found = {each.id: each for each in map(job, self._connections.fetch(self._GET, ids=list(job_ids)))}
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    _SUMMARIES: LiteralString = f"""
+        SELECT {SUMMARY}
+          FROM th_jobs AS job
+         WHERE job.id = ANY (%(ids)s)
+    """
+
+    def summaries(self, job_ids: Sequence[JobId]) -> dict[JobId, JobSummary]:
+        found = {each.id: each for each in map(summary, self._connections.fetch(self._SUMMARIES, ids=list(job_ids)))}
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:

@@ -13,11 +13,13 @@ from taskharbor.core.model import (
     Claim,
     DeadTaskEvent,
     Job,
+    JobSummary,
     OutboxRow,
     Progress,
     Schedule,
     claim_of,
     stored_job,
+    stored_summary,
 )
 from taskharbor.core.states import Event, Status
 
@@ -56,6 +58,11 @@ _COLUMNS: Final[LiteralString] = (
 JOB: Final[LiteralString] = ", ".join(f"job.{name}" for name in _COLUMNS.split())
 """The columns of a job, in the order `job` reads them."""
 
+SUMMARY: Final[LiteralString] = ", ".join(
+    f"job.{name}" for name in _COLUMNS.split() if name not in {"payload", "result"}
+)
+"""The columns of a job that lists and waits read, in the order `summary` reads them."""
+
 STATUSES: Final = {status.value: status for status in Status}
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -64,6 +71,12 @@ def job(row: Sequence[Any]) -> Job:
     values = list(row[:32])  # changed in place: a tuple put together of slices takes twice as long
     values[5], values[30], values[31] = STATUSES[row[5]], _progress(row[30]), text_map(row[31])
     return stored_job(values)
+
+
+def summary(row: Sequence[Any]) -> JobSummary:
+    values = list(row[:30])
+    values[4], values[28], values[29] = STATUSES[row[4]], _progress(row[28]), text_map(row[29])
+    return stored_summary(values)
 
 
 def _progress(value: str | None) -> Progress | None:

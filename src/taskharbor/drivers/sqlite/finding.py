@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.core import states
 from taskharbor.core.answers import DeadGroup, Page, reach
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.rows import JOB, WAITING, job, job_id, marks, maybe_micros, moment
+from taskharbor.drivers.sqlite.rows import JOB, SUMMARY, WAITING, job_id, marks, maybe_micros, moment, summary
 
 if TYPE_CHECKING:
     import sqlite3
@@ -51,6 +51,11 @@ GET: Final = f"""
       FROM th_jobs
      WHERE id IN (%s)
 """
+SUMMARIES: Final = f"""
+    SELECT {SUMMARY}
+      FROM th_jobs
+     WHERE id IN (%s)
+"""
 
 
 def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId | None) -> Page:
@@ -70,7 +75,7 @@ def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId 
     try:
         looked_at = db.execute(_narrowest(db, wanted, asked), asked).fetchall()
         matching = [id for id, matches in looked_at if matches]
-        found = [job(row) for row in rows_of(db, GET, matching[: limit + 1])]
+        found = [summary(row) for row in rows_of(db, SUMMARIES, matching[: limit + 1])]
     finally:
         db.execute("COMMIT")
     found.sort(key=lambda each: each.id, reverse=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from taskharbor.core.answers import Finished, QueueView
 from taskharbor.core.model import ApiKey, AuditEntry
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.finding import GET, by_key, dead_groups, find, rows_of
+from taskharbor.drivers.sqlite.finding import GET, SUMMARIES, by_key, dead_groups, find, rows_of
 from taskharbor.drivers.sqlite.rows import (
     ATTEMPT,
     OUTBOX,
@@ -23,6 +23,7 @@ from taskharbor.drivers.sqlite.rows import (
     moment,
     outbox_row,
     schedule,
+    summary,
     text_map,
     token,
     worker,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import DeadGroup, JobFilter, Page
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Attempt, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.sqlite.connection import Connections
     from taskharbor.drivers.sqlite.settings import Settings
 
@@ -49,6 +50,10 @@ class SqliteInspector:
 
     def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
         found = {each.id: each for each in map(job, self._of(GET, job_ids))}
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    def summaries(self, job_ids: Sequence[JobId]) -> dict[JobId, JobSummary]:
+        found = {each.id: each for each in map(summary, self._of(SUMMARIES, job_ids))}
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:

@@ -20,13 +20,14 @@ from taskharbor.core.model import (
     Schedule,
     WorkerRecord,
     stored_job,
+    stored_summary,
 )
 from taskharbor.core.states import Event, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taskharbor.core.model import Job
+    from taskharbor.core.model import Job, JobSummary
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -77,7 +78,10 @@ JOB: Final = (
     " settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,"
     " idempotency_key, result, progress, metadata"
 )
-"""The columns of a job, in the order of its fields."""
+"""The columns of a job, in the order that `job` reads them."""
+
+SUMMARY: Final = ", ".join(name for name in JOB.split(", ") if name not in {"payload", "result"})
+"""The columns of a job that lists and waits read."""
 
 WAITING: Final = "lease_expires_at IS NULL AND completed_at IS NULL"
 """PENDING, ENQUEUED or FAILED, in the words of the index of what waits: SQLite uses it for no others."""
@@ -113,6 +117,31 @@ def job(row: Sequence[Any], held: tuple[Token, datetime, datetime] | None = None
         None if progress is None else Progress(**json.loads(progress)), text_map(metadata),
     ))
 # fmt: on
+
+
+def summary(row: Sequence[Any]) -> JobSummary:
+    """Return the summary of *row*, which has the columns of `SUMMARY`."""
+    values = list(row)
+    values[0], values[4], values[29] = job_id(row[0]), _STATUSES[row[4]], text_map(row[29])
+    values[6] = None if row[6] is None else timedelta(microseconds=row[6])
+    values[28] = None if row[28] is None else Progress(**json.loads(row[28]))
+    for place in _TOKENS:
+        values[place] = None if row[place] is None else token(row[place])
+    for place in _MOMENTS:
+        values[place] = maybe_moment(row[place])
+    return stored_summary(values)
+
+
+def _places(*names: str) -> tuple[int, ...]:
+    columns = SUMMARY.split(", ")
+    return tuple(columns.index(name) for name in names)
+
+
+_TOKENS: Final = _places("lease_token", "settled_token")
+_MOMENTS: Final = _places(
+    "scheduled_for", "created_at", "failed_at", "lease_expires_at", "processing_started_at", "completed_at",
+    "dispatch_at", "sent_at", "dead_at", "cancel_requested_at",
+)  # fmt: skip
 
 
 def progress_text(progress: Progress) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
+
 from taskharbor.core.answers import JobFilter, Page, QueueView
 from taskharbor.core.ids import new_job_id
-from taskharbor.core.model import Schedule, WorkerRecord
+from taskharbor.core.model import Progress, Schedule, WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import FINAL, Status
 from taskharbor.testing.conformance.subject import AGES_AGO, MOMENT, Subject
@@ -48,6 +50,27 @@ def test_only_the_jobs_there_are_can_be_read(subject: Subject) -> None:
     assert {job_id: job.id for job_id, job in jobs.items()} == {known: known}
 
 
+@pytest.mark.parametrize("status", Status)
+def test_a_summary_is_the_job_without_payload_and_result(subject: Subject, status: Status) -> None:
+    new = {"payload": b"secret", "idempotency_key": "k", "metadata": {"tenant": "7"}, "timeout": _SECOND}
+    job_id, unknown = subject.bring(status, **new), new_job_id()
+    job = subject.job(job_id)
+
+    assert job.payload == b"secret"
+    assert subject.driver.inspector.summaries([unknown, job_id]) == {job_id: job.summary()}
+    assert subject.driver.inspector.find(JobFilter(), limit=1).jobs == (job.summary(),)
+
+
+def test_a_summary_tells_the_progress_of_a_running_job(subject: Subject) -> None:
+    subject.insert()
+    claim, progress = subject.take(), Progress(3, 7, "half")
+    subject.driver.note_progress([(claim.lease, progress)])
+
+    summaries = subject.driver.inspector.summaries([claim.job.id])
+
+    assert (summaries[claim.job.id].progress, summaries[claim.job.id].lease_token) == (progress, claim.lease.token)
+
+
 def test_jobs_are_listed_newest_id_first(subject: Subject) -> None:
     oldest, middle, newest = (new_job_id() for _ in range(3))
     for job_id in (middle, newest, oldest):
@@ -55,7 +78,7 @@ def test_jobs_are_listed_newest_id_first(subject: Subject) -> None:
 
     page = subject.driver.inspector.find(JobFilter(), limit=10)
 
-    assert page == Page(tuple(subject.job(job_id) for job_id in (newest, middle, oldest)), after=None)
+    assert page == Page(tuple(subject.job(job_id).summary() for job_id in (newest, middle, oldest)), after=None)
 
 
 def test_jobs_are_listed_by_queue(subject: Subject) -> None:
@@ -114,7 +137,7 @@ def test_a_page_is_filled_with_the_jobs_that_match_every_filter(subject: Subject
 
     page = subject.driver.inspector.find(jobs, limit=2)
 
-    assert page == Page(tuple(subject.job(job_id) for job_id in reversed(wanted)), after=None)
+    assert page == Page(tuple(subject.job(job_id).summary() for job_id in reversed(wanted)), after=None)
 
 
 def test_pages_hold_every_job_once(subject: Subject) -> None:
@@ -295,6 +318,7 @@ def _read_everything(subject: Subject) -> tuple[object, ...]:
     return (
         page,
         inspector.get(job_ids),
+        inspector.summaries(job_ids),
         inspector.attempts(job_ids),
         inspector.outbox(job_ids),
         subject.queues(),

@@ -1,0 +1,187 @@
+"""What heavy and hostile requests cost the other clients of the API.
+
+The server is a process of its own on PostgreSQL, clients are in this one. Memory is the peak of the server's
+resident set (VmHWM) on a fresh process, after one request.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.postgres import store
+from taskharbor import Client, JobRequest
+from taskharbor.keys import issue
+from taskharbor.testing.postgres import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskharbor.drivers.postgres import PostgresDriver
+
+JOBS: Final = 200
+SMALL_BYTES: Final = 1_000
+LARGE_BYTES: Final = 1_000_000
+MAX_BATCH_BYTES: Final = 4_194_304
+BATCHES: Final = 3
+SLOW_CONNECTIONS: Final = 140
+TIMEOUT_SECONDS: Final = 60.0
+
+
+def figures() -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=False) as server:
+        small, large = (list_peak(server, size) for size in (SMALL_BYTES, LARGE_BYTES))
+        with store(server) as (driver, url):
+            site = Site(url, key_of(driver))
+            return {
+                "peak MB after a list of 200 jobs": {
+                    "payloads of 1 KB": round(small),
+                    "payloads of 1 MB": round(large),
+                    "ratio": round(large / small, 2),
+                },
+                "slowest /livez in ms during batches": {
+                    name: round(1_000 * site.slowest_livez(body), 1) for name, body in batches().items()
+                },
+                "half requests": site.half_requests(),
+            }
+
+
+def list_peak(server: Server, size: int) -> float:
+    """Return the peak MB of a server that listed jobs of *size* once."""
+    with store(server) as (driver, url):
+        for _ in range(JOBS // 10):
+            Client(driver).enqueue_many([JobRequest(type="greet", payload="x" * size)] * 10)
+        with Site(url, key_of(driver)).served() as running:
+            status, body = running.get("/v1/jobs?limit=200")
+            assert status == 200, body
+            assert len(json.loads(body)["jobs"]) == JOBS
+            return running.peak()
+
+
+def key_of(driver: PostgresDriver) -> str:
+    issued = issue("benchmark", ["jobs:read", "jobs:write"], now=driver.inspector.now())
+    driver.control.put_keys([issued.key])
+    return issued.text
+
+
+def batches() -> dict[str, bytes]:
+    """Return bodies of the largest size, each heavy in its own way; some are refused."""
+    return {
+        "keys": _batch("{" + ",".join(f'"k{n}":1' for n in range(300_000)) + "}"),
+        "keys before a space": _batch("{" + ",".join(f'"k{n}" :1' for n in range(300_000)) + "}"),
+        "numbers": _batch("[" + ",".join("1" for _ in range(2_000_000)) + "]"),
+        "strings": _batch("[" + ",".join('""' for _ in range(1_350_000)) + "]"),
+        "lists": _batch("[" + ",".join("[]" for _ in range(1_350_000)) + "]"),
+        "99,000 numbers": _batch(f"[{','.join(['1'] * 99_000)}]"),
+        "99,000 strings": _batch("[" + ",".join(f'"{n:030}"' for n in range(99_000)) + "]"),
+        "9,900 keys": _batch("{" + ",".join(f'"{n:0400}":1' for n in range(9_900)) + "}"),
+        "4 texts of 1 MB": _jobs("x" * 1_040_000, 4),
+        "1,000 jobs of 4 KB": _jobs({"a": "x" * 4_100}, 1_000),
+        "1,000 jobs": _jobs(None, 1_000),
+        "1,000 jobs that break rules": json.dumps({"jobs": [{"type": "", "a": 1, "b": 2}] * 1_000}).encode(),
+    }
+
+
+def _batch(payload: str) -> bytes:
+    body = f'{{"jobs":[{{"type":"t","payload":{payload}}}]}}'.encode()
+    assert len(body) <= MAX_BATCH_BYTES, len(body)
+    return body
+
+
+def _jobs(payload: object, count: int) -> bytes:
+    return json.dumps({"jobs": [{"type": "t", "payload": payload}] * count}).encode()
+
+
+class Site:
+    """How to reach the API of a store."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url
+        self._key = key
+
+    @contextmanager
+    def served(self) -> Iterator[Running]:
+        command = [sys.executable, "-m", "benchmarks._api_server", self._url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                line = process.stdout.readline() if process.stdout else ""
+                yield Running(int(line), process.pid, self._key)
+            finally:
+                process.terminate()
+                process.wait(timeout=30)
+
+    def slowest_livez(self, body: bytes) -> float:
+        """Return the longest time that /livez took while batches of *body* were sent."""
+        with self.served() as running:
+            sending = threading.Thread(target=running.post_batches, args=(body,))
+            running.livez()
+            sending.start()
+            slowest = 0.0
+            while sending.is_alive():
+                slowest = max(slowest, running.livez())
+            return slowest
+
+    def half_requests(self) -> dict[str, object]:
+        """Hold connections with half a request each, and ask on another one."""
+        with self.served() as running, ExitStack() as open_ones:
+            for _ in range(SLOW_CONNECTIONS):
+                sock = open_ones.enter_context(socket.create_connection(("127.0.0.1", running.port), TIMEOUT_SECONDS))
+                sock.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n")
+            answered = running.livez()
+            begun, closed_after = time.monotonic(), None
+            sock.settimeout(40)
+            try:
+                if sock.recv(1_000) is not None:
+                    closed_after = round(time.monotonic() - begun, 1)
+            except TimeoutError:
+                pass
+            return {"/livez ms beside them": round(1_000 * answered, 1), "closed after s": closed_after}
+
+
+class Running:
+    """A server that runs."""
+
+    def __init__(self, port: int, pid: int, key: str) -> None:
+        self.port = port
+        self._pid = pid
+        self._key = key
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        return self._ask("GET", path)
+
+    def post_batches(self, body: bytes) -> None:
+        for _ in range(BATCHES):
+            self._ask("POST", "/v1/jobs/batch", body)
+
+    def livez(self) -> float:
+        begun = time.perf_counter()
+        self._ask("GET", "/livez")
+        return time.perf_counter() - begun
+
+    def peak(self) -> float:
+        status = Path(f"/proc/{self._pid}/status").read_text()
+        [line] = [each for each in status.splitlines() if each.startswith("VmHWM")]
+        return int(line.split()[1]) / 1_000
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        headers: dict[str, Any] = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+
+if __name__ == "__main__":
+    print(json.dumps(figures(), indent=2))

@@ -1,0 +1,115 @@
+"""What happens to a request before its endpoint runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.api import backend, routing
+from tests.api.site import problem
+from tests.waiting import LIMIT
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.api.site import Site
+
+LARGE: Final = "x" * backend.LARGE_BYTES
+
+
+def post(site: Site, path: str, body: str) -> httpx.Response:
+    return site.request("POST", path, content=body.encode(), headers={"Content-Type": "application/json"})
+
+
+@pytest.mark.parametrize("colon", [":", " :", "\n\t :"])
+def test_keys_are_counted_whatever_stands_before_the_colon(site: Site, colon: str) -> None:
+    keys = ",".join(f'"k{n}"{colon}1' for n in range(routing.MAX_KEYS + 1))
+
+    refused = post(site, "/v1/jobs/batch", f'{{"jobs":[{{"type":"t","payload":{{{keys}}}}}]}}')
+
+    assert (refused.status_code, problem(refused)["code"]) == (400, "malformed")
+    assert "over 10,000 keys" in problem(refused)["detail"]
+
+
+def test_colons_inside_of_text_are_no_keys(site: Site) -> None:
+    payload = '":' * routing.MAX_KEYS
+
+    assert site.post("/v1/jobs", {"type": "t", "payload": payload}).json()["payload"] == payload
+
+
+@pytest.mark.parametrize("value", ["1", '""', "[]", "{}"])
+def test_a_body_with_too_many_values_is_refused(site: Site, value: str) -> None:
+    refused = post(site, "/v1/jobs/batch", f'{{"jobs":[{",".join([value] * (routing.MAX_VALUES + 1))}]}}')
+
+    assert (refused.status_code, problem(refused)["code"]) == (400, "malformed")
+    assert "over 100,000 values" in problem(refused)["detail"]
+
+
+def test_a_body_with_too_many_fields_is_refused_once(site: Site) -> None:
+    refused = site.post("/v1/jobs", {f"field{n}": 1 for n in range(routing.MAX_FIELDS + 1)})
+
+    assert problem(refused)["detail"].endswith("over 100 fields")
+
+
+@pytest.mark.parametrize("step", ["check_counts", "plain_json"])
+def test_a_large_body_is_parsed_outside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    threads = recorded(monkeypatch, routing, step)
+
+    assert site.post("/v1/jobs", {"type": "t", "payload": LARGE}).status_code == 201
+    assert threads == [False]
+
+    assert site.post("/v1/jobs", {"type": "t"}).status_code == 201
+    assert threads == [False, True]
+
+
+def test_a_large_payload_is_encoded_and_shown_outside_the_event_loop(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = recorded(monkeypatch, site.yard.codec, "encode")
+    shown = recorded(monkeypatch, site.yard.client, "prepare")
+
+    made = site.post("/v1/jobs", {"type": "t", "payload": LARGE})
+
+    assert made.json()["payload"] == LARGE
+    assert (encoded, shown) == ([False], [False])
+
+
+def test_other_requests_are_answered_while_a_batch_is_prepared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    prepare = site.yard.client.prepare
+
+    def prepared(*args: Any) -> Any:
+        begun.set()
+        assert may_end.wait(LIMIT)
+        return prepare(*args)
+
+    monkeypatch.setattr(site.yard.client, "prepare", prepared)
+
+    async def both() -> tuple[int, int]:
+        body = json.dumps({"jobs": [{"type": "t"}]})
+        headers = {"Content-Type": "application/json"}
+        posting = asyncio.create_task(site.client.post("/v1/jobs/batch", content=body, headers=headers))
+        assert await asyncio.to_thread(begun.wait, LIMIT)
+        live = await site.client.get("/livez")
+        assert not posting.done()
+        may_end.set()
+        return live.status_code, (await posting).status_code
+
+    assert site.run(both()) == (200, 200)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[bool]:
+    """Record for each call of *name* whether it runs in the thread of the event loop."""
+    calls: list[bool] = []
+    whole = getattr(owner, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        calls.append(threading.current_thread() is threading.main_thread())
+        return whole(*args, **options)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
