@@ -41,10 +41,15 @@ def emptied() -> str:
     Making and dropping one takes a checkpoint each; emptying the one that is there does not.
     """
     url = _shared()
+    empty(url)
+    return url
+
+
+def empty(url: str) -> None:
+    """Delete everything from our tables."""
     with psycopg.connect(url, autocommit=True) as db:
         tables = db.execute(_TABLES).fetchall()
         db.execute("; ".join(f"DELETE FROM {name}" for (name,) in tables).encode())
-    return url
 
 
 _TABLES: Final = """

@@ -213,7 +213,7 @@ def test_a_database_without_our_tables_is_told_how_to_get_them(terminal: Termina
         status, shown = terminal("status", url)
         check, line = terminal("check", url)
 
-    assert message == "the store's schema is 0, this code needs 1: run 'taskharbor migrate up'"
+    assert message == f"the store's schema is 0, this code needs {len(MIGRATIONS)}: run 'taskharbor migrate up'"
     assert (status, shown.splitlines()[0]) == (Exit.OK, "schema   0")
     assert (check, message in line) == (Exit.SCHEMA_OUT_OF_DATE, True)
 
@@ -230,7 +230,10 @@ def test_a_schema_that_is_not_there_is_told_how_to_get_it(terminal: Terminal) ->
 
 @pytest.fixture
 def _newer_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    later = (*MIGRATIONS, Migration(number=len(MIGRATIONS) + 1, name="9999_later", sql="SELECT 1;"))
+    # Two more: tables that are one version behind are not refused.
+    names = ["9998_sooner", "9999_later"]
+    new = [Migration(number=n, name=name, sql="SELECT 1;") for n, name in enumerate(names, len(MIGRATIONS) + 1)]
+    later = (*MIGRATIONS, *new)
     monkeypatch.setattr(driver, "MIGRATIONS", later)
     monkeypatch.setattr(schema, "MIGRATIONS", later)
 
@@ -243,7 +246,8 @@ def test_a_schema_older_than_the_code_is_told_how_to_bring_it_up_to_date(termina
     status, shown = terminal("status", url)
     check, line = terminal("check", url)
 
-    assert message == "the store's schema is 1, this code needs 2: run 'taskharbor migrate up'"
+    found = len(MIGRATIONS)
+    assert message == f"the store's schema is {found}, this code needs {found + 2}: run 'taskharbor migrate up'"
     assert (status, "pending  9999_later" in shown) == (Exit.OK, True)
     assert (check, message in line) == (Exit.SCHEMA_OUT_OF_DATE, True)
 
@@ -255,7 +259,7 @@ def test_a_schema_newer_than_the_code_is_told_to_update_the_code(terminal: Termi
         message = refusal(url)
         check, line = terminal("check", url)
 
-    assert message == "the store's schema is 99, this code needs 1: update TaskHarbor"
+    assert message == f"the store's schema is 99, this code needs {len(MIGRATIONS)}: update TaskHarbor"
     assert (check, message in line) == (Exit.SCHEMA_OUT_OF_DATE, True)
 
 

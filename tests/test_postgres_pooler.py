@@ -34,6 +34,7 @@ from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
 from tests.pgbouncer import SERVERS, pooler
 from tests.postgres import database, emptied, server
 from tests.proxy import Cut, Proxy
+from tests.test_postgres_faults import insisted
 from tests.waiting import LIMIT
 
 if TYPE_CHECKING:
@@ -164,4 +165,4 @@ def test_who_waits_too_long_for_a_pooler_that_has_nothing_free_is_told_in_time()
                 driver.inspector.now()
             other.rollback()
 
-            assert len(driver.insert([new_job()])) == 1
+            assert len(insisted(lambda: driver.insert([new_job()]))) == 1

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FAST_SECONDS: Final = 0.25
-"""How long a call waits for the probe that it started, if the server has been away for a whole deadline."""
+"""A call waits no longer for a probe that it started, if the server has been away for a whole deadline."""
+SOON_SECONDS: Final = 0.05
+"""Nor does it wait for a probe that is due later than this."""
 PROBE_SECONDS: Final = 1.0
 """A probe that takes longer delays no other one: its packets may be lost, and those of the next may arrive."""
 FIRST_PAUSE_SECONDS: Final = 0.01
@@ -60,22 +62,20 @@ class Outage:
     def wait(self) -> None:
         """Return when the outage ends. Raise `StoreUnavailable` if it does not in time."""
         with self._changed:
+            give_up_at = max(self._give_up_at, time.monotonic() + FAST_SECONDS)
+            probed_after = -1  # failures
             while self._failure is not None:
                 now = time.monotonic()
-                fails_fast = now >= self._give_up_at
-                if now < self._probe_at:
-                    if fails_fast:
-                        raise self._refusal(self._failure, now)
-                    self._changed.wait(min(self._give_up_at, self._probe_at) - now)
+                if now >= give_up_at:
+                    raise self._refusal(self._failure, now)
+                if now >= self._probe_at:
+                    probed_after = self._failures
+                    self._start_probe(now)
                     continue
-                failures = self._failures
-                self._start_probe(now)
-                if fails_fast:
-                    self._await_probe(failures)
-
-    def _await_probe(self, failures: int) -> None:
-        """Wait a little for the probe that was started after so many *failures*."""
-        self._changed.wait_for(lambda: self._failures != failures or self._failure is None, FAST_SECONDS)
+                fails_fast = now >= self._give_up_at and self._failures != probed_after
+                if fails_fast and self._probe_at - now > SOON_SECONDS:
+                    raise self._refusal(self._failure, now)
+                self._changed.wait(min(give_up_at, self._probe_at) - now)
 
     def _start_probe(self, now: float) -> None:
         self._probe_at = now + PROBE_SECONDS
