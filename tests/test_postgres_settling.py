@@ -54,7 +54,7 @@ def reserve(
 
 
 def jobs_of(driver: PostgresDriver) -> dict[JobId, Job]:
-    return {job.id: job for job in driver.inspector.find(JobFilter(), limit=100_000).jobs}
+    return driver.inspector.get([job.id for job in driver.inspector.find(JobFilter(), limit=100_000).jobs])
 
 
 def lock(db: psycopg.Connection, *job_ids: JobId) -> None:

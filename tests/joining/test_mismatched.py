@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskharbor import Context
+    from taskharbor.drivers.base import Joined
     from tests.joining.shops import AsyncShop, Shop
     from tests.joining.stores import Store
 
@@ -129,10 +130,11 @@ def test_a_job_is_not_completed_in_a_transaction_of_another_kind_of_store(on_pos
 def test_a_database_without_tables_is_reported_with_the_way_out(on_postgres: Store) -> None:
     claim = on_postgres.take()
     with database(migrated=False) as url:
-        for call in (
+        calls: list[Callable[[Joined], object]] = [
             lambda joined: joined.insert([new_job()]),
             lambda joined: joined.settle([Settlement(claim.lease, Outcome.ack())]),
-        ):
+        ]
+        for call in calls:
             with psycopg.connect(url) as db, pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up' on the"):
                 call(on_postgres.driver.joined(db))
 
