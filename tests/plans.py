@@ -220,7 +220,7 @@ def _deliver(watching: Watched) -> None:
     driver, run = watching.driver, watching.run
 
     def claim(*job_ids: JobId) -> None:
-        driver.claim(job_ids, token=new_token(), worker="worker", lease=LEASE)
+        driver.claim(job_ids, queue="mail", token=new_token(), worker="worker", lease=LEASE)
 
     dispatches = run("dispatch", lambda: driver.dispatch("mail", limit=BATCH, lock=LOCK, unclaimed=10 * MANY))
     run("due in", lambda: driver.inspector.due_in("mail"))

@@ -89,7 +89,7 @@ def test_a_line_does_not_grow_with_what_has_passed_through_it() -> None:
 def go_round(driver: MemoryDriver, job_id: JobId) -> None:
     """Dispatch, claim by id, snooze: nothing here ever looks at the line."""
     driver.dispatch("default", limit=1, lock=LOCK, unclaimed=9)
-    [claim] = driver.claim([job_id], token=new_token(), worker="w", lease=LEASE)
+    [claim] = driver.claim([job_id], queue="default", token=new_token(), worker="w", lease=LEASE)
     assert isinstance(claim, Claim)
     driver.settle([Settlement(claim.lease, Outcome.snooze(after=timedelta(0)))])
 

@@ -265,7 +265,7 @@ def test_no_token_is_used_again_after_a_lost_reply_whose_lease_has_ended(verb: s
             direct.dispatch("default", limit=1, lock=LOCK, unclaimed=10)
         take: dict[str, Callable[[], object]] = {
             "reserve": lambda: reserve(driver, token=token),
-            "claim": lambda: driver.claim([job.id], token=token, worker="w", lease=LEASE),
+            "claim": lambda: driver.claim([job.id], queue="default", token=token, worker="w", lease=LEASE),
         }
         driver.inspector.now()
         Interrupted(driver, lambda: end_lease(url))

@@ -124,12 +124,12 @@ def claiming(direct: Driver) -> Asked:
     token = new_token()
 
     def call(driver: Driver) -> Any:
-        return driver.claim([first.id, second.id], token=token, worker="w", lease=LEASE)
+        return driver.claim([first.id, second.id], queue="default", token=token, worker="w", lease=LEASE)
 
     def check(claims: Any) -> None:
         if claims is None:  # as above
             assert direct.read_back([token]) == []
-            claims = direct.claim([first.id, second.id], token=new_token(), worker="w", lease=LEASE)
+            claims = direct.claim([first.id, second.id], queue="default", token=new_token(), worker="w", lease=LEASE)
         assert [claim.job.id for claim in claims if isinstance(claim, Claim)] == [first.id, second.id]
         assert statuses(direct) == [(Status.PROCESSING, 1)] * 2
 

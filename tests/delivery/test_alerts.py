@@ -114,7 +114,7 @@ def test_an_event_whose_message_could_not_be_deleted_raises_no_second_alert(
 
 def test_the_death_of_a_real_job_is_said(transport: SqsTransport, capsys: pytest.CaptureFixture[str]) -> None:
     driver = MemoryDriver()
-    worker = Worker(driver, transport=transport, wait=SECOND, visibility=SECOND, patience=timedelta(milliseconds=1))
+    worker = Worker(driver, transport=transport, wait=SECOND, patience=timedelta(milliseconds=1))
     worker.register("mail", fail, policy=RetryPolicy(backoff=Never()))
     worker.start()
     try:

@@ -65,6 +65,7 @@ class Scene:
             worker = Worker(
                 self.driver,
                 lease=LEASE,
+                heartbeat=SECOND / 3,
                 poll=timedelta(milliseconds=50),
                 transport=self._connected(),
                 visibility=SECOND,

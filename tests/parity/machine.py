@@ -143,6 +143,7 @@ class Parity(RuleBasedStateMachine):
         limit=v.limits,
         overdue=st.booleans(),
         types=v.subsets_of_types,
+        unhandled_after=v.unhandled,
         reclaim=v.mostly,
     )
     def reserve(self, queue: str, **how: Any) -> None:
@@ -159,12 +160,14 @@ class Parity(RuleBasedStateMachine):
         self._ask(lambda s: s.driver.settle([Settlement(lease, outcome) for lease in self._leases[known:]]))
 
     @rule(
+        queue=v.queues,
         picks=v.some,
         twice=v.flags,
         fits=v.mostly,
         worker=v.workers,
         lease=v.leases,
         types=v.subsets_of_types,
+        unhandled_after=v.unhandled,
         reclaim=v.mostly,
     )
     def claim(self, picks: list[int], twice: bool, fits: bool, **how: Any) -> None:

@@ -302,7 +302,7 @@ def test_a_forged_message_of_another_queue_takes_no_room_for_ever() -> None:
     job_id = _sent(rig)
     rig.run()
 
-    assert {rig.job(each).status for each in (other, job_id)} == {Status.SUCCEEDED}
+    assert (rig.job(other).status, rig.job(job_id).status) == (Status.ENQUEUED, Status.SUCCEEDED)
 
 
 @pytest.mark.parametrize("verb", ["delete", "hide"])

@@ -154,7 +154,7 @@ def test_a_handler_may_give_its_job_up(driver: Driver) -> None:
 def test_a_job_that_nobody_handles_is_a_dead_letter_that_says_so(driver: Driver) -> None:
     job_id = enqueue(driver, "unheard.of")
 
-    drained(driver, {"greet": print})
+    drained(driver, {"greet": print}, unhandled_after=NOW)
 
     job = stored(driver, job_id)
     assert job.status is Status.DEAD

@@ -63,7 +63,7 @@ def queue_shapes(queues: Sequence[str]) -> list[QueueShape]:
     from datetime import timedelta
 
     from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE, QueueShape
-    from taskharbor.worker.worker import VISIBILITY
+    from taskharbor.worker.options import VISIBILITY
 
     keeps = timedelta(days=14)  # the most that SQS allows: people read these
     return [

@@ -44,6 +44,8 @@ class Reason(StrEnum):
     """Why a claim by id was refused; where several hold, the first of this list is told."""
 
     NOT_FOUND = "not found"
+    OTHER_QUEUE = "other queue"
+    """The job belongs to another queue than the one the claim is for."""
     FINAL = "final"
     LEASED = "leased"
     NOT_ENQUEUED = "not enqueued"

@@ -16,16 +16,32 @@ if TYPE_CHECKING:
 
 
 class Taker(NamedTuple):
-    """Who takes jobs, under which token, for how long, and of which types."""
+    """Who takes jobs, under which token, for how long, and of which types.
+
+    A waiting job of any other type is taken too once it has been due for *unhandled_after*.
+    """
 
     token: Token
     worker: str
     lease: timedelta
     types: Collection[str] | None
     reclaims: bool
+    unhandled_after: timedelta | None = None
 
-    def handles(self, job: Job) -> bool:
-        return self.types is None or job.type in self.types
+    def may_take(self, job: Job, now: datetime) -> bool:
+        """Return whether the job's type allows it. A lease that ended is reclaimed for its type alone."""
+        if self.types is None or job.type in self.types:
+            return True
+        return (
+            job.status.is_waiting
+            and self.unhandled_after is not None
+            and now - job.scheduled_for >= self.unhandled_after
+        )
+
+    def may_take_from(self, job: Job, now: datetime) -> datetime | None:
+        """Return when the type of a due job that is not handled stops to matter; None if it always will."""
+        is_due = job.status.is_waiting and job.scheduled_for <= now
+        return job.scheduled_for + self.unhandled_after if is_due and self.unhandled_after is not None else None
 
     def may_reclaim(self, job: Job) -> bool:
         """Tell whether the lease of *job*, once it is over, may be reclaimed: never under its own token."""
@@ -34,15 +50,15 @@ class Taker(NamedTuple):
 
 def refusal(
     job: Job,
+    taker: Taker,
     *,
+    queue: str,
     now: datetime,
     hold: datetime | None,
     attempts: int,
     is_paused: bool,
-    is_handled: bool,
-    reclaims: bool,
 ) -> tuple[Reason, datetime | None] | None:
-    """Return the first reason why this job may not be claimed by its id, and until when; None, if it may.
+    """Return the first reason why this job may not be claimed by its id for *queue*, and until when; None, if it may.
 
     *hold* is the end of a clock hold that lasts, *attempts* what counts once an attempt
     that was lost to the clock is given back. A driver that was refused by its own
@@ -50,15 +66,16 @@ def refusal(
     """
     is_running = job.status is Status.PROCESSING
     is_over = job.lease_expires_at is not None and job.lease_expires_at <= now
-    is_taken = is_running and (hold is not None or not is_over or not reclaims)
+    is_taken = is_running and (hold is not None or not is_over or not taker.may_reclaim(job))
     checks = (
+        (job.queue != queue, Reason.OTHER_QUEUE, None),
         (job.status.is_final, Reason.FINAL, None),
         (is_taken, Reason.LEASED, hold if is_over else job.lease_expires_at),
         (job.status in {Status.PENDING, Status.FAILED}, Reason.NOT_ENQUEUED, None),
         (job.cancel_requested_at is not None, Reason.CANCEL_REQUESTED, None),
         (attempts >= job.max_attempts, Reason.SPENT, None),
         (is_paused, Reason.PAUSED, None),
-        (not is_handled, Reason.UNHANDLED, None),
+        (not taker.may_take(job, now), Reason.UNHANDLED, taker.may_take_from(job, now)),
         (job.scheduled_for > now and not is_running, Reason.NOT_DUE, job.scheduled_for),
     )
     return next(((reason, until) for holds, reason, until in checks if holds), None)

@@ -84,5 +84,24 @@ class LeaseLost:
     lease: Lease
 
 
-Fact = JobEnqueued | JobClaimed | JobSucceeded | AttemptFailed | AttemptGivenBack | JobCanceled | JobDead | LeaseLost
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRejected:
+    """A message of *queue* named a job of another queue: it claimed nothing, and is deleted."""
+
+    queue: str
+    job_id: JobId
+    message_id: str
+
+
+Fact = (
+    JobEnqueued
+    | JobClaimed
+    | JobSucceeded
+    | AttemptFailed
+    | AttemptGivenBack
+    | JobCanceled
+    | JobDead
+    | LeaseLost
+    | MessageRejected
+)
 Hook = Callable[[Fact], None]

@@ -24,8 +24,8 @@ VERSION: Final = 1
 MAX_BODY: Final = 1_000
 """Longer than any message of ours: what is longer is not read."""
 
-SEQS: Final = range(2**63)
-"""The numbers a message can have: what a store can count to."""
+SEQS: Final = range(1, 2**31)
+"""The numbers that a message can have: every store counts the sends of a job up to there."""
 
 FEW: Final = 3
 """How often a message for an unknown job may be seen: its insert may not have committed yet."""
@@ -107,10 +107,13 @@ def judge(
     """Return what to do with a message, by what was found behind it.
 
     A message is deleted only after its outcome is committed, or when the store will
-    ring again by itself. *receives* is how often this message was delivered so far.
+    ring again by itself, or when it names a job of another queue, which has messages of its own.
+    *receives* is how often this message was delivered so far.
     """
     if isinstance(found, Finding):
         return Verdict(Action.DELETE if found in {Finding.UNREADABLE, Finding.SETTLED} else Action.LEAVE)
+    if found.reason is Reason.OTHER_QUEUE:  # a decline would reach into that queue
+        return Verdict(Action.DELETE)
     if found.reason is Reason.NOT_FOUND:
         return Verdict(Action.DELETE if receives > FEW else Action.LEAVE)
     hidden_for = _remaining(found.until, visibility, now)

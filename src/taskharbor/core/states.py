@@ -141,13 +141,15 @@ TRANSITIONS: Final[Mapping[Event, Transition]] = MappingProxyType({
         "sends as in the message that is given back",
         "dispatch_at = now: the store will ring again"),
     Event.RESERVE: Transition(WAITING, (_R,),
-        "due (ENQUEUED: for longer than D); not spent; queue not paused; type among those asked for",
+        "due (ENQUEUED: for longer than D); not spent; queue not paused; type among those asked for, "
+        "or due for longer than other workers are waited for",
         "lease, worker_id, processing_started_at, attempt_count+1, dispatch_at null, resends 0"),
     Event.CLAIM: Transition(frozenset({_E}), (_R,),
-        "due; not spent; queue not paused; type among those asked for",
+        "of the queue asked for; due; not spent; queue not paused; type as for reserve",
         "as reserve; sent_at where null; a refusal says why, and until when"),
     Event.RECLAIM: Transition(_HELD, (_R,),
-        "lease over; not spent; no cancel requested; queue not paused; no clock hold; type among those asked for",
+        "lease over; of the queue asked for; not spent; no cancel requested; queue not paused; no clock hold; "
+        "type among those asked for",
         "as reserve, by a message as claim; the lost attempt is recorded under its old token"),
     Event.EXTEND: Transition(_HELD, (_R,),
         _FENCE,

@@ -188,13 +188,15 @@ class Driver(Protocol):
         patience: timedelta,
         overdue: bool = False,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
         """Take up to *limit* due jobs of one queue, in the order of priority, ``scheduled_for`` and id.
 
         Taken are PENDING and FAILED jobs that are due, and ENQUEUED ones that have been
         due for longer than *patience* (their message is taken for lost): none that is
-        spent, none while the queue is paused, none of a type outside *types* (None: any).
+        spent, none while the queue is paused, none of a type outside *types* (None: any)
+        before it has been due for *unhandled_after* (None: ever).
         With *overdue* a PENDING or FAILED job, too, is left alone until it has been due for
         *patience*: a worker that waits for messages leaves jobs to them for so long.
         Every job taken becomes PROCESSING under *token* until now + *lease*, and its
@@ -202,8 +204,8 @@ class Driver(Protocol):
 
         Where that leaves room and *reclaim* is true, jobs of the queue whose lease is over
         are taken as well, longest over first: none that is spent, none whose cancel was
-        requested, none during a clock hold. The attempt that was lost is recorded under
-        its old token.
+        requested, none during a clock hold, none of a type outside *types*. The attempt
+        that was lost is recorded under its old token.
 
         *token* must be fresh (`new_token`): it is the fence, and what a lost reply is
         read back by. It is for one call: a driver that lost a reply may read back, but must not ask again
@@ -214,13 +216,18 @@ class Driver(Protocol):
         self,
         job_ids: Sequence[JobId],
         *,
+        queue: str,
         token: Token,
         worker: str,
         lease: timedelta,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        """Take the named jobs, as a delivered message asks for.
+        """Take the named jobs of *queue*, as messages that were delivered there ask for.
+
+        A message carries no authority over other queues: a job of another one is refused as
+        `Reason.OTHER_QUEUE`, whatever its state, and nothing about it changes.
 
         The guard and the effects are those of `reserve`, but only ENQUEUED jobs and ended
         leases qualify, and ENQUEUED ones at once when due. The message proves that the job was

@@ -48,6 +48,7 @@ class Intake:
         may_reclaim: Callable[[], bool],
         start: Callable[[list[Hand]], None],
         codec: Codec | None = None,
+        unhandled_after: timedelta | None = None,
     ) -> None:
         self._hands = hands
         self._queues = list(queues)
@@ -61,6 +62,7 @@ class Intake:
             margin=margin,
             patience=patience,
             types=types,
+            unhandled_after=unhandled_after,
             may_reclaim=may_reclaim,
             start=start,
             codec=codec,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from taskharbor.core.errors import TaskHarborError
+    from taskharbor.core.facts import Fact
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
@@ -34,9 +35,12 @@ class Mail:
         wait: timedelta,
         dead_letters: str | None,
         wake: Callable[[str], None],
+        tell: Callable[[Fact], None],
     ) -> None:
         self.transport, self.visibility, self.wait = transport, visibility, wait
-        self.messages = Messages(runtime, driver, transport, visibility=visibility, wake=lambda: wake("messages"))
+        self.messages = Messages(
+            runtime, driver, transport, visibility=visibility, wake=lambda: wake("messages"), tell=tell
+        )
         self.relay = None if dead_letters is None else Relay(driver, to_queue(transport, dead_letters))
         self._wake = wake
 

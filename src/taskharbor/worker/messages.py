@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Declined
+from taskharbor.core.answers import Declined, Reason, Refused
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.facts import MessageRejected
 from taskharbor.core.messages import Action, Finding, Verdict, judge
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskharbor.core.answers import Refused
+    from taskharbor.core.facts import Fact
     from taskharbor.core.messages import Message
     from taskharbor.delivery.transport import Delivery, Failed, Transport
     from taskharbor.drivers.base import Driver
@@ -32,6 +33,7 @@ GATHER: Final = 0.005
 """Seconds in which others may join those that wait. Nobody waits for them: their jobs are settled."""
 SOONEST: Final = timedelta(milliseconds=1)
 BATCH: Final = 500
+PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +47,24 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What shall be done with the message of this receipt, and what the store must be told before."""
+    """What shall be done with the message of this receipt, and what the store must be told before.
+
+    From *until* on, by the monotonic clock, the message is delivered again and ruled on anew.
+    """
 
     queue: str
     receipt: str
     verdict: Verdict
+    until: float
     declined: Declined | None = None
 
 
 class Messages:
     """Deletes messages, and changes how long they stay hidden, on a thread of its own.
 
-    So a queue service that is slow or away keeps neither a job nor a lease waiting. Whatever
-    fails is told, and left at that: the message comes again, and finds a job that is final.
+    So a queue service that is slow or away keeps neither a job nor a lease waiting. While the store
+    or the queue service is unavailable a message is left: it is delivered again, and finds a job
+    that is final. After any other error the rulings are kept and carried out later.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class Messages:
         *,
         visibility: timedelta,
         wake: Callable[[], None],
+        tell: Callable[[Fact], None],
     ) -> None:
         self._runtime = runtime
         self._driver = driver
@@ -77,7 +85,10 @@ class Messages:
         self._ruled: deque[Ruling] = deque()
         self._since = 0.0
         self._is_busy = False
+        self._limit = BATCH
+        self._resumes_at = 0.0
         self._wake = wake
+        self._tell = tell
 
     @property
     def is_done(self) -> bool:
@@ -96,8 +107,15 @@ class Messages:
             visibility=self._visibility,
             now=self._runtime.now(),
         )
+        if isinstance(what, Refused) and what.reason is Reason.OTHER_QUEUE:
+            self._report_foreign(received)
         declined = Declined(message.job_id, message.seq) if verdict.action is Action.DECLINE else None
-        self._rule([Ruling(received.queue, delivery.receipt, verdict, declined)])
+        self._rule([self._ruling(received.queue, delivery, verdict, declined)])
+
+    def _report_foreign(self, received: Received) -> None:
+        queue, job_id, message_id = received.queue, received.message.job_id, received.delivery.message_id
+        _LOG.warning("deleting message %s of queue %s: job %s belongs to another queue", message_id, queue, job_id)
+        self._tell(MessageRejected(queue=queue, job_id=job_id, message_id=message_id))
 
     def discard(self, queue: str, delivery: Delivery) -> None:
         """Delete what nobody can read."""
@@ -109,7 +127,7 @@ class Messages:
             visibility=self._visibility,
             now=self._runtime.now(),
         )
-        self._rule([Ruling(queue, delivery.receipt, unreadable)])
+        self._rule([self._ruling(queue, delivery, unreadable)])
 
     def keep(self, hands: Iterable[Hand]) -> None:
         """Keep the messages of jobs in hand hidden, as their leases run on."""
@@ -121,7 +139,11 @@ class Messages:
 
     def _hide(self, received: Sequence[Received], hidden_for: timedelta) -> None:
         verdict = Verdict(Action.LEAVE, hidden_for)
-        self._rule([Ruling(each.queue, each.delivery.receipt, verdict) for each in received])
+        self._rule([self._ruling(each.queue, each.delivery, verdict) for each in received])
+
+    def _ruling(self, queue: str, delivery: Delivery, verdict: Verdict, declined: Declined | None = None) -> Ruling:
+        until = self._runtime.monotonic() + self._visibility.total_seconds()
+        return Ruling(queue, delivery.receipt, verdict, until, declined)
 
     def _rule(self, rulings: Sequence[Ruling]) -> None:
         to_do = [each for each in rulings if each.verdict != Verdict(Action.LEAVE)]
@@ -137,21 +159,36 @@ class Messages:
             self._wake()
 
     def tick(self) -> timedelta:
-        waited = self._runtime.monotonic() - self._since
+        now = self._runtime.monotonic()
         if not self._ruled:
             return IDLE
-        if len(self._ruled) < ENOUGH and waited < GATHER:
-            return max(timedelta(seconds=GATHER - waited), SOONEST)
+        since = self._since if len(self._ruled) < ENOUGH else now - GATHER
+        if (left := max(since + GATHER, self._resumes_at) - now) > 0:
+            return max(timedelta(seconds=left), SOONEST)
         self._is_busy = True
         try:
-            self._carry_out(self._next_batch())
+            self._carry_out_next()
         finally:
             self._is_busy = False
         return AT_ONCE if self._ruled else IDLE
 
-    def _next_batch(self) -> list[Ruling]:
+    def _carry_out_next(self) -> None:
         with self._lock:
-            return [self._ruled.popleft() for _ in range(min(BATCH, len(self._ruled)))]
+            batch = [self._ruled.popleft() for _ in range(min(self._limit, len(self._ruled)))]
+        try:
+            self._carry_out(batch)
+        except BaseException:
+            self._put_back(batch)
+            raise
+        self._limit = min(2 * self._limit, BATCH)
+
+    def _put_back(self, batch: Sequence[Ruling]) -> None:
+        """Keep the rulings of a batch that failed, behind the others; fewer at once, so that one does not block all."""
+        now = self._runtime.monotonic()
+        with self._lock:
+            self._ruled.extend(each for each in batch if now < each.until)
+        self._limit = max(len(batch) // 2, 1)
+        self._resumes_at = now + PAUSE_AFTER_ERROR_SECONDS
 
     def _carry_out(self, batch: Sequence[Ruling]) -> None:
         is_told = self._tell_store([each.declined for each in batch if each.declined is not None])

@@ -29,9 +29,10 @@ class WorkerOptions(TypedDict, total=False):
     poll: timedelta
     patience: timedelta
     unknown_types: Literal["dead-letter", "leave"]
+    unhandled_after: timedelta
     middleware: Sequence[Middleware]
     transport: Transport | None
-    visibility: timedelta
+    visibility: timedelta | None
     wait: timedelta
     dead_letters: str | None
     janitor: bool
@@ -41,6 +42,11 @@ class WorkerOptions(TypedDict, total=False):
 
 CONCURRENCY: Final = 16
 SHORTEST_LEASE: Final = timedelta(milliseconds=100)
+UNHANDLED_AFTER: Final = timedelta(minutes=5)
+"""How long a due job of a type without a handler here is left for other workers: longer than a rolling deploy."""
+VISIBILITY: Final = timedelta(seconds=60)
+MAX_VISIBILITY: Final = timedelta(hours=12)
+"""What SQS allows."""
 
 
 def limits_of(queues: Queues, concurrency: int | None) -> tuple[dict[str, int], int]:
@@ -67,3 +73,18 @@ def check_options(queues: Mapping[str, int], concurrency: int, lease: timedelta,
     if not timedelta(0) < heartbeat <= lease / 3:
         rule = f"at most a third of the lease, {lease / 3}: two beats may fail before it runs out"
         raise UsageError(Problem(field="heartbeat", value=str(heartbeat), rule=rule))
+
+
+def checked_visibility(visibility: timedelta | None, lease: timedelta, heartbeat: timedelta) -> timedelta:
+    """Return how long messages are hidden: as asked for, else for a minute or for one lease if that is longer.
+
+    Raise `UsageError` if a message would be delivered again before the heartbeat renews that.
+    """
+    hidden_for = min(max(VISIBILITY, lease), MAX_VISIBILITY) if visibility is None else visibility
+    if hidden_for <= heartbeat:
+        rule = (
+            f"longer than the heartbeat, {heartbeat}, which renews it, or other workers receive the messages of"
+            " running jobs: raise visibility, or shorten heartbeat or lease"
+        )
+        raise UsageError(Problem(field="visibility", value=str(hidden_for), rule=rule))
+    return hidden_for

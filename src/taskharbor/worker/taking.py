@@ -57,6 +57,7 @@ class Taking:
         may_reclaim: Callable[[], bool],
         start: Callable[[list[Hand]], None],
         codec: Codec | None = None,
+        unhandled_after: timedelta | None = None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
@@ -66,6 +67,7 @@ class Taking:
         self._margin = margin
         self._patience = patience
         self._types = types
+        self._unhandled_after = unhandled_after
         self._may_reclaim = may_reclaim
         self._start = start
         self._codec = codec
@@ -100,6 +102,7 @@ class Taking:
                 patience=self._patience,
                 overdue=overdue,
                 types=self._types(),
+                unhandled_after=self._unhandled_after,
                 reclaim=reclaim,
             )
 
@@ -111,10 +114,12 @@ class Taking:
         def ask(token: Token) -> list[Claim | Refused]:
             return self._driver.claim(
                 [each.message.job_id for each in received],
+                queue=queue,
                 token=token,
                 worker=self._worker,
                 lease=self._lease,
                 types=self._types(),
+                unhandled_after=self._unhandled_after,
                 reclaim=self._may_reclaim(),
             )
 

@@ -29,7 +29,7 @@ from taskharbor.worker.intake import Intake
 from taskharbor.worker.lifespan import Span, check_lifespan
 from taskharbor.worker.mail import Mail
 from taskharbor.worker.middleware import handler
-from taskharbor.worker.options import check_options, limits_of
+from taskharbor.worker.options import UNHANDLED_AFTER, check_options, checked_visibility, limits_of
 from taskharbor.worker.presence import Presence, new_worker_id
 from taskharbor.worker.recorder import Recorder
 from taskharbor.worker.reporting import Reporter
@@ -58,7 +58,6 @@ LEASE: Final = timedelta(seconds=30)
 GRACE: Final = timedelta(seconds=25)
 POLL: Final = timedelta(seconds=1)
 PATIENCE: Final = timedelta(seconds=60)
-VISIBILITY: Final = timedelta(seconds=60)
 WAIT: Final = timedelta(seconds=2)
 """How long one receive waits for messages. A worker that stops waits for it, or what comes last stays hidden."""
 LOOK: Final = timedelta(milliseconds=20)
@@ -75,12 +74,13 @@ class Worker:
     *queues* are names, or a mapping from a name to how many of its jobs run at once;
     *concurrency* is how many do in all: 16, or what the mapping adds up to. An
     attempt holds its job by a *lease* that is renewed every *heartbeat*. *unknown_types* says
-    what becomes of a job without a handler here: a dead letter, or left for other workers. What
+    what becomes of a job without a handler here: other workers may take it until it has been due for
+    *unhandled_after*, then it becomes a dead letter; or it is always left for other workers. What
     *lifespan* yields is every handler's ``ctx.state``, and *schedules* are stored when it starts.
 
     With a *transport* jobs are taken by the messages that a `DueTaskEnqueuer` sends, which are
-    hidden from others for *visibility*, and those without one only when they are due for longer than
-    *patience*. Events of jobs that died go to the queue *dead_letters*.
+    hidden from others for *visibility* (a minute, or *lease* if that is longer), and those without one
+    only when they are due for longer than *patience*. Events of jobs that died go to the queue *dead_letters*.
 
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> driver = MemoryDriver()
@@ -109,11 +109,12 @@ class Worker:
         poll: timedelta = POLL,
         patience: timedelta = PATIENCE,
         unknown_types: Literal["dead-letter", "leave"] = "dead-letter",
+        unhandled_after: timedelta = UNHANDLED_AFTER,
         middleware: Sequence[Middleware] = (),
         codec: Codec | None = None,
         hooks: Sequence[Hook] = (),
         transport: Transport | None = None,
-        visibility: timedelta = VISIBILITY,
+        visibility: timedelta | None = None,
         wait: timedelta = WAIT,
         dead_letters: str | None = DEAD_EVENTS,
         janitor: bool = True,
@@ -135,7 +136,7 @@ class Worker:
         self._limits, self._poll, self._lease = limits, poll, lease
         self._last_moment = MOMENT + lease.total_seconds()  # late by that, what cannot be given back is over
         self._middleware = tuple(middleware)
-        self._leaves_unknown = unknown_types == "leave"
+        self._unhandled_after = None if unknown_types == "leave" else unhandled_after
         self._handlers: dict[str, Handler] = {}
         self._policies: dict[str, RetryPolicy] = {}
         self._lifespan = lifespan
@@ -150,7 +151,7 @@ class Worker:
         self._executor = Executor(
             self._runtime, self._handlers, self._policies, around=self._around, report=self._ended
         )
-        self._mail = self._make_mail(transport, visibility=visibility, wait=wait, dead_letters=dead_letters)
+        self._mail = self._make_mail(transport, visibility, beat, wait=wait, dead_letters=dead_letters)
         kept = None if self._mail is None else self._mail.messages.keep
         margin = lease.total_seconds() * MARGIN
         self._timeouts = Timeouts(self._runtime, self._hands, lease=lease, wake=self._wake, end=self.begin_stop)
@@ -301,8 +302,13 @@ class Worker:
             self._span.leave()
         self._runtime.close()
 
-    def _make_mail(self, transport: Transport | None, **options: Any) -> Mail | None:
-        return None if transport is None else Mail(self._runtime, self._driver, transport, wake=self._wake, **options)
+    def _make_mail(
+        self, transport: Transport | None, visibility: timedelta | None, beat: timedelta, **options: Any
+    ) -> Mail | None:
+        if transport is None:
+            return None
+        options["visibility"] = checked_visibility(visibility, self._lease, beat)
+        return Mail(self._runtime, self._driver, transport, wake=self._wake, tell=self._tell, **options)
 
     def _make_janitor(self) -> Janitor:
         relays = self._mail is not None and self._mail.relay is not None
@@ -321,7 +327,8 @@ class Worker:
             "lease": self._lease,
             "margin": margin,
             "patience": patience,
-            "types": self._types,
+            "types": lambda: frozenset(self._handlers),
+            "unhandled_after": self._unhandled_after,
             "may_reclaim": self._guard.may_reclaim,
             "start": self._start,
             "codec": codec,
@@ -341,9 +348,6 @@ class Worker:
 
     def _unless_over(self, tick: Callable[[], timedelta | None]) -> Callable[[], timedelta | None]:
         return lambda: None if self._is_over else tick()
-
-    def _types(self) -> frozenset[str] | None:
-        return frozenset(self._handlers) if self._leaves_unknown else None
 
     def _start(self, hands: list[Hand]) -> None:
         if self._tell.is_heard:

@@ -63,7 +63,7 @@ CONCURRENCY: Final = 16
     type=click.Choice(["dead-letter", "leave"]),
     default="dead-letter",
     show_default=True,
-    help="What becomes of jobs without a handler here.",
+    help="What becomes of jobs without a handler here, five minutes after they are due.",
 )
 @click.option("--sqs", is_flag=True, help="Take jobs by the messages that an enqueuer sends.")
 @url_of_app_option

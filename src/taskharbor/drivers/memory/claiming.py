@@ -36,7 +36,7 @@ def take_due(
     def is_ripe(job: Job) -> bool:
         waited = now - job.scheduled_for
         is_due = waited > patience if job.status is Status.ENQUEUED else waited >= wait
-        return is_due and not job.is_spent and taker.handles(job)
+        return is_due and not job.is_spent and taker.may_take(job, now)
 
     if queue in tables.rows.paused:
         return []
@@ -74,32 +74,34 @@ def _take_in_line(
 def take_over(tables: Tables, queue: str, taker: Taker, *, now: datetime, limit: int) -> list[Claim]:
     """Take jobs whose lease is over, longest over first."""
     inflight = [tables.rows.jobs[job_id] for job_id in tables.rows.inflight]
-    ended = [job for job in inflight if job.queue == queue and _refusal(tables, job, taker, now) is None]
+    ended = [job for job in inflight if _refusal(tables, queue, job, taker, now) is None]
     ended.sort(key=lambda job: (job.lease_expires_at, job.id))
     return [_lease(tables, job, taker, now) for job in ended[: max(limit, 0)]]
 
 
-def claim(tables: Tables, job_id: JobId, taker: Taker, now: datetime) -> Claim | Refused:
+def claim(tables: Tables, queue: str, job_id: JobId, taker: Taker, now: datetime) -> Claim | Refused:
     job = tables.rows.jobs.get(job_id)
     if job is None:
         return Refused(job_id, Reason.NOT_FOUND)
-    refusal = _refusal(tables, job, taker, now)
+    refusal = _refusal(tables, queue, job, taker, now)
     if refusal is not None:
         return Refused(job_id, *refusal, job.sends)
     # Its message arrived, so it was sent: the enqueuer may not have noted that yet, or may have died before.
     return _lease(tables, replace(job, sent_at=job.sent_at or now), taker, now)
 
 
-def _refusal(tables: Tables, job: Job, taker: Taker, now: datetime) -> tuple[Reason, datetime | None] | None:
+def _refusal(
+    tables: Tables, queue: str, job: Job, taker: Taker, now: datetime
+) -> tuple[Reason, datetime | None] | None:
     _, attempts = give_back(tables, job)
     return refusal(
         job,
+        taker,
+        queue=queue,
         now=now,
         hold=hold_until(tables, now),
         attempts=attempts,
         is_paused=job.queue in tables.rows.paused,
-        is_handled=taker.handles(job),
-        reclaims=taker.may_reclaim(job),
     )
 
 

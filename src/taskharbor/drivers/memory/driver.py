@@ -85,9 +85,10 @@ class MemoryDriver:
         patience: timedelta,
         overdue: bool = False,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
             wait = patience if overdue else timedelta(0)
             claims = claiming.take_due(self._tables, queue, taker, now=now, limit=limit, patience=patience, wait=wait)
@@ -97,15 +98,17 @@ class MemoryDriver:
         self,
         job_ids: Sequence[JobId],
         *,
+        queue: str,
         token: Token,
         worker: str,
         lease: timedelta,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
-            return [claiming.claim(self._tables, job_id, taker, now) for job_id in job_ids]
+            return [claiming.claim(self._tables, queue, job_id, taker, now) for job_id in job_ids]
 
     def extend(
         self,

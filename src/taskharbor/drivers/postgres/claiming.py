@@ -24,11 +24,13 @@ def _parameters(taker: Taker) -> dict[str, Any]:
         "worker": taker.worker,
         "lease": taker.lease,
         "types": None if taker.types is None else sorted(taker.types),
+        "unhandled_after": taker.unhandled_after,
         "reclaims": taker.reclaims,
     }
 
 
 _HANDLED: Final[LiteralString] = "(%(types)s::text[] IS NULL OR job.type = ANY (%(types)s))"
+_HANDLED_OR_LATE: Final[LiteralString] = f"({_HANDLED} OR job.scheduled_for <= {NOW} - %(unhandled_after)s::interval)"
 NOT_SPENT: Final[LiteralString] = "job.max_attempts - job.attempt_count > 0"
 """Said in other words than those of the index that only an ordered walk shall use."""
 LOST_TO_CLOCK: Final[LiteralString] = (
@@ -76,7 +78,7 @@ _DUE: Final[LiteralString] = f"""
               AND job.scheduled_for <= {NOW}
               AND (job.status <> 'ENQUEUED' OR job.scheduled_for < {NOW} - %(patience)s)
               AND job.attempt_count < job.max_attempts
-              AND {_HANDLED}
+              AND {_HANDLED_OR_LATE}
               AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
 """
 _IN_ORDER: Final[LiteralString] = f"""
@@ -166,15 +168,16 @@ _CLAIM: Final[LiteralString] = f"""
         SELECT {_OLD}, job.status
           FROM th_jobs AS job
          WHERE job.id = ANY (%(ids)s)
+           AND job.queue = %(queue)s
            AND job.status IN ('ENQUEUED', 'PROCESSING')
            AND (
                job.status = 'PROCESSING' AND {_LOST}
                OR job.status = 'ENQUEUED'
                    AND job.scheduled_for <= {NOW}
                    AND {NOT_SPENT}
-                   AND {_HANDLED}
+                   AND {_HANDLED_OR_LATE}
            )
-           AND NOT EXISTS (SELECT FROM th_queues WHERE name = job.queue)
+           AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
          ORDER BY job.id
            FOR UPDATE
     ),
@@ -195,14 +198,14 @@ _CLAIM: Final[LiteralString] = f"""
 """
 
 
-def claim(connections: Connections, job_ids: Sequence[JobId], taker: Taker) -> list[Claim | Refused]:
-    ids = list(dict.fromkeys(job_ids))
-    taken = {row[0]: claimed(row) for row in connections.fetch(_CLAIM, **_parameters(taker), ids=ids)}
+def claim(connections: Connections, queue: str, job_ids: Sequence[JobId], taker: Taker) -> list[Claim | Refused]:
+    asked = _parameters(taker) | {"queue": queue, "ids": list(dict.fromkeys(job_ids))}
+    taken = {row[0]: claimed(row) for row in connections.fetch(_CLAIM, **asked)}
     if len(taken) == len(job_ids):
         return [taken[each] for each in job_ids]
     # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
     asked_again = [each for n, each in enumerate(job_ids) if each not in taken or each in job_ids[:n]]
-    refused = _refused(connections, asked_again, taker)
+    refused = _refused(connections, queue, asked_again, taker)
     return [taken.pop(each) if each in taken else refused[each] for each in job_ids]  # the first one to ask gets it
 
 
@@ -217,22 +220,24 @@ _LOOK: Final[LiteralString] = f"""
 """
 
 
-def _refused(connections: Connections, job_ids: Sequence[JobId], taker: Taker) -> dict[JobId, Refused]:
+def _refused(connections: Connections, queue: str, job_ids: Sequence[JobId], taker: Taker) -> dict[JobId, Refused]:
     rows = {row[0]: row for row in connections.fetch(_LOOK, ids=list(job_ids))}
-    return {each: _reason(rows[each], taker) if each in rows else Refused(each, Reason.NOT_FOUND) for each in job_ids}
+    return {
+        each: _reason(rows[each], queue, taker) if each in rows else Refused(each, Reason.NOT_FOUND) for each in job_ids
+    }
 
 
-def _reason(row: Row, taker: Taker) -> Refused:
+def _reason(row: Row, queue: str, taker: Taker) -> Refused:
     found = job(row)
     now, hold, attempts, is_paused = row[-4:]
     reason = refusal(
         found,
+        taker,
+        queue=queue,
         now=now,
         hold=hold,
         attempts=attempts,
         is_paused=is_paused,
-        is_handled=taker.handles(found),
-        reclaims=taker.may_reclaim(found),
     )
     # None: it could not be claimed a moment ago, and could be now. That moment's answer is as good as any.
     why, until = reason or (Reason.LEASED, now)

@@ -145,9 +145,10 @@ class PostgresDriver:
         patience: timedelta,
         overdue: bool = False,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
 
         def take() -> list[Claim]:
             claims = (
@@ -176,19 +177,21 @@ class PostgresDriver:
         self,
         job_ids: Sequence[JobId],
         *,
+        queue: str,
         token: Token,
         worker: str,
         lease: timedelta,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
 
         def taken() -> list[Claim | Refused] | None:
             held = {claim.job.id: claim for claim in self.read_back([token])}
             return [held[each] for each in job_ids] if len(held) == len(job_ids) else None
 
-        return self._safely(lambda: claiming.claim(self._connections, job_ids, taker), taken)
+        return self._safely(lambda: claiming.claim(self._connections, queue, job_ids, taker), taken)
 
     def extend(
         self,

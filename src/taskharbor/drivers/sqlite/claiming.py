@@ -28,11 +28,13 @@ def _parameters(taker: Taker, now: int) -> dict[str, Any]:
         "now": now,
         "ends": now + span(taker.lease),
         "types": None if taker.types is None else json.dumps(sorted(taker.types)),
+        "unhandled_since": None if taker.unhandled_after is None else now - span(taker.unhandled_after),
         "reclaims": taker.reclaims,
     }
 
 
 _HANDLED: Final = "(:types IS NULL OR type IN (SELECT value FROM json_each(:types)))"
+_HANDLED_OR_LATE: Final = f"({_HANDLED} OR scheduled_for <= :unhandled_since)"
 _NOT_PAUSED: Final = "NOT EXISTS (SELECT 1 FROM th_queues WHERE name = queue)"
 LOST_TO_CLOCK: Final = (
     "EXISTS (SELECT 1 FROM th_clock WHERE jumped_from < lease_expires_at AND lease_expires_at <= jumped_to)"
@@ -86,7 +88,7 @@ _TAKE_DUE: Final = f"""
     RETURNING {JOB}
 """
 TAKE_ANY: Final = _TAKE_DUE.format(handled="TRUE")
-TAKE_HANDLED: Final = _TAKE_DUE.format(handled=_HANDLED)
+TAKE_HANDLED: Final = _TAKE_DUE.format(handled=_HANDLED_OR_LATE)
 _ORDER: Final = itemgetter(3, 6, 0)  # priority, scheduled_for and id
 
 
@@ -129,13 +131,14 @@ def take_over(db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, lim
 
 _NAMED: Final = f"""
      WHERE id IN (SELECT value FROM temp.th_asked)
+       AND queue = :queue
        AND (
         ({_LOST})
         OR (
             status = 'ENQUEUED'
             AND scheduled_for <= :now
             AND attempt_count < max_attempts
-            AND {_HANDLED}
+            AND {_HANDLED_OR_LATE}
             AND {_NOT_PAUSED}
         )
        )
@@ -145,8 +148,10 @@ _RECORD_NAMED: Final = f"{_RECORD_LOST} {_NAMED} AND status = 'PROCESSING' ON CO
 _TAKE_NAMED: Final = f"{_TAKE_OVER}, sent_at = coalesce(sent_at, :now) {_NAMED} RETURNING {JOB}"
 
 
-def claim(db: sqlite3.Connection, job_ids: Sequence[JobId], taker: Taker, now: int) -> list[Claim | Refused]:
-    asked = _parameters(taker, now)
+def claim(
+    db: sqlite3.Connection, queue: str, job_ids: Sequence[JobId], taker: Taker, now: int
+) -> list[Claim | Refused]:
+    asked = _parameters(taker, now) | {"queue": queue}
     db.execute("CREATE TEMP TABLE IF NOT EXISTS th_asked (value BLOB PRIMARY KEY) WITHOUT ROWID")
     db.execute("DELETE FROM temp.th_asked")
     db.executemany("INSERT OR IGNORE INTO temp.th_asked VALUES (?)", [(each.bytes,) for each in job_ids])
@@ -154,7 +159,8 @@ def claim(db: sqlite3.Connection, job_ids: Sequence[JobId], taker: Taker, now: i
     taken = {each.id: each for each in map(job, db.execute(_TAKE_NAMED, asked).fetchall())}
     # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
     return [
-        claim_of(taken.pop(each)) if each in taken else _refused(db, each, taker, now)  # the first one to ask gets it
+        # The first one to ask gets it.
+        claim_of(taken.pop(each)) if each in taken else _refused(db, queue, each, taker, now)
         for each in job_ids
     ]
 
@@ -169,7 +175,7 @@ _LOOK: Final = f"""
 """
 
 
-def _refused(db: sqlite3.Connection, job_id: JobId, taker: Taker, now: int) -> Refused:
+def _refused(db: sqlite3.Connection, queue: str, job_id: JobId, taker: Taker, now: int) -> Refused:
     row = db.execute(_LOOK, {"id": job_id.bytes, "now": now}).fetchone()
     if row is None:
         return Refused(job_id, Reason.NOT_FOUND)
@@ -177,12 +183,12 @@ def _refused(db: sqlite3.Connection, job_id: JobId, taker: Taker, now: int) -> R
     found = job(columns)
     reason = refusal(
         found,
+        taker,
+        queue=queue,
         now=moment(now),
         hold=maybe_moment(hold),
         attempts=attempts,
         is_paused=bool(is_paused),
-        is_handled=taker.handles(found),
-        reclaims=taker.may_reclaim(found),
     )
     assert reason is not None  # noqa: S101  or it would have been taken
     return Refused(job_id, *reason, found.sends)

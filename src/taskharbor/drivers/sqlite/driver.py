@@ -113,9 +113,10 @@ class SqliteDriver:
         patience: timedelta,
         overdue: bool = False,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections.write() as (db, now):
             claims = claiming.take_due(db, queue, taker, now=now, limit=limit, patience=patience, overdue=overdue)
             if len(claims) < limit and reclaim:
@@ -126,15 +127,17 @@ class SqliteDriver:
         self,
         job_ids: Sequence[JobId],
         *,
+        queue: str,
         token: Token,
         worker: str,
         lease: timedelta,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Taker(token=token, worker=worker, lease=lease, types=types, reclaims=reclaim)
+        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections.write() as (db, now):
-            return claiming.claim(db, job_ids, taker, now)
+            return claiming.claim(db, queue, job_ids, taker, now)
 
     def extend(
         self,

@@ -106,7 +106,7 @@ def test_a_leased_job_is_refused_until_its_lease_ends(subject: Subject) -> None:
 
 
 def test_a_job_that_nobody_dispatched_cannot_be_claimed_by_its_id(subject: Subject) -> None:
-    pending, failed = subject.insert(queue="mail"), subject.bring(Status.FAILED)
+    failed, pending = subject.bring(Status.FAILED), subject.insert()
 
     answers = subject.claim(pending, failed)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Declined, Dispatch, Sent, Unsent
 from taskharbor.core.ids import new_job_id
+from taskharbor.core.messages import SEQS
 from taskharbor.core.model import Claim
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -292,6 +293,16 @@ def test_declining_a_message_that_is_not_the_newest_changes_nothing(subject: Sub
     before = subject.everything(job_id)
 
     answers = subject.driver.dispatched([Declined(job_id, seq=1)])
+
+    assert answers == [False]
+    assert subject.everything(job_id) == before
+
+
+def test_declining_a_message_with_the_highest_number_is_answered(subject: Subject) -> None:
+    job_id = subject.bring(Status.ENQUEUED)
+    before = subject.everything(job_id)
+
+    answers = subject.driver.dispatched([Declined(job_id, seq=SEQS[-1])])
 
     assert answers == [False]
     assert subject.everything(job_id) == before

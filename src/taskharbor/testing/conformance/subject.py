@@ -86,6 +86,7 @@ class Subject:
         lease: timedelta = LEASE,
         overdue: bool = False,
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
         return self.driver.reserve(
@@ -97,6 +98,7 @@ class Subject:
             patience=PATIENCE,
             overdue=overdue,
             types=types,
+            unhandled_after=unhandled_after,
             reclaim=reclaim,
         )
 
@@ -108,13 +110,22 @@ class Subject:
     def claim(
         self,
         *job_ids: JobId,
+        queue: str = "default",
         token: Token | None = None,
         worker: str = "worker",
         types: Collection[str] | None = None,
+        unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
         return self.driver.claim(
-            job_ids, token=token or new_token(), worker=worker, lease=LEASE, types=types, reclaim=reclaim
+            job_ids,
+            queue=queue,
+            token=token or new_token(),
+            worker=worker,
+            lease=LEASE,
+            types=types,
+            unhandled_after=unhandled_after,
+            reclaim=reclaim,
         )
 
     def settle(self, held: Claim | Lease, outcome: Outcome) -> SettleAnswer:

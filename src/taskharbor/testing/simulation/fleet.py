@@ -16,6 +16,7 @@ from taskharbor.testing.simulation.plan import (
     POLL,
     RESEND,
     UNCLAIMED,
+    UNHANDLED_AFTER,
     VISIBILITY,
 )
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
@@ -141,6 +142,7 @@ class Fleet:
             transport=None if self.rings is None else self._transport(process, self.rings),
             visibility=VISIBILITY,
             patience=RESEND,
+            unhandled_after=UNHANDLED_AFTER,
             middleware=[self._watching.middleware(process)],
             name=process.name,
             runtime=runtime,

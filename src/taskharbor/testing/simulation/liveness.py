@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.states import Status
 from taskharbor.testing.simulation.history import Call
-from taskharbor.testing.simulation.plan import LEASE, POLL, RESEND
+from taskharbor.testing.simulation.jobs import UNKNOWN
+from taskharbor.testing.simulation.plan import LEASE, POLL, RESEND, UNHANDLED_AFTER
 from taskharbor.testing.simulation.world import EPOCH, shown
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Liveness:
 
     def _check_waiting(self, job: Job, waited: timedelta) -> None:
         bound = POLL + SLACK + (timedelta(0) if self._simulation.service is None else RESEND)
+        bound += UNHANDLED_AFTER if job.type == UNKNOWN else timedelta(0)
         idle = [name for name, since in self._free.items() if self._world.now - since > bound.total_seconds()]
         if waited > bound and idle:
             self._violated(job, f"is due for {waited}, while {idle} could take it")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.outcome import MAX_RELEASES
 from taskharbor.core.states import Event, Status, landing, next_statuses
-from taskharbor.testing.simulation.jobs import BACKOFF
+from taskharbor.testing.simulation.jobs import BACKOFF, UNKNOWN
 from taskharbor.testing.simulation.jumps import TAKE_OVER
+from taskharbor.testing.simulation.plan import UNHANDLED_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -90,6 +91,7 @@ def _reserve(call: Call, before: Job, after: Job) -> list[str]:
             "was taken though its cancel was requested": before.cancel_requested_at is None,
             "has another token than was asked for": after.lease_token == call.asked["token"],
             "was taken from where it cannot be": before.status.is_waiting or before.status is Status.PROCESSING,
+            "was taken though others might handle it": before.type != UNKNOWN or _is_left(call, before),
             "was taken while its message may come": before.status is not Status.ENQUEUED
             or call.verb == "claim"
             or call.at - before.scheduled_for > call.asked["patience"],
@@ -97,10 +99,16 @@ def _reserve(call: Call, before: Job, after: Job) -> list[str]:
     )
 
 
+def _is_left(call: Call, job: Job) -> bool:
+    """Return whether a job without a handler has waited for another worker long enough."""
+    return job.status.is_waiting and call.at - job.scheduled_for >= UNHANDLED_AFTER
+
+
 def _claim(call: Call, before: Job, after: Job) -> list[str]:
     is_delivered = before.status in {Status.ENQUEUED, Status.PROCESSING}
     rules = {
         "was claimed though nobody was told of it": is_delivered,
+        "was claimed by a message of another queue": before.queue == call.asked["queue"],
         "was claimed by a message and does not count as sent": after.sent_at == (before.sent_at or call.at),
     }
     return [*_reserve(call, before, after), *_broken(rules)]

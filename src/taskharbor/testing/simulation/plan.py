@@ -30,6 +30,8 @@ RESEND: Final = timedelta(seconds=6)
 """How long a job that was sent may wait for its claim, at first; and after which a worker takes it without."""
 LONGEST_RESEND: Final = timedelta(seconds=12)
 UNCLAIMED: Final = 500
+UNHANDLED_AFTER: Final = timedelta(seconds=8)
+"""How long workers leave a due job to others that they have no handler for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,8 @@ def draw_delivery(chance: Random) -> DeliveryPlan:
     """Swarm, as for other faults: what a queue service may do wrong, it does in half of the worlds."""
     loss, double = (chance.choice((0.05, 0.3)) if chance.random() < 0.5 else 0.0 for _ in range(2))
     delay = chance.choice((0.5, 4.0, 20.0)) if chance.random() < 0.5 else 0.0
-    habits = Habits(loss=loss, double=double, delay=delay)
     off = chance.choice((RINGS, frozenset({"send"}))) if chance.random() < 0.15 else frozenset()
+    habits = Habits(loss=loss, double=double, delay=delay, stray=0.2 if chance.random() < 0.5 else 0.0)
     return DeliveryPlan(enqueuers=chance.randint(1, 2), habits=habits, off=off)
 
 

@@ -22,11 +22,15 @@ RINGS: Final = frozenset({"send", "receive", "delete", "hide"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How often a message is lost, or doubled, on its way in or out; and how late it may come, in seconds."""
+    """How often a message is lost, or doubled, on its way in or out; and how late it may come, in seconds.
+
+    *stray* is how often a copy arrives in another queue, too: no service does that, but anyone who may send can.
+    """
 
     loss: float = 0.0
     double: float = 0.0
     delay: float = 0.0
+    stray: float = 0.0
 
 
 @dataclass(slots=True)
@@ -123,6 +127,10 @@ class QueueService:
         if self.chance.random() < self.habits.loss:
             return
         self._count += 1
+        others = [name for name in self.queues if name != queue and not name.startswith(".")]
+        if self.habits.stray and others and self.chance.random() < self.habits.stray:
+            copy = Copy(f"m{self._count}", message.body, dict(message.attributes), self.clock())
+            self.queues[self.chance.choice(others)].append(copy)
         for _ in range(2 if self.chance.random() < self.habits.double else 1):
             visible_at = self.clock() + self.chance.uniform(0, self.habits.delay)
             copy = Copy(f"m{self._count}", message.body, dict(message.attributes), visible_at)

@@ -16,7 +16,7 @@ from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.testing.simulation.world import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from taskharbor.core.ids import Token
     from taskharbor.core.messages import Message
@@ -30,6 +30,7 @@ class Ring:
     """A message as one process received it, and what that found behind it: nothing, as long as it has not heard."""
 
     process: str
+    queue: str
     message: Message
     receives: int
     found: Token | Refused | None = None
@@ -65,7 +66,7 @@ class Ringing:
 
     def _take_receive(self, call: Call) -> None:
         rings = {
-            delivery.receipt: Ring(call.process, message, delivery.receives)
+            delivery.receipt: Ring(call.process, call.asked["what"], message, delivery.receives)
             for delivery in call.answer
             if (message := parse(delivery.body)) is not None
         }
@@ -76,18 +77,19 @@ class Ringing:
         """Learn what was found. Of a claim whose reply was lost the token is all that can be read back."""
         if call.fate == "late":  # its messages may have come again since
             for claim in (each for each in call.answer if isinstance(each, Claim)):
-                self._take_late(call.process, claim)
+                self._take_late(call, claim)
             return
-        asked = next(rings for key, rings in self._asking.items() if key[0] == call.process and _are(rings, call))
+        asked = self._asking[call.process, call.asked["queue"]]
         for ring, answer in zip(asked, call.answer, strict=True):
             if isinstance(answer, Claim):
                 ring.found = answer.lease.token
             elif call.fate == "ok":
                 ring.found = answer
 
-    def _take_late(self, process: str, claim: Claim) -> None:
+    def _take_late(self, call: Call, claim: Claim) -> None:
+        claimed = (call.process, call.asked["queue"], claim.job.id, None)
         for ring in self._rings.values():
-            if (ring.process, ring.message.job_id, ring.found) == (process, claim.job.id, None):
+            if (ring.process, ring.queue, ring.message.job_id, ring.found) == claimed:
                 ring.found = claim.lease.token
 
     def _too_early(self, call: Call, settled: Collection[tuple[JobId, Token]]) -> Iterator[str]:
@@ -102,17 +104,14 @@ class Ringing:
                 return "though nobody knows what became of it"
             case Refused(reason=Reason.NOT_FOUND):
                 return None if ring.receives > FEW else "though its job may be on its way"
+            case Refused(reason=Reason.OTHER_QUEUE):
+                return None
             case Refused(reason=Reason.LEASED | Reason.UNHANDLED) if seq >= found.sends:
                 return f"though its job was {found.reason}"
             case Refused():
                 is_told = self._declined.get((call.process, job_id), -1) >= seq
                 return None if is_told else "though the store was not told to ring again"
         return None if (job_id, found) in settled else "while its attempt is not settled"
-
-
-def _are(rings: Sequence[Ring], call: Call) -> bool:
-    asked: list[JobId] = call.asked["what"]
-    return [ring.message.job_id for ring in rings] == asked
 
 
 def wrong_messages(store: Store, service: QueueService, told: Mapping[JobId, Collection[str]]) -> Iterator[str]:

@@ -60,6 +60,7 @@ EXPECTED_OF_MESSAGES: Final = (EXPECTED - _SELDOM_WITH_MESSAGES) | {
     "a message was declined, and its job rings again",
     "a job was taken without its message",
     "a message for a job that is leased was left",
+    "a message for a job of another queue was refused",
     "a send that may have worked was left to its lock",
     "an ENQUEUED job was canceled",
 }
@@ -166,6 +167,8 @@ def _taken(call: Call) -> Iterator[str]:
         yield "a job was taken without its message"
     if any(isinstance(each, Refused) and each.reason is Reason.LEASED for each in call.answer):
         yield "a message for a job that is leased was left"
+    if any(isinstance(each, Refused) and each.reason is Reason.OTHER_QUEUE for each in call.answer):
+        yield "a message for a job of another queue was refused"
 
 
 def _beside(call: Call) -> Iterator[str]:
