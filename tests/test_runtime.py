@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing
 from contextvars import ContextVar
 from datetime import timedelta
@@ -11,7 +12,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.janitor import ClockGuard
 from taskharbor.runtime import ThreadRuntime, finished
+from taskharbor.testing.clock import ManualClock
 
 AT_LAST = 10.0
 MANY = 8
@@ -84,3 +88,24 @@ def test_what_a_coroutine_raises_reaches_the_one_who_waits_for_it() -> None:
 
     with closing(ThreadRuntime(plain=1)) as runtime, pytest.raises(LookupError, match="lost"):
         finished(runtime, fail(), timeout=timedelta(seconds=AT_LAST))
+
+
+def test_the_clock_of_a_runtime_counts_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    if boot is None:
+        pytest.skip("this system has no such clock")
+    suspended, gettime, jumps = [0.0], time.clock_gettime, list[str]()
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: gettime(clock) + suspended[0] * (clock == boot))
+    clock = ManualClock()
+    driver = MemoryDriver(clock=clock)
+    monkeypatch.setattr(driver.upkeep, "clock_jumped", lambda **_: jumps.append("jumped"))
+    with closing(ThreadRuntime(plain=1)) as runtime:
+        guard = ClockGuard(runtime, driver, lease=timedelta(seconds=30))
+        guard.tick()
+
+        suspended[0] = 3600.0
+        clock.advance(timedelta(hours=1))
+        guard.tick()
+
+    assert jumps == []
+    assert guard.may_reclaim()

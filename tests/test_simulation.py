@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taskharbor.testing.simulation import Mode, Verdict
 
 SEEDS: Final = range(500)
-SEEDS_OF_MESSAGES: Final = range(250)
+SEEDS_OF_MESSAGES: Final = range(320)
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,9 @@ def test_a_file_that_another_process_keeps_locked_is_waited_for_only_so_long(fil
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
 
-        with pytest.raises(StoreUnavailable, match="another process has been writing"):
+        with pytest.raises(
+            StoreUnavailable, match="another process, or a handler's own write transaction, has kept its write lock"
+        ):
             driver.insert([new_job()])
 
     assert len(driver.insert([new_job()])) == 1

@@ -222,7 +222,10 @@ def test_a_file_that_another_holds_is_waited_for_until_the_deadline(file: Path) 
         other.execute("CREATE TABLE orders (id)")
         other.execute("BEGIN IMMEDIATE")
 
-        with pytest.raises(StoreUnavailable, match="another process has been writing to it for too long"):
+        with pytest.raises(
+            StoreUnavailable,
+            match="another process, or a handler's own write transaction, has kept its write lock for too long",
+        ):
             up(SqliteSchema(file, deadline=timedelta(milliseconds=20)), MIGRATIONS)
 
 

@@ -35,6 +35,17 @@ MAX_STACK_FRAMES: Final = 30
 MOMENT: Final = 1.0  # seconds in which work may end by itself, once it was cancelled
 
 
+_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def seconds_since_boot() -> float:
+    """Return seconds on a clock that nobody sets, and that counts while the machine is suspended if it has such a one.
+
+    A lease runs out meanwhile, and a store on another machine is not ahead afterwards.
+    """
+    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
 class SystemClock:
     """The machine's clock."""
 
@@ -115,7 +126,7 @@ class ThreadRuntime:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return seconds_since_boot()
 
     def token(self) -> Token:
         return new_token()

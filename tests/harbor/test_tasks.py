@@ -415,7 +415,8 @@ def test_progress_that_is_no_number_is_refused_at_once(said: tuple[Any, ...], qu
     quick.worker().drain()
 
     with pytest.raises(
-        JobFailed, match=r"progress is .*: give whole numbers for done and total, and text for the note"
+        JobFailed,
+        match=r"progress is .*: give whole numbers of at most 64 bits for done and total, and text for the note",
     ):
         handle.result()
 

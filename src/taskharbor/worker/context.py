@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from taskharbor.worker.hand import Hand
 
 LONGEST_NOTE: Final = 500
+MAX_COUNT: Final = 2**63 - 1
+MAX_SHOWN_CHARS: Final = 80
 
 
 class Stopped(Exception):
@@ -98,12 +100,11 @@ class Context:
         What is said just before the handler ends may not be stored any more.
         """
         try:
-            said = Progress(
-                index(done), None if total is None else index(total), storable(note[:LONGEST_NOTE], limit=LONGEST_NOTE)
-            )
-        except TypeError as error:  # one that no store takes would keep those of other jobs from being stored
-            rule = "give whole numbers for done and total, and text for the note"
-            raise UsageError(Problem(field="progress", value=repr((done, total, note))[:80], rule=rule)) from error
+            text = storable(note[:LONGEST_NOTE], limit=LONGEST_NOTE)
+            said = Progress(_count(done), None if total is None else _count(total), text)
+        except (TypeError, OverflowError) as error:  # one that no store takes would lose that of other jobs
+            rule = "give whole numbers of at most 64 bits for done and total, and text for the note"
+            raise UsageError(Problem(field="progress", value=_shown(done, total, note), rule=rule)) from error
         self._around.note(self._hand, said)
 
     def complete_in(self, connection: Any, *, result: object = None) -> None:
@@ -140,3 +141,17 @@ class Context:
         if not isinstance(answer, Settled):
             raise answer
         self._hand.is_completed = True
+
+
+def _count(value: int) -> int:
+    number = index(value)
+    if not -MAX_COUNT - 1 <= number <= MAX_COUNT:
+        raise OverflowError
+    return number
+
+
+def _shown(*values: object) -> str:
+    try:
+        return repr(values)[:MAX_SHOWN_CHARS]
+    except Exception:  # noqa: BLE001  a number of thousands of digits, or a user's own __repr__
+        return ", ".join(type(value).__name__ for value in values)

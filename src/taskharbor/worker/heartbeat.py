@@ -59,6 +59,7 @@ class Heartbeat:
         self._timeouts = timeouts
         self._kept = kept
         self._soon = min(SOON, self._every / 4)
+        self._is_failing = False
         self._expected_at = inf
         self._stood_still = (0.0, 0.0)  # until when, and for how long
 
@@ -108,8 +109,11 @@ class Heartbeat:
             self._give_up_late(due, error)
             if not isinstance(error, StoreUnavailable):
                 _LOG.exception("extending %d leases failed; retrying in %.1f s", len(due), self._soon)
+            elif not self._is_failing:
+                _LOG.warning("leases of %d jobs not extended; retrying: %s", len(due), error)
+            self._is_failing = True
             return self._soon
-        skipped = False
+        skipped = self._is_failing = False
         kept: list[Hand] = []
         for hand, answer in zip(due, answers, strict=True):
             if isinstance(answer, Extended):

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskharbor.core.errors import StoreUnavailable
@@ -48,6 +48,10 @@ class Connections:
         self._left_behind = getattr(self, "_idle", [])  # kept, or Python would close them
         self._idle: list[Link] = []
         self._writing = threading.Lock()
+        self._counting = threading.Lock()
+        self._urgent = 0  # writers that wait, and go before all others
+        self._none_urgent = threading.Event()
+        self._is_file_locked = False
         self._is_closed = False
         self._pid = os.getpid()  # last: whoever sees it sees the others
 
@@ -62,23 +66,56 @@ class Connections:
         finally:
             self._give_back(taken)
 
-    def write(self) -> Link:
-        """Return what runs one IMMEDIATE transaction, in a ``with`` statement."""
-        return self._take()
+    def write(self, *, urgent: bool = False) -> Link:
+        """Return what runs one IMMEDIATE transaction, in a ``with`` statement.
+
+        An *urgent* one goes before all others of this process that wait: leases end while it waits.
+        """
+        taken = self._take()
+        taken.is_urgent = urgent
+        return taken
 
     def begin(self, taken: Link) -> int:
         """Begin; the time is read once it is alone, so that times follow its order."""
-        # At once, where that can be: to set a time takes longer than all the rest.
-        if not (self._writing.acquire(blocking=False) or self._writing.acquire(timeout=self._seconds)):
+        if not (self._acquire_urgently() if taken.is_urgent else self._acquire()):
             self._give_back(taken)
-            raise StoreUnavailable(f"{self.path}: {_CROWDED}")  # noqa: TRY003  it says which file
+            reason = _HELD if self._is_file_locked else _CROWDED
+            raise StoreUnavailable(f"{self.path}: {reason}")  # noqa: TRY003  it says which file
         try:
             self.statements += 1
+            self._is_file_locked = True  # by another connection, for as long as this one does not begin
             taken.run("BEGIN IMMEDIATE")
+            self._is_file_locked = False
             return self.now()
         except BaseException:
             self.end(taken)
             raise
+
+    def _acquire(self) -> bool:
+        """Wait for the turn to write, behind every urgent writer; False if it does not come in time."""
+        # At once, where that can be: to set a time takes longer than all the rest.
+        give_up_at, has_turn = 0.0, self._writing.acquire(blocking=False)
+        while not has_turn or self._urgent:
+            give_up_at = give_up_at or time.monotonic() + self._seconds
+            if has_turn:
+                self._writing.release()
+                self._none_urgent.wait(max(0.0, give_up_at - time.monotonic()))
+            has_turn = self._writing.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
+            if not has_turn:
+                return False
+        return True
+
+    def _acquire_urgently(self) -> bool:
+        with self._counting:
+            self._urgent += 1
+            self._none_urgent.clear()
+        try:
+            return self._writing.acquire(timeout=self._seconds)
+        finally:
+            with self._counting:
+                self._urgent -= 1
+                if not self._urgent:
+                    self._none_urgent.set()
 
     def end(self, taken: Link) -> None:
         """Let the next one write; what was not committed is undone."""
@@ -115,6 +152,7 @@ class Connections:
             self._idle.append(taken)
 
     def _open(self) -> sqlite3.Connection:
+        create_private(self.path)
         with ExitStack() as on_error:
             try:
                 connection = sqlite3.connect(
@@ -141,11 +179,12 @@ class Link:
     A class, since a generator for a context would cost a single job 2 µs of each of its calls.
     """
 
-    __slots__ = ("connection", "connections", "run")
+    __slots__ = ("connection", "connections", "is_urgent", "run")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.connections: Connections
+        self.is_urgent = False
         self.run = connection.cursor().execute  # the connection's own makes a cursor each time
 
     def __enter__(self) -> tuple[sqlite3.Connection, int]:
@@ -168,14 +207,25 @@ class Link:
             raise explained(error, connections.path) from error
 
 
+def create_private(path: Path) -> None:
+    """Create the file for its owner alone; SQLite gives the mode to what it makes beside it. A file keeps its mode."""
+    with suppress(OSError):  # it exists, or cannot be made: then SQLite gives the reason
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE))
+
+
 def _machine_time() -> int:
     return time.time_ns() // 1_000
 
 
+PRIVATE: Final = 0o600
 _CROWDED: Final = "other threads of this process have been writing to it for too long; try again"
+_HELD: Final = (
+    "another process, or a handler's own write transaction, has kept its write lock for too long; "
+    "no lease can be extended meanwhile. Keep write transactions short, and try again"
+)
 _CLOSED: Final = "this driver was closed"
 _HINTS: Final = {
-    "SQLITE_BUSY": "another process has been writing to it for too long; try again",
+    "SQLITE_BUSY": _HELD,
     "SQLITE_FULL": "the disk is full; nothing of this call was stored. Make room and try again",
     "SQLITE_CANTOPEN": "it cannot be opened; does its folder exist, and may this user write there?",
     "SQLITE_READONLY": "it is read-only for this user",

@@ -145,7 +145,7 @@ class SqliteDriver:
         *,
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
-        with self._connections.write() as (db, now):
+        with self._connections.write(urgent=True) as (db, now):
             return [settling.extend(db, held, lease, now) for held in leases]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.drivers.migrate import load
-from taskharbor.drivers.sqlite.connection import explained
+from taskharbor.drivers.sqlite.connection import create_private, explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,7 @@ class SqliteSchema:
             return _version(connection)
 
     def apply(self, migration: Migration) -> bool:
+        create_private(self._path)
         with self._connection("rwc") as connection:
             _enter_wal(connection, self._deadline)
             connection.execute("BEGIN IMMEDIATE")

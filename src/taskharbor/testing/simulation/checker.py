@@ -11,12 +11,12 @@ from taskharbor.core.errors import LeaseLost
 from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.simulation.history import Began, Call, Ended, Note
-from taskharbor.testing.simulation.jobs import HEEDING
+from taskharbor.testing.simulation.jobs import HEEDING, SYNC
 from taskharbor.testing.simulation.jumps import Jumps
 from taskharbor.testing.simulation.moves import wrong_move
 from taskharbor.testing.simulation.plan import LEASE
 from taskharbor.testing.simulation.ringing import Ringing, wrong_messages
-from taskharbor.testing.simulation.world import shown
+from taskharbor.testing.simulation.world import DRIFT, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 Attempt = tuple["JobId", "Token"]
 BATCHES: Final = frozenset({"settle", "extend"})
 HEED: Final = timedelta(seconds=1)
-NEVER_FAIL: Final = frozenset({"quick", "plain", "slow", "stubborn", "blocking", "plain_slow", "deaf", "snoozing"})
+NEVER_FAIL: Final = frozenset(
+    {"quick", "plain", "slow", "stubborn", "blocking", "plain_slow", "deaf", "stuck", "snoozing"}
+)
 
 
 def check(history: History, store: Store, accepted: Sequence[JobId], service: QueueService | None = None) -> list[str]:
@@ -81,7 +83,7 @@ class Checker:
                 self._take_ended(happening)
             case Note(what="is quiet"):
                 self.quiet_since = happening.at
-            case Note(what="is told to stop"):
+            case Note(what="is told to stop" | "has lost half of its slots"):
                 self.stopping.add(happening.process)
 
     def _wrong(self, at: Happening, what: str) -> None:
@@ -189,12 +191,23 @@ class Checker:
         job, began, ended = self.jobs[key[0]], self.begun.get(key), self.ended.get(key)
         if event is Event.ACK and (ended is None or ended.error is not None or job.result is None):
             self._wrong(call, f"a success of {shown(job.id)} is recorded that never was")
+        elif event is Event.ACK and began is not None and ended is not None and _is_late(job, began, ended):
+            self._wrong(call, f"a success of {shown(job.id)} is recorded though its handler returned after its timeout")
         elif event is Event.ACK and ended is not None and _decoded(job) != ended.result:
             self._wrong(call, f"the result of {shown(job.id)} is not what its handler returned")
-        elif event in {Event.RETRY, Event.SNOOZE} and began is not None and (ended is None or ended.error is None):
+        elif (
+            event in {Event.RETRY, Event.SNOOZE}
+            and began is not None
+            and (ended is None or ended.error is None)
+            and not self._is_past_timeout(key, call.happened_at if ended is None else ended.at)
+        ):
             self._wrong(call, f"a {event} of {shown(job.id)} is recorded, which its handler did not ask for")
         elif event is Event.RELEASE and began is not None and call.process not in self.stopping:
             self._wrong(call, f"{shown(job.id)} is released by a worker that goes on")
+
+    def _is_past_timeout(self, key: Attempt, at: datetime) -> bool:
+        timeout = self.jobs[key[0]].timeout
+        return timeout is not None and at >= self.claimed[key][2] + timeout * (1 - 2 * DRIFT)
 
     def _take_began(self, began: Began) -> None:
         key = (began.job_id, began.token)
@@ -250,6 +263,11 @@ def _wrong_rows(checker: Checker, store: Store, accepted: Sequence[JobId]) -> It
         is_first_death = job.type == "poison" and job.status is Status.DEAD and job.life == 1
         if is_first_death and (lost != job.max_attempts or lost != job.attempt_count):
             yield f"job {shown(job.id)} is poison and died after {lost} lost attempts of {job.max_attempts}"
+
+
+def _is_late(job: Job, began: Began, ended: Ended) -> bool:
+    """Tell whether a sync handler returned after its timeout, however its process's clock runs."""
+    return job.type in SYNC and job.timeout is not None and ended.at > began.at + job.timeout * (1 + 2 * DRIFT)
 
 
 def _decoded(job: Job) -> Any:

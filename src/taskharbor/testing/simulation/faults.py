@@ -12,9 +12,10 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
 from taskharbor.delivery.transport import TransportUnavailable
 from taskharbor.testing.simulation.history import COMMITTED, Call, Move
+from taskharbor.testing.simulation.jobs import SYNC
 from taskharbor.testing.simulation.jumps import TAKE_OVER
 from taskharbor.testing.simulation.queue_service import RINGS
-from taskharbor.testing.simulation.world import EPOCH, Killed, shown
+from taskharbor.testing.simulation.world import DRIFT, EPOCH, Killed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -245,9 +246,17 @@ class Store:
         """Whoever could extend a lease and did not want to let go of it must not lose it."""
         holder, since = self._claimed[job.id, token]
         is_excused = holder.is_dead or token in self.unheard or holder.is_disturbed(since)
+        is_excused = is_excused or self._was_given_up(job, token, since)
         if not is_excused and self.failed_at.get(holder.name, -1.0) < since and not self.is_in_doubt(job.id, token):
             what = f"{holder.name} lost its lease on {shown(job.id)} ({job.type}) and nothing kept it from"
             self._history.violated(f"{what} extending it")
+
+    def _was_given_up(self, job: Job, token: Token, since: float) -> bool:
+        """Tell whether its sync handler did not return, and the lease was kept for about a lease after its timeout."""
+        if job.type not in SYNC or job.timeout is None:
+            return False
+        given_up_at = since + job.timeout.total_seconds() * (1 - 2 * DRIFT) + self._faults.lease
+        return self._kept_at[job.id, token] > given_up_at - self._faults.lease / 2
 
     def _check_told(self, process: Process, job: Job) -> None:
         """Whoever could have noticed that the clock jumped ahead takes over from nobody before the store is told."""

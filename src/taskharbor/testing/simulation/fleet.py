@@ -176,6 +176,7 @@ class Fleet:
         for runtime in self._runtimes:
             for work in runtime.events.started:
                 _close(work)
+            runtime.end_threads()
 
     def _stop(self, member: Member) -> None:
         member.stops_at = self._world.now
@@ -194,9 +195,20 @@ class Fleet:
         if process.is_dead or is_over:
             self._leave(member)
             return
+        self._watch_slots(member)
         if member.stops_at is not None:
             self._check_stop(member, member.stops_at)
         self._world.schedule(self._world.now + WATCH, lambda: self._watch(member))
+
+    def _watch_slots(self, member: Member) -> None:
+        """Notice that a worker ends itself because half of its slots are lost; it must."""
+        if member.stops_at is not None:
+            return
+        if member.worker.is_exhausted:
+            member.stops_at = self._world.now
+            self._history.note(member.process, "has lost half of its slots")
+        elif self._watching.lost_slots(member.process) * 2 >= self._plan.concurrency:
+            self._history.violated(f"{member.process.name} continues with half of its slots lost")
 
     def _leave(self, member: Member) -> None:
         if not member.process.is_dead:

@@ -23,11 +23,18 @@ if TYPE_CHECKING:
     from taskharbor.worker import Context, Worker
 
 SLICE: Final = 0.25
+LOST_AFTER: Final = 7.0
+"""Seconds after the timeout of a sync handler in which its slot must count as lost: a lease, and two for delays."""
 BACKOFF: Final = Exponential(base=timedelta(seconds=0.5), cap=timedelta(seconds=4))
 POLICY: Final = RetryPolicy(backoff=BACKOFF)
 HEEDING: Final = frozenset({"quick", "slow", "flaky", "failing", "snoozing", "endless", "cancels_itself"})
 """The kinds that end as soon as they are told to."""
 UNKNOWN: Final = "unknown"
+STUCK: Final = "stuck"
+SYNC: Final = frozenset({"plain", "plain_slow", "deaf", STUCK})
+"""The kinds whose return after the timeout is no success."""
+NEVER_RETURNS: Final = 3
+"""The number in the payload of a stuck job that never returns."""
 STATELESS: Final = ("quick", "plain", "unstorable", "exits", "hopeless", "called_off", "cancels_itself", "failing")
 KINDS: Final = (
     *STATELESS,
@@ -36,6 +43,7 @@ KINDS: Final = (
     "blocking",
     "plain_slow",
     "deaf",
+    STUCK,
     "flaky",
     "snoozing",
     "endless",
@@ -51,11 +59,22 @@ class Watching:
         self._history = history
         self._store = store
         self.running: dict[tuple[JobId, Token], tuple[Process, float, str]] = {}
+        self._timeouts: dict[JobId, float] = {}
         self.busy_at: dict[str, float] = {}
         """When a handler last began or ended in a process."""
 
     def count(self, process: Process) -> int:
         return sum(1 for where, _, _ in self.running.values() if where is process)
+
+    def lost_slots(self, process: Process) -> int:
+        """Return how many sync handlers of an undisturbed process run far longer than their timeout."""
+        now = self._history.world.now
+        return sum(
+            1
+            for (job_id, _), (where, began, kind) in self.running.items()
+            if where is process and kind in SYNC and not process.is_disturbed(began)
+            if (timeout := self._timeouts.get(job_id)) is not None and now > began + timeout + LOST_AFTER
+        )
 
     def forget(self, process: Process) -> None:
         self.running = {key: value for key, value in self.running.items() if value[0] is not process}
@@ -98,6 +117,8 @@ class Watching:
         )
         self._history.add(began)
         self.running[job.id, token] = process, self._history.world.now, job.type
+        if job.timeout is not None:
+            self._timeouts[job.id] = job.timeout.total_seconds()
         self.busy_at[process.name] = self._history.world.now
 
     def _overlaps(self, job_id: JobId) -> list[Token]:
@@ -137,6 +158,7 @@ class Handlers:
         self._process = process
         self._world: World = process.world
         self._events = runtime.events
+        self._sleep = runtime.sleep
         self._history = history
         self._naps = naps
 
@@ -177,6 +199,11 @@ class Handlers:
 
     def deaf(self, job: Job, ctx: Context) -> Any:
         self._world.wait(job.data["seconds"])
+        return _answer(job, ctx)
+
+    def stuck(self, job: Job, ctx: Context) -> Any:
+        """Run past its timeout; every third such job never returns."""
+        self._sleep(None if job.data["n"] == NEVER_RETURNS else job.data["seconds"])
         return _answer(job, ctx)
 
     async def flaky(self, job: Job, ctx: Context) -> Any:

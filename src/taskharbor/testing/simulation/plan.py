@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.request import JobRequest
 from taskharbor.testing.simulation import faults
-from taskharbor.testing.simulation.jobs import KINDS
+from taskharbor.testing.simulation.jobs import KINDS, STUCK
 from taskharbor.testing.simulation.queue_service import RINGS, Habits
 
 if TYPE_CHECKING:
@@ -105,14 +105,15 @@ def _request(chance: Random, kinds: list[str], queues: tuple[str, ...]) -> JobRe
     kind = chance.choice(kinds)
     blocks = kind in {"blocking", "plain_slow", "deaf"}
     seconds = round(chance.uniform(0.1, 0.6 if blocks else 2.5) * LEASE.total_seconds(), 3)
-    has_timeout = kind == "endless" or chance.random() < 0.3
+    is_stuck = kind == STUCK
+    has_timeout = kind == "endless" or is_stuck or chance.random() < 0.3
     return JobRequest(
         type=kind,
         payload={"seconds": seconds, "n": chance.randint(1, 3)},
         queue=chance.choice(queues),
         delay=timedelta(seconds=round(chance.uniform(0, 10), 3)) if chance.random() < 0.3 else None,
-        timeout=timedelta(seconds=round(chance.uniform(0.2, 8), 3)) if has_timeout else None,
-        max_attempts=chance.randint(1, 4),
+        timeout=timedelta(seconds=round(chance.uniform(0.2, 2 if is_stuck else 8), 3)) if has_timeout else None,
+        max_attempts=chance.randint(1, 2 if is_stuck else 4),
         priority=chance.randint(-1, 1),
         idempotency_key=f"key {chance.randint(1, 5)}" if chance.random() < 0.1 else None,
     )

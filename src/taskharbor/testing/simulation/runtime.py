@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from taskharbor.runtime import AFTER_AN_ERROR, AsyncRun
+from taskharbor.testing.simulation.threads import HandlerThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -42,6 +44,7 @@ class SimulatedRuntime:
         self._may_start = may_start
         self.events = SimulatedEventLoop(process, failed)
         self.loops: list[SimulatedLoop] = []
+        self._threads: list[HandlerThread] = []
 
     def now(self) -> datetime:
         return self._process.world.store_time()
@@ -62,7 +65,21 @@ class SimulatedRuntime:
     def run_plain(self, work: Callable[[], None]) -> None:
         if not self._may_start():
             raise RuntimeError("can't start new thread")
-        self._process.schedule(self._process.world.chance.uniform(0, MOMENT), work)
+        thread = HandlerThread(work)
+        self._threads.append(thread)
+        self._process.schedule(self._process.world.chance.uniform(0, MOMENT), thread.resume)
+
+    def sleep(self, seconds: float | None) -> None:
+        """Let the sync handler that calls this sleep; without *seconds* until its process ends."""
+        thread = cast("HandlerThread", threading.current_thread())
+        if seconds is not None:
+            self._process.schedule(seconds, thread.resume)
+        thread.sleep()
+
+    def end_threads(self) -> None:
+        """End the handlers that sleep, once their world has ended."""
+        for thread in self._threads:
+            thread.kill()
 
     def thread_id(self) -> int:
         return 1

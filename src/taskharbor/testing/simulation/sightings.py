@@ -9,6 +9,7 @@ from taskharbor.core.errors import IllegalTransition, JobNotFound, LeaseLost
 from taskharbor.core.messages import parse
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.simulation.history import Call
+from taskharbor.testing.simulation.jobs import STUCK
 from taskharbor.testing.simulation.plan import LEASE
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ EXPECTED: Final = frozenset(
         "an attempt was lost to the clock, and given back",
         "a finished job was pruned",
         "an outcome came for a job that was pruned",
+        "a sync handler was recorded as timed out",
+        "a job was taken from a sync handler that did not return",
     }
 )
 
@@ -155,14 +158,19 @@ class Watcher:
                 yield "an ended lease was brought back before a late success"
         if move is not None and event is Event.RELEASE:
             yield "an attempt was released"
+        if move is not None and move.before and move.before.type == STUCK and event is Event.RETRY:
+            yield "a sync handler was recorded as timed out"
         ends_at = None if move is None or move.before is None else move.before.lease_expires_at
         if event is Event.ACK and ends_at is not None and ends_at - call.at < LEASE / 3:
             yield "a success came just before its lease ended"
 
 
 def _taken(call: Call) -> Iterator[str]:
-    if any(move.before and move.before.status is Status.PROCESSING for move in call.moves):
+    held = [move.before.type for move in call.moves if move.before and move.before.status is Status.PROCESSING]
+    if held:
         yield "a worker took over an ended lease"
+    if STUCK in held:
+        yield "a job was taken from a sync handler that did not return"
     if call.verb == "reserve" and any(move.before and move.before.status is Status.ENQUEUED for move in call.moves):
         yield "a job was taken without its message"
     if any(isinstance(each, Refused) and each.reason is Reason.LEASED for each in call.answer):

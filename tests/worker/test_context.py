@@ -1,0 +1,38 @@
+"""What a handler may say about its attempt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.core.errors import UsageError
+from taskharbor.core.model import Progress
+from tests.waiting import wait_until
+from tests.worker.working import drained, enqueue, stored
+
+if TYPE_CHECKING:
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.worker import Context
+
+LARGEST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "said", [(10**5000,), (1, 10**5000), (LARGEST + 1,), (-LARGEST - 2,)], ids=["5000", "of 5000", "over", "under"]
+)
+def test_progress_too_large_to_store_is_refused_and_loses_no_progress_of_others(
+    driver: Driver, said: tuple[Any, ...]
+) -> None:
+    def render(_job: Job, ctx: Context) -> None:
+        ctx.progress(-LARGEST - 1, LARGEST)
+        with pytest.raises(UsageError, match=r"progress is .*: give whole numbers of at most 64 bits"):
+            ctx.progress(*said)
+        wait_until(lambda: stored(driver, job_id).progress is not None)
+
+    job_id = enqueue(driver, "render", max_attempts=1)
+
+    drained(driver, {"render": render})
+
+    assert stored(driver, job_id).progress == Progress(-LARGEST - 1, LARGEST)
