@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NUMBERS: Final = count(1)
+NEWEST: Final = len(MIGRATIONS)
+PREVIOUS: Final = NEWEST - 1
+"""The schema that code must work on as well, since it is deployed before its migration."""
 
 
 @contextmanager
-def database(*, migrated: bool = True) -> Iterator[str]:
+def database(*, migrated: bool = True, version: int = NEWEST) -> Iterator[str]:
     """Give the URL of a new database, with our tables in it unless told otherwise."""
     name = f"test_{next(_NUMBERS)}"
-    url = server().database(name, template=_template() if migrated else None)
+    url = server().database(name, template=_template(version) if migrated else None)
     try:
         yield url
     finally:
@@ -40,7 +43,12 @@ def emptied() -> str:
 
     Making and dropping one takes a checkpoint each; emptying the one that is there does not.
     """
-    url = _shared()
+    return emptied_at(NEWEST)
+
+
+def emptied_at(version: int) -> str:
+    """Do the same with an older schema."""
+    url = _shared(version)
     empty(url)
     return url
 
@@ -64,8 +72,9 @@ _TABLES: Final = """
 
 
 @cache
-def _shared() -> str:
-    return server().database("shared", template=_template())
+def _shared(version: int) -> str:
+    name = "shared" if version == NEWEST else f"shared_{version}"
+    return server().database(name, template=_template(version))
 
 
 @cache
@@ -78,10 +87,11 @@ def server() -> Server:
 
 
 @cache
-def _template() -> str:
+def _template(version: int) -> str:
     """Make the schema once for all cases: copying it is many times faster."""
-    migrate.up(schema_at(server().database("template")), MIGRATIONS)
-    return "template"
+    name = f"template_{version}"
+    migrate.up(schema_at(server().database(name)), MIGRATIONS[:version])
+    return name
 
 
 def schema_at(url: str, *, schema: str = "public") -> PostgresSchema:

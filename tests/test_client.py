@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import IntEnum, StrEnum
@@ -675,3 +676,16 @@ def test_a_store_that_is_away_at_the_first_check_is_asked_again() -> None:
 
     assert driver.inspector.settings() == {"codec": "ZipCodec"}
     assert len(driver.inspector.find(JobFilter(), limit=10).jobs) == 1
+
+
+def test_a_record_that_a_rollback_has_undone_is_made_again(tmp_path: Path) -> None:
+    driver = SqliteDriver(tmp_path / "jobs.db")
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
+        client = Client(driver.joined(db), codec=ZipCodec())
+        client.enqueue(request())
+        db.rollback()
+        client.enqueue(request())
+        db.commit()
+
+    assert driver.inspector.settings() == {"codec": "ZipCodec"}
+    driver.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -15,6 +17,7 @@ import pytest
 
 from taskharbor import Client, JobRequest, JsonCodec
 from taskharbor.core.answers import JobFilter
+from taskharbor.core.codec import codec_name
 from taskharbor.core.errors import CodecMismatch
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers import migrate
@@ -27,7 +30,6 @@ from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from taskharbor.drivers.base import Driver
 
@@ -202,3 +204,16 @@ def test_a_schema_without_settings_lets_every_codec_write() -> None:
 
             assert (jobs(driver), driver.inspector.settings()) == (2, {})
             assert not driver.control.change_setting("codec", "zip", instead_of="json")
+
+
+def test_the_python_of_the_page_on_codecs_runs_and_reads_both_formats() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "codecs.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "codecs.md", "exec"), names)
+    before, after = names["Mixed"](AES, encrypts=False), names["Mixed"](AES, encrypts=True)
+
+    assert (codec_name(before), codec_name(after)) == ("json", "aes-gcm+json")
+    for writer in (before, after):
+        data = writer.encode({"card": "4111"}, context=b"job 1")
+        assert [reader.decode(data, context=b"job 1") for reader in (before, after)] == [{"card": "4111"}] * 2

@@ -207,7 +207,7 @@ class Client:
 
     def _check_codec(self) -> None:
         agree_on_codec(self._driver, self._codec)
-        self._is_checked = self._coalesces  # a transaction that was joined may undo the record
+        self._is_checked = not getattr(self._driver, "undoes_settings", False)
 
     def _own_line(self) -> Line:
         """Return where threads of this process wait; who waited before a fork stayed on the other side."""

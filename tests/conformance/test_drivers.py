@@ -84,14 +84,14 @@ def sqlite(folder: Path) -> Subject:
     )
 
 
-def postgres() -> Subject:
+def postgres(url: str = "") -> Subject:
     import psycopg  # noqa: PLC0415  as above
 
     from taskharbor.drivers.postgres import PostgresDriver  # noqa: PLC0415  as above
     from tests.postgres import emptied  # noqa: PLC0415  as above
 
     clock = ManualClock()
-    url = emptied()
+    url = url or emptied()
     driver = PostgresDriver(url, clock=clock)
 
     def spend(job_id: JobId) -> None:

@@ -87,7 +87,7 @@ class Inserter(Protocol):
         """Store new jobs, as `Driver.insert` does."""
 
     def remember(self, name: str, value: str) -> str:
-        """Record a setting, as `Driver.remember` does; a joined transaction may undo it by its rollback."""
+        """Record a setting, as `Driver.remember` does. If a rollback undoes it, ``undoes_settings`` is true."""
 
 
 class AsyncInserter(Protocol):

@@ -139,9 +139,8 @@ class Worker:
         self._unhandled_after = None if unknown_types == "leave" else unhandled_after
         self._handlers: dict[str, Handler] = {}
         self._policies: dict[str, RetryPolicy] = {}
-        self._lifespan = lifespan
+        self._lifespan, self._schedules = lifespan, tuple(schedules)
         self._scheduler = scheduler or Scheduler(driver, codec=codec or JsonCodec())
-        self._schedules = tuple(schedules)
         self._hands = Hands(self._runtime, concurrency=in_all, queues=limits)
         self._tell = Telling(hooks)
         self._guard = ClockGuard(self._runtime, driver, lease=lease)

@@ -30,6 +30,8 @@ _LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 doe
 class Joined:
     """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
+    undoes_settings: Final = True
+
     def __init__(self, connection: sqlite3.Connection, connections: Connections, settings: Settings) -> None:
         rule = f"this store is SQLite; give a sqlite3.Connection to {connections.path}, or what works through one"
         check_kind(connection, sqlite3.Connection, rule)
