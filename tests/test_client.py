@@ -537,6 +537,17 @@ def test_a_job_whose_reply_was_lost_once_is_stored_once(commits: bool) -> None:
     assert enqueued.existed == commits
 
 
+def test_a_store_that_is_known_to_be_away_is_asked_once() -> None:
+    gone = StoreUnavailable("gone", retry_in=timedelta(seconds=1))
+    driver = Unreliable(gone, commits=False)
+
+    with pytest.raises(StoreUnavailable) as failed:
+        Client(driver).enqueue(request())
+
+    assert failed.value is gone
+    assert not driver.inspector.find(JobFilter(), limit=10).jobs
+
+
 @pytest.mark.parametrize(("error", "tries"), [(StoreUnavailable("no route"), 2), (OSError("broken pipe"), 1)])
 def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(error: Exception, tries: int) -> None:
     told: list[Fact] = []

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -296,6 +297,23 @@ def test_a_store_out_of_reach_is_told_to_each_caller_of_the_batch_after_one_repe
     assert not first.result(LIMIT).existed
     assert driver.batches[1] == driver.batches[2]
     assert driver.repeats == [False, False, True]
+
+
+def test_how_long_to_wait_is_told_to_each_caller_of_the_batch(
+    client: Client, driver: Gated, pool: ThreadPoolExecutor
+) -> None:
+    _, behind = gathered(client, driver, pool, *[request()] * 3)
+
+    def be_away(jobs: Sequence[NewJob]) -> None:
+        if len(jobs) > 1:
+            raise StoreUnavailable("gone", retry_in=timedelta(seconds=1))
+
+    driver.fail = be_away
+    driver.may_go.set()
+
+    errors = [each.exception(LIMIT) for each in behind]
+    assert [str(error) for error in errors] == 3 * ["the store is out of reach: gone; try again in 1 s"]
+    assert driver.repeats == [False, False]
 
 
 def test_a_store_that_goes_away_while_the_guilty_one_is_looked_for_is_tried_no_further(

@@ -15,7 +15,7 @@ import pytest
 
 from taskharbor import Client, JobRequest
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres import PostgresDriver, outage
 from taskharbor.drivers.postgres.inserting import COPIED
 from taskharbor.drivers.postgres.outage import Outage
 from tests.postgres import emptied
@@ -190,7 +190,10 @@ def server() -> Iterator[Server]:
     server.outage.end()
 
 
-def test_calls_that_wait_share_one_probe_and_return_when_it_connects(server: Server, pool: ThreadPoolExecutor) -> None:
+def test_calls_that_wait_share_one_probe_and_return_when_it_connects(
+    server: Server, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "PROBE_SECONDS", 10 * LIMIT)
     server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT)
     waiting = server.waiting(pool, 8)
     wait_until(lambda: server.probes == 1)

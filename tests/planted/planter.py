@@ -111,8 +111,10 @@ def plant(bug: Bug) -> Report:
 
 def suite(bug: Bug) -> str:
     """Return the file of tests that must catch *bug*: named like its folder, if there is one, or like its module."""
-    if Path(named := f"tests/test_{bug.tests}.py").exists():
-        return named
+    *folders, name = bug.tests.split(".")
+    named = Path("tests", *folders, f"test_{name}.py")
+    if named.exists():
+        return str(named)
     part = bug.module.removeprefix("taskharbor.").replace("jsonform", "codec")
     if part.startswith("drivers."):
         return f"tests/test_{part.removeprefix('drivers.').replace('.', '_')}.py"

@@ -79,9 +79,9 @@ def use_server(server: tuple[int, str], *, is_own_schema: bool) -> None:
         migrate = importlib.import_module("taskharbor.drivers.migrate")
         migrate.up(postgres.schema_at(running.database(own)), postgres.MIGRATIONS)
         template = own
-    postgres._template = lambda: template
+    postgres._template = lambda _version: template
     shared = running.database(f"{prefix}_shared", template=template)
-    postgres._shared = lambda: shared
+    postgres._shared = lambda _version: shared
 
 
 def run_kit(report: Report, store: str, names: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ def keep_server(pipe: Any) -> None:
     postgres: Any = importlib.import_module("tests.postgres")
     server = postgres.server()
     try:
-        pipe.send((server._port, postgres._template()))
+        pipe.send((server._port, postgres._template(postgres.NEWEST)))
         pipe.recv()
     finally:
         server.stop()
