@@ -128,6 +128,12 @@ class KeyRing:
                 self._known.popitem(last=False)
 
 
+def has_good_key(inspector: Inspector) -> bool:
+    """Tell whether the store has a key that opens anything now."""
+    now = inspector.now()
+    return any(is_good(key, now) for key in inspector.keys().values())
+
+
 def is_good(key: ApiKey, now: datetime) -> bool:
     """Tell whether the key opens anything at *now*."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Stream:
     """Reads events while inside, and goes away at the end."""
 
-    def __init__(self, site: Site, path: str, *, reads: bool = True) -> None:
+    def __init__(self, site: Site, path: str, *, reads: bool = True, key: str | None = None) -> None:
         self._site = site
+        self._key = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         self._path, _, self._query = path.partition("?")
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._gone = asyncio.Event()
@@ -41,7 +42,7 @@ class Stream:
             "raw_path": self._path.encode(),
             "query_string": self._query.encode(),
             "root_path": "",
-            "headers": [(b"host", b"localhost")],
+            "headers": [(b"host", b"localhost"), *self._key],
             "server": ("localhost", 80),
         }
         self._task = asyncio.ensure_future(self._site.app(scope, self._receive, self._send))

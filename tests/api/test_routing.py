@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.api import backend, routing
-from tests.api.site import problem
+from tests.api.site import bearer, opened, problem
 from tests.waiting import LIMIT
 
 if TYPE_CHECKING:
@@ -100,6 +100,26 @@ def test_other_requests_are_answered_while_a_batch_is_prepared(site: Site, monke
         return live.status_code, (await posting).status_code
 
     assert site.run(both()) == (200, 200)
+
+
+@pytest.mark.parametrize(
+    "header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Via", "X-Real-IP"]
+)
+def test_without_keys_what_came_through_a_proxy_is_refused(header: str) -> None:
+    with opened(needs_keys=None, only_local_hosts=True) as keyless:
+        refused = keyless.get("/v1/jobs", headers={header: "for=10.0.0.1"})
+
+    assert (refused.status_code, problem(refused)["code"]) == (403, "proxied-without-keys")
+    assert "taskharbor keys create" in problem(refused)["detail"]
+
+
+def test_with_keys_or_behind_a_door_of_your_own_a_proxy_is_welcome() -> None:
+    forwarded = {"X-Forwarded-For": "10.0.0.1"}
+    with opened(needs_keys=False) as own:
+        assert own.get("/v1/jobs", headers=forwarded).status_code == 200
+    with opened(needs_keys=None, only_local_hosts=True) as locked:
+        key = bearer(locked.key("jobs:read"))
+        assert locked.get("/v1/jobs", headers=forwarded | key).status_code == 200
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[bool]:

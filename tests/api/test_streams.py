@@ -121,7 +121,7 @@ def test_a_buffer_that_is_full_ends_the_stream_instead_of_growing() -> None:
         listener = streaming.Listener(size=3)
         for _ in range(10):
             listener.offer(b"x")
-        return listener._events.qsize(), await listener.next()  # noqa: SLF001  what must stay small
+        return listener._events.qsize(), await listener.next(1)  # noqa: SLF001  what must stay small
 
     assert asyncio.run(listen()) == (3, b"")
 

@@ -14,7 +14,7 @@ from taskharbor.api import batch, deadletters, docs, events, health, jobs, queue
 from taskharbor.api.backend import Store
 from taskharbor.api.feed import Feed
 from taskharbor.api.problems import add_handlers
-from taskharbor.api.state import Api
+from taskharbor.api.state import Api, KeyRule
 from taskharbor.core.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -28,13 +28,14 @@ MAX_BODY: Final = 262_144
 
 
 def create_app(
-    harbor: Backend, *, needs_keys: bool = True, only_local_hosts: bool = False, max_body: int = MAX_BODY
+    harbor: Backend, *, needs_keys: bool | None = True, only_local_hosts: bool = False, max_body: int = MAX_BODY
 ) -> FastAPI:
     """Return the HTTP API of *harbor* as an ASGI application, to be served or mounted.
 
     The harbor stays its owner's: whoever opened it closes it. Without *needs_keys* everybody who
     can reach the application may do everything: for development, or behind a door of your own.
-    *only_local_hosts* then keeps out whoever calls this machine by another name than localhost.
+    With None that is so until the store has a good key. *only_local_hosts* then keeps out whoever
+    calls this machine by another name than localhost, or through a proxy.
 
     >>> from taskharbor import Harbor
     >>> app = create_app(Harbor("memory://"))
@@ -54,7 +55,7 @@ def create_app(
     app.state.taskharbor = Api(
         store=store,
         feed=Feed(store),
-        needs_keys=needs_keys,
+        key_rule=KeyRule(needs_keys, store.has_keys),
         only_local_hosts=only_local_hosts,
         max_body=max_body,
     )

@@ -19,7 +19,7 @@ from taskharbor.api.problems import Refusal
 from taskharbor.core.errors import JobNotFound, TaskHarborError
 from taskharbor.core.ids import Token, new_job_id
 from taskharbor.core.model import AuditEntry
-from taskharbor.keys import KeyRing
+from taskharbor.keys import KeyRing, has_good_key
 from taskharbor.views import last_failure
 
 if TYPE_CHECKING:
@@ -137,10 +137,11 @@ class Store:
         self.clock = StoreClock(self._now)
         self._ring = KeyRing(lambda: backend.driver.inspector)
         self._at_the_door = Calls(DOOR_THREADS)
-        own = Calls(4)  # one for each batcher: what was committed already must not wait in line to be told
+        own = Calls(5)  # one for each batcher: what was committed already must not wait in line to be told
         self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=True))
         self._summaries: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=False))
         self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: own(self._record, entries))
+        self._key_checks: Batcher[None, bool] = Batcher(lambda asked: own(self._look_for_keys, asked))
         self._readiness: Batcher[None, None] = Batcher(lambda asked: own(self._ask, asked))
 
     async def get(self, job_id: JobId, *, with_payload: bool = False) -> Seen:
@@ -165,6 +166,10 @@ class Store:
         """Return the key that *text* is, if it opens anything."""
         is_known, key = self._ring.remembered(text)
         return key if is_known else await self._at_the_door(self._ring.find, text)
+
+    async def has_keys(self) -> bool:
+        """Return whether the store has a key that opens anything; it is asked once for all who ask at once."""
+        return await self._key_checks(None)
 
     async def record(self, caller: Caller, action: str, target: str, **detail: str) -> None:
         """Write down what was done. It is done: where that cannot be written, the log has to keep it."""
@@ -198,6 +203,9 @@ class Store:
 
     def _now(self) -> datetime:
         return self.backend.driver.inspector.now()
+
+    def _look_for_keys(self, asked: list[None]) -> Sequence[bool]:
+        return [has_good_key(self.backend.driver.inspector)] * len(asked)
 
     def _ask(self, asked: list[None]) -> Sequence[None]:
         self._now()

@@ -15,7 +15,7 @@ from taskharbor.api.describing import described
 from taskharbor.api.jobs import ThatJob
 from taskharbor.api.routing import ApiRequest, ApiRoute, needs
 from taskharbor.api.state import Api
-from taskharbor.api.streaming import MEDIA_TYPE, EventStream, Listener, event
+from taskharbor.api.streaming import MAX_LIFE_SECONDS, MEDIA_TYPE, EventStream, Listener, event
 from taskharbor.core.errors import TaskHarborError
 from taskharbor.core.ids import JobId
 from taskharbor.views import job_view
@@ -23,8 +23,7 @@ from taskharbor.views import job_view
 _LOG: Final = logging.getLogger(__name__)
 router: Final = APIRouter(prefix="/v1", tags=["events"], route_class=ApiRoute)
 
-LONGEST: Final = timedelta(hours=1)
-"""How long one stream lives; a client that still listens connects anew, as browsers do by themselves."""
+LONGEST: Final = timedelta(seconds=MAX_LIFE_SECONDS)
 
 
 def _stream(*problems: int) -> dict[str, Any]:
@@ -52,7 +51,7 @@ async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
         leave()
         following.cancel()
 
-    return EventStream(listener, closed)
+    return EventStream(listener, closed, is_allowed=request.is_still_allowed)
 
 
 @router.get("/events", summary="Follow all jobs", **_stream())
@@ -72,7 +71,7 @@ async def follow_all(request: ApiRequest) -> Response:
         leave()
         api.feed.leave(listener)
 
-    return EventStream(listener, closed)
+    return EventStream(listener, closed, is_allowed=request.is_still_allowed)
 
 
 async def _follow(api: Api, job_id: JobId, listener: Listener, root: str) -> None:

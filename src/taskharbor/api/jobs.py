@@ -131,6 +131,7 @@ async def get(
     store = request.api.store
     if wait and not (await store.get(job_id)).job.status.is_final:
         await _until_final(request, job_id, timedelta(seconds=wait))
+        await request.check_caller()  # the key may have been revoked meanwhile
     return await reply_job(request, await store.get(job_id, with_payload=request.shows_payload))
 
 

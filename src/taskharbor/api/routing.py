@@ -15,7 +15,7 @@ from taskharbor.api.backend import LARGE_BYTES, Caller
 from taskharbor.api.problems import Refusal, refuse_field
 from taskharbor.core.codec import plain_json
 from taskharbor.core.counting import check_counts
-from taskharbor.core.errors import PayloadNotDecodable
+from taskharbor.core.errors import PayloadNotDecodable, StoreUnavailable
 from taskharbor.keys import SCOPES, is_allowed
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ MAX_FIELDS: Final = 100
 BATCH_FACTOR: Final = 16
 """How many times as large as a single job's the body of a batch may be."""
 _TOO_MANY_FIELDS: Final = f"over {MAX_FIELDS:,} fields"
+_PROXY_HEADERS: Final = frozenset({"forwarded", "via", "x-real-ip"})
+_PROXY_PREFIX: Final = "x-forwarded-"
 _ANYBODY: Final = Caller("anonymous", frozenset(SCOPES))
 
 
@@ -55,6 +57,7 @@ class ApiRequest(Request):
     """A request whose caller is known, and whose body is limited while it streams in."""
 
     caller: Caller
+    needs: str
     max_body: int
 
     @property
@@ -71,6 +74,21 @@ class ApiRequest(Request):
     def may(self, scope: str) -> bool:
         """Tell whether the caller's key opens *scope*."""
         return is_allowed(scope, self.caller.scopes)
+
+    async def check_caller(self) -> None:
+        """Find out who asks, and refuse who may not. A request that lasts is checked again and again."""
+        self.caller = await _caller(self)
+        check_scope(self, self.needs)
+
+    async def is_still_allowed(self) -> bool:
+        """Return whether the caller may still be answered; if the store cannot tell, it has nothing to show either."""
+        try:
+            await self.check_caller()
+        except Refusal as refused:
+            return refused.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+        except StoreUnavailable:
+            return True
+        return True
 
     @property
     def shows_payload(self) -> bool:
@@ -139,9 +157,9 @@ class ApiRoute(APIRoute):
         async def handler(plain: Request) -> Response:
             request = ApiRequest(plain.scope, plain.receive)
             request.max_body = request.api.max_body * factor
+            request.needs = scope
             if scope != PUBLIC:
-                request.caller = await _caller(request)
-                check_scope(request, scope)
+                await request.check_caller()
             if request.scope["query_string"]:
                 _check_names(request, known)
             return await handle(request)
@@ -150,7 +168,7 @@ class ApiRoute(APIRoute):
 
 
 async def _caller(request: ApiRequest) -> Caller:
-    if not request.api.needs_keys:
+    if not await request.api.key_rule.needs_keys():
         _check_origin(request)
         return _ANYBODY
     kind, _, text = request.headers.get("authorization", "").partition(" ")
@@ -183,11 +201,24 @@ def _check_names(request: ApiRequest, known: frozenset[str]) -> None:
 def _check_origin(request: ApiRequest) -> None:
     """Keep the pages of strangers out of an API without keys, which any browser on this machine can reach."""
     host = request.headers.get("host", "")
+    if request.api.only_local_hosts:
+        _check_direct(request)
     if request.api.only_local_hosts and not is_local(_parts(f"//{host}").hostname or ""):
         raise Refusal(HTTPStatus.FORBIDDEN, "foreign-host", "without keys this answers to names of this machine only")
     origin = request.headers.get("origin")
     if request.headers.get("sec-fetch-site") == "cross-site" or (origin and _parts(origin).netloc != host):
         raise Refusal(HTTPStatus.FORBIDDEN, "foreign-origin", "another site's page may not use this")
+
+
+def _check_direct(request: ApiRequest) -> None:
+    """Refuse what came through a proxy: that may be on this machine, and its clients anywhere."""
+    for name in request.headers:
+        if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
+            detail = (
+                f"without keys this answers to this machine only, and a proxy sent this request (header {name});"
+                " make a key: 'taskharbor keys create'"
+            )
+            raise Refusal(HTTPStatus.FORBIDDEN, "proxied-without-keys", detail)
 
 
 def _parts(url: str) -> SplitResult:

@@ -15,7 +15,7 @@ from taskharbor.api.app import close_streams, create_app
 from taskharbor.api.routing import is_local
 from taskharbor.core.codec import CODEC_SETTING, check_codec, codec_name
 from taskharbor.core.errors import CannotListen, OpenToStrangers
-from taskharbor.keys import is_good
+from taskharbor.keys import has_good_key
 from taskharbor.service import KILLED, tuned
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ def serve(harbor: Backend, *, host: str, port: int) -> None:
     """Answer requests until SIGTERM or SIGINT; those under way may end.
 
     Where the store has a key that is good, every request needs one. Without any, only this very
-    machine is answered: everybody on it may do everything, for development.
+    machine is answered: everybody on it may do everything, for development, until the first key is made.
     """
     check_codec(harbor.driver.inspector.settings().get(CODEC_SETTING, codec_name(harbor.codec)), harbor.codec)
-    has_keys = has_good_key(harbor)
+    has_keys = has_good_key(harbor.driver.inspector)
     if not has_keys and not all(map(is_local, addresses_of(host))):
         raise OpenToStrangers(host)
-    app = create_app(harbor, needs_keys=has_keys, only_local_hosts=not has_keys)
+    app = create_app(harbor, needs_keys=has_keys or None, only_local_hosts=not has_keys)
     with closing(listening(host, port)) as sock:
         place, number, *_ = sock.getsockname()
         _LOG.info("the API listens on http://%s:%s", f"[{place}]" if ":" in place else place, number)
@@ -50,13 +50,6 @@ def serve(harbor: Backend, *, host: str, port: int) -> None:
             _LOG.warning("there is no API key: everybody on this machine may do everything")
         Server(app).run(sockets=[sock])
     _LOG.info("the API stopped")
-
-
-def has_good_key(harbor: Backend) -> bool:
-    """Tell whether anybody holds a key that opens something."""
-    inspector = harbor.driver.inspector
-    now = inspector.now()
-    return any(is_good(key, now) for key in inspector.keys().values())
 
 
 def addresses_of(host: str) -> set[str]:

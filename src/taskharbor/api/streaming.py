@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from fastapi.responses import Response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import Receive, Scope, Send
 
 BUFFER: Final = 100
 """Events that a client may be behind. One that falls back further is dropped, and connects anew."""
-BEAT: Final = 15.0  # seconds; less than what proxies take for silence
+BEAT: Final = 15.0  # seconds; less than what proxies take for silence. The caller's key is checked as often
+MAX_LIFE_SECONDS: Final = 3_600.0
+"""How long one stream lives; a client that still listens connects anew, as browsers do by themselves."""
 SLOW: Final = 10.0  # seconds that one event may take to go out
 MEDIA_TYPE: Final = "text/event-stream"
 _END: Final = b""
@@ -50,27 +53,33 @@ class Listener:
         """Let the stream end once everything in it went out."""
         self.offer(_END)
 
-    async def next(self) -> bytes:
-        """Return what is to be sent next; nothing, when it is over."""
+    async def next(self, timeout: float) -> bytes:  # noqa: ASYNC109  its end is a beat, and no error
+        """Return what is to be sent next; nothing, when it is over; a beat after *timeout* seconds."""
         if self.is_over:
             return _END
         try:
-            async with asyncio.timeout(BEAT):
+            async with asyncio.timeout(timeout):
                 return await self._events.get()
         except TimeoutError:
             return _PULSE
 
 
 class EventStream(Response):
-    """Sends what a listener hears until it is over or the client goes, and then calls *closed*."""
+    """Sends what a listener hears until it is over or the client goes, and then calls *closed*.
+
+    At every beat, however much there is to send, *is_allowed* is asked whether the caller may still listen.
+    """
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, listener: Listener, closed: Callable[[], None]) -> None:
+    def __init__(
+        self, listener: Listener, closed: Callable[[], None], *, is_allowed: Callable[[], Awaitable[bool]]
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._listener = listener
         self._closed = closed
+        self._is_allowed = is_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
         try:
@@ -83,9 +92,14 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        is_open = True
+        is_open, now = True, time.monotonic()
+        check_at, end_at = now + BEAT, now + MAX_LIFE_SECONDS
         while is_open:
-            chunk = await self._listener.next()
+            chunk = await self._listener.next(max(0.0, check_at - time.monotonic()))
+            if time.monotonic() >= check_at:
+                check_at = time.monotonic() + BEAT
+                if check_at > end_at or not await self._is_allowed():
+                    chunk = _END
             is_open = chunk is not _END
             with anyio.move_on_after(SLOW) as patience:
                 await send({"type": "http.response.body", "body": chunk, "more_body": is_open})

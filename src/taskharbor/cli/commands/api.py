@@ -14,8 +14,9 @@ from taskharbor.cli.options import json_option, url_or_app_option
 def api(*, app: str | None, host: str, port: int, url: str | None, as_json: bool) -> None:
     """Serve the HTTP API until a signal.
 
-    Once the store has an API key, every request needs one. Without any key the API is for this machine
-    only, and another address is refused. The log goes to stderr.
+    Once the store has an API key, every request needs one, a few seconds after it was made. Without any key
+    the API is for this machine only: another address is refused, and so is what comes through a proxy. The
+    log goes to stderr.
 
     Payloads are written with the codec of APP, which is named and found as for 'taskharbor worker'.
     Without an app they are plain JSON. A store whose payloads are written with another codec is refused.

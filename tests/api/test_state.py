@@ -1,0 +1,105 @@
+"""What an application holds on to: whether keys are needed, and how much is open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.api import state, streaming
+from taskharbor.core.errors import StoreUnavailable
+from tests.api.site import bearer, opened, problem
+from tests.api.streams import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.api.site import Site
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(state, "time", made)
+    return made
+
+
+@pytest.fixture
+def keyless() -> Iterator[Site]:
+    """The API as it is served from a store without keys."""
+    with opened(needs_keys=None, only_local_hosts=True) as site:
+        yield site
+
+
+def test_the_first_key_locks_an_api_that_was_started_without_any(keyless: Site, clock: Clock) -> None:
+    assert keyless.get("/v1/jobs").status_code == 200
+    key = bearer(keyless.key("jobs:read"))
+
+    clock.now += state.KEYS_CHECK_SECONDS
+    refused, allowed = keyless.get("/v1/jobs"), keyless.get("/v1/jobs", headers=key)
+
+    assert (problem(refused)["code"], allowed.status_code) == ("unauthorized", 200)
+
+
+def test_an_api_without_keys_asks_the_store_for_one_every_few_seconds(keyless: Site, clock: Clock) -> None:
+    keyless.get("/v1/jobs")
+    keyless.key("jobs:read")
+
+    clock.now += state.KEYS_CHECK_SECONDS - 0.1
+    assert keyless.get("/v1/jobs").status_code == 200
+    clock.now += 0.1
+    assert keyless.get("/v1/jobs").status_code == 401
+
+
+def test_an_api_that_was_locked_once_stays_locked(keyless: Site, clock: Clock) -> None:
+    keyless.key("jobs:read")
+    assert keyless.get("/v1/jobs").status_code == 401
+    keyless.driver.control.revoke_keys([*keyless.driver.inspector.keys()])
+
+    clock.now += state.KEYS_CHECK_SECONDS
+
+    assert keyless.get("/v1/jobs").status_code == 401
+
+
+def test_a_key_that_opens_nothing_locks_nothing(keyless: Site) -> None:
+    keyless.key("jobs:read")
+    keyless.driver.control.revoke_keys([*keyless.driver.inspector.keys()])
+
+    assert keyless.get("/v1/jobs").status_code == 200
+
+
+def test_an_api_that_cannot_ask_for_keys_lets_nobody_in(
+    keyless: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_reach(_ids: object = None) -> Any:
+        raise StoreUnavailable("gone")
+
+    keyless.get("/v1/jobs")
+    monkeypatch.setattr(keyless.driver.inspector, "keys", out_of_reach)
+    clock.now += state.KEYS_CHECK_SECONDS
+
+    assert problem(keyless.get("/v1/jobs"))["code"] == "store-unavailable"
+
+
+def test_a_stream_without_a_key_ends_once_keys_are_needed(
+    keyless: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "BEAT", 0.02)
+
+    async def follow() -> None:
+        async with Stream(keyless, "/v1/events") as stream:
+            await stream.next()
+            await asyncio.to_thread(keyless.key, "jobs:read")
+            clock.now += state.KEYS_CHECK_SECONDS
+            await stream.dropped()
+
+    keyless.run(follow())
