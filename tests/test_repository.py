@@ -37,7 +37,7 @@ def test_no_tracked_file_holds_an_absolute_path_of_a_machine() -> None:
 def test_every_module_can_be_read_in_one_sitting() -> None:
     sizes = {shown(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
 
-    assert not {name: size for name, size in sizes.items() if size > 400}
+    assert not {name: size for name, size in sizes.items() if size > 450}
 
 
 def test_every_function_fits_on_one_screen() -> None:

@@ -1,8 +1,8 @@
 """The bugs that are planted: each is one small change that a tired engineer could make.
 
-They stand in folders by what must catch them (``kit``, its ``paging``, ``racing`` and ``soaking``, the
-``simulation``, that with ``messages``, the file that the folder names (``joining.refused``: tests/joining/test_refused.py), or the module's own tests), in one
-file for each module of TaskHarbor::
+They stand in folders by what must catch them: ``kit``, its ``paging``, ``racing`` and ``soaking``, the
+``simulation``, that with ``messages``, the file that the folder names (``joining.refused``:
+tests/joining/test_refused.py), or the module's own tests. There is one file for each module of TaskHarbor::
 
     # a delay is ignored
     -new.scheduled_for or now + new.delay
