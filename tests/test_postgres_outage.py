@@ -194,14 +194,14 @@ def test_calls_that_wait_share_one_probe_and_return_when_it_connects(
     server: Server, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "PROBE_SECONDS", 10 * LIMIT)
-    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT)
+    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT / 2)
     waiting = server.waiting(pool, 8)
     wait_until(lambda: server.probes == 1)
     server.answers = None
 
     server.may_go.set()
 
-    assert [each.result(LIMIT) for each in waiting] == [None] * 8
+    assert [each.result(LIMIT / 4) for each in waiting] == [None] * 8
     assert (server.probes, server.outage.is_on) == (1, False)
 
 
