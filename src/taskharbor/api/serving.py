@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from taskharbor.api.app import close_streams, create_app
+from taskharbor.api.connections import BoundedProtocol, Connections, max_connections
 from taskharbor.api.routing import is_local
 from taskharbor.core.codec import CODEC_SETTING, check_codec, codec_name
 from taskharbor.core.errors import CannotListen, OpenToStrangers
@@ -30,6 +32,8 @@ _LOG: Final = logging.getLogger(__name__)
 GRACE: Final = 10  # seconds that requests under way have once a signal came
 QUIET: Final = 75  # seconds after which an idle connection is closed
 BACKLOG: Final = 2_048
+ACCEPT_BATCH: Final = 8
+"""Connections that the event loop accepts at once, before any is counted: so many may be open beyond the bound."""
 
 
 def serve(harbor: Backend, *, host: str, port: int) -> None:
@@ -83,6 +87,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=partial(BoundedProtocol, bounds=Connections(max_connections())),  # type: ignore[arg-type]
+                backlog=ACCEPT_BATCH,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -111,6 +117,11 @@ class Server(uvicorn.Server):
         # everybody waiting for 50 ms, and took a tenth of each page's time besides.
         with tuned():
             super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(BACKLOG)  # asyncio takes one number for both, and has set the smaller one
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         close_streams(self._app)

@@ -1,0 +1,283 @@
+"""Clients that take their time, or that are many, keep nobody else out."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from taskharbor.api import connections
+from taskharbor.api.connections import BoundedProtocol, Connections, max_connections
+from tests.waiting import LIMIT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+GET: Final = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF: Final = b"GET /quick HTTP/1.1\r\nHost: loc"
+HALF_BODY: Final = b"POST /reads HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc"
+SOON: Final = 0.2
+
+
+class App:
+    """Answers at once; at /slow once it may, at /reads once it has the body, and at /large with 50 MB."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.is_asked = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b"ok"
+        if scope["path"] == "/slow":
+            self.is_asked.set()
+            await self.may_end.wait()
+        elif scope["path"] == "/reads":
+            while (await receive()).get("more_body"):
+                pass
+        elif scope["path"] == "/large":
+            body = bytes(50_000_000)
+        length = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def answer(self) -> bytes:
+        """Return the head of an answer; nothing, once the connection is closed."""
+        try:
+            return (await self._reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0]
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return b""
+
+    async def body(self) -> bytes:
+        return await self._reader.readexactly(2)
+
+    async def closed(self) -> bool:
+        try:
+            return await self._reader.read() is not None
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+
+class Place:
+    """A server of connections, and clients of it, on one event loop."""
+
+    def __init__(self, app: App, bounds: Connections, port: int) -> None:
+        self.app, self.bounds = app, bounds
+        self._port = port
+        self._clients: list[Client] = []
+
+    async def connect(self, data: bytes = b"") -> Client:
+        """Connect and send *data*."""
+        client = Client(*await asyncio.open_connection("127.0.0.1", self._port, limit=2**20))
+        client.send(data)
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@asynccontextmanager
+async def serving(most: int = 100) -> AsyncIterator[Place]:
+    app, bounds, state = App(), Connections(most), ServerState()
+    config = Config(app, log_config=None, access_log=False, timeout_keep_alive=30)
+    config.load()
+
+    def make() -> BoundedProtocol:
+        return BoundedProtocol(config=config, server_state=state, app_state={}, bounds=bounds)
+
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    place = Place(app, bounds, server.sockets[0].getsockname()[1])
+    try:
+        yield place
+    finally:
+        app.may_end.set()
+        place.close()
+        server.close()
+        await asyncio.gather(*state.tasks, return_exceptions=True)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def timed() -> None:
+        async with asyncio.timeout(LIMIT):
+            await work
+
+    asyncio.run(timed())
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HEADER_SECONDS", "BODY_SECONDS", "WRITE_SECONDS"):
+        monkeypatch.setattr(connections, name, SOON)
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("sent", [b"", HALF])
+def test_a_request_whose_headers_do_not_end_is_closed(sent: bytes) -> None:
+    async def check() -> None:
+        async with serving() as place:
+            client = await place.connect(sent)
+
+            assert await client.answer() == b"HTTP/1.1 408 Request Timeout"
+            assert await client.closed()
+
+    run(check())
+
+
+@pytest.mark.usefixtures("_quick")
+def test_single_bytes_do_not_put_a_deadline_off() -> None:
+    async def check() -> None:
+        async with serving() as place:
+            client = await place.connect(HALF)
+            answer = asyncio.create_task(client.answer())
+            while not answer.done():
+                client.send(b"x")
+                await asyncio.wait([answer], timeout=SOON / 10)
+
+            assert answer.result() == b"HTTP/1.1 408 Request Timeout"
+
+    run(check())
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_second_request_on_a_connection_has_a_deadline_too() -> None:
+    async def check() -> None:
+        async with serving() as place:
+            client = await place.connect(GET)
+            assert await client.answer() == b"HTTP/1.1 200 OK"
+            assert await client.body() == b"ok"
+            client.send(HALF)
+
+            assert await client.answer() == b"HTTP/1.1 408 Request Timeout"
+
+    run(check())
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_connection_that_is_idle_between_requests_is_left_to_the_keep_alive() -> None:
+    async def check() -> None:
+        async with serving() as place:
+            client = await place.connect(GET)
+            await client.answer()
+            await client.body()
+            await asyncio.sleep(2 * SOON)
+            client.send(GET)
+
+            assert await client.answer() == b"HTTP/1.1 200 OK"
+
+    run(check())
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_body_that_does_not_end_is_closed() -> None:
+    async def check() -> None:
+        async with serving() as place:
+            client = await place.connect(HALF_BODY)
+
+            assert await client.answer() == b""
+
+    run(check())
+
+
+@pytest.mark.usefixtures("_quick")
+def test_an_answer_may_take_longer_than_a_request() -> None:
+    async def check() -> None:
+        async with serving() as place:
+            client = await place.connect(GET.replace(b"/quick", b"/slow"))
+            await place.app.is_asked.wait()
+            await asyncio.sleep(2 * SOON)
+            place.app.may_end.set()
+
+            assert await client.answer() == b"HTTP/1.1 200 OK"
+
+    run(check())
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
+    async def check() -> None:
+        async with serving() as place:
+            client = await place.connect(GET.replace(b"/quick", b"/large"))
+            await asyncio.to_thread(wait_until, lambda: len(place.bounds) == 1)
+            await asyncio.to_thread(wait_until, lambda: len(place.bounds) == 0)  # 50 MB are more than all buffers
+
+            assert await client.closed()
+
+    run(check())
+
+
+def test_half_requests_make_room_for_whole_ones_oldest_first() -> None:
+    async def check() -> None:
+        async with serving(most=3) as place:
+            half = [await place.connect(HALF) for _ in range(3)]
+            await asyncio.to_thread(wait_until, lambda: len(place.bounds) == 3)
+            client = await place.connect(GET)
+
+            assert await client.answer() == b"HTTP/1.1 200 OK"
+            assert await half[0].answer() == b""
+            assert len(place.bounds) == 3
+
+    run(check())
+
+
+def test_idle_connections_make_room_for_new_ones() -> None:
+    async def check() -> None:
+        async with serving(most=2) as place:
+            idle = [await place.connect(GET) for _ in range(2)]
+            for client in idle:
+                await client.answer()
+                await client.body()
+            new = await place.connect(GET)
+
+            assert await new.answer() == b"HTTP/1.1 200 OK"
+            assert await idle[0].answer() == b""
+
+    run(check())
+
+
+def test_what_is_being_answered_is_not_closed_for_another(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with serving(most=2) as place:
+            slow = [await place.connect(GET.replace(b"/quick", b"/slow")), await place.connect(HALF_BODY)]
+            await place.app.is_asked.wait()
+            phases = place.bounds._phases  # noqa: SLF001  both were read
+            await asyncio.to_thread(
+                wait_until, lambda: sorted(map(str, phases.values())) == ["Phase.ANSWER", "Phase.BODY"]
+            )
+            refused = await place.connect(GET)
+            assert await refused.answer() == b""
+
+            place.app.may_end.set()
+            assert await slow[0].answer() == b"HTTP/1.1 200 OK"
+            assert await (await place.connect(GET)).answer() == b"HTTP/1.1 200 OK"
+
+    run(check())
+
+    assert caplog.messages[0] == "refused a connection: all 2 are being answered"
+
+
+def test_there_are_no_more_connections_than_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        most = max_connections()
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert most == min(connections.MAX_CONNECTIONS, allowed - connections.RESERVED_FILES)
+        assert allowed >= soft
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
