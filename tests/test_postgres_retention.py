@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -123,11 +123,13 @@ def test_a_job_with_an_event_to_publish_stays_and_the_others_of_its_day_go(subje
     subject.advance(UNTIL_IT_GOES)
 
     assert prune(subject) == 3
-    assert lying_in(url, TODAY) == {died}
+    assert TODAY not in leaves(url)
+    assert lying_in(url, "th_jobs_finished_default") == {died}
+    [kept] = subject.driver.inspector.get([died]).values()
+    assert (kept.status, kept.completed_at) == (Status.SUCCEEDED, NOON)
 
     publish(subject, died)
     assert prune(subject) == 1
-    assert TODAY not in leaves(url)
     assert subject.everything(died) == ({}, [], [])
 
 
@@ -146,7 +148,7 @@ def test_days_are_made_seven_ahead_when_the_schema_is() -> None:
     with database(migrated=False) as url:
         migrate.up(schema_at(url), MIGRATIONS)
 
-        [(today,)] = rows(url, "SELECT (applied_at AT TIME ZONE 'UTC')::date FROM th_migrations")
+        [(today,)] = rows(url, "SELECT (applied_at AT TIME ZONE 'UTC')::date FROM th_migrations WHERE number = 1")
         assert leaves(url) == [leaf_of(today + n * DAY) for n in range(DAYS_AHEAD + 1)]
 
 
@@ -277,6 +279,38 @@ def test_what_went_is_counted_no_more_but_in_the_minute_it_ended(subject: Subjec
         (NOON, Status.SUCCEEDED, 4),
         (NOON + DAY, Status.SUCCEEDED, 2),
     ]
+
+
+def test_a_call_without_time_takes_one_step_and_leaves_the_rest_to_the_next(subject: Subject, url: str) -> None:
+    prune(subject, limit=ENOUGH)  # the days that were made when the schema was
+    finish(subject, 3)
+    subject.advance(UNTIL_IT_GOES)
+
+    removed = []
+    while TODAY in leaves(url):
+        removed.append(subject.driver.upkeep.prune(older_than=RETENTION, limit=ENOUGH, within=timedelta(0)))
+
+    assert removed == [0, 0, 3, 0]  # examined, detached, counted, dropped
+
+
+def test_on_the_schema_before_a_job_with_an_event_stays_in_its_day() -> None:
+    clock = ManualClock(NOON)
+    with database(migrated=False) as url:
+        migrate.up(schema_at(url), MIGRATIONS[:1])
+        with closing(PostgresDriver(url, clock=clock)) as driver:
+            subject = Subject(driver=driver, clock=clock, spend=None, transaction=lambda: nullcontext(driver.insert))
+            roll_up(subject)
+            died = subject.bring(Status.DEAD)
+            subject.requeue(died)
+            subject.settle(subject.take(), Outcome.ack())
+            finish(subject, 3)
+            subject.advance(UNTIL_IT_GOES)
+
+            assert prune(subject) == 3
+            assert lying_in(url, TODAY) == {died}
+            publish(subject, died)
+            assert prune(subject) == 1
+            assert TODAY not in leaves(url)
 
 
 def all_at_once(call: Callable[[], T]) -> list[T]:

@@ -21,6 +21,7 @@ PERIOD: Final = timedelta(seconds=5)
 RETENTION: Final = timedelta(days=7)
 MINUTES_KEPT: Final = timedelta(days=8)
 AUDIT_KEPT: Final = timedelta(days=90)
+PRUNE_WITHIN: Final = timedelta(seconds=2)
 SILENCE: Final = timedelta(minutes=5)
 BATCH: Final = 500
 LOOKS: Final = 0.2
@@ -171,8 +172,11 @@ class Janitor:
             _LOG.error("buried %d spent jobs that were waiting: that should never be needed", len(buried))
 
     def _prune(self) -> None:
-        while self._driver.upkeep.prune(older_than=self._retention, limit=BATCH) >= BATCH:
-            pass
+        """Remove finished jobs, for a short time: schedules and expired leases wait meanwhile."""
+        stop_at = self._runtime.monotonic() + PRUNE_WITHIN.total_seconds()
+        while self._driver.upkeep.prune(older_than=self._retention, limit=BATCH, within=PRUNE_WITHIN) >= BATCH:
+            if self._runtime.monotonic() >= stop_at:
+                return
 
     def _forget_audit(self) -> None:
         while self._driver.upkeep.forget_audit(older_than=AUDIT_KEPT, limit=BATCH) >= BATCH:

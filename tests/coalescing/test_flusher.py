@@ -1,4 +1,4 @@
-"""Coroutines that wait for an idempotency key delay nobody but callers with that key."""
+"""Coroutines that wait for an idempotency key delay only callers with that key."""
 
 from __future__ import annotations
 

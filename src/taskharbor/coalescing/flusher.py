@@ -44,7 +44,7 @@ class Flusher:
     with that key may wait for it. *turns* lets one statement for each key into the store.
 
     Why every wait ends: all threads are in the driver, which waits for nothing without a
-    deadline, and tell of every job whatever comes out of it.
+    deadline, and answer for every job whatever comes out of it.
     """
 
     def __init__(self, store: Store, turns: KeyTurns) -> None:

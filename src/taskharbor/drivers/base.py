@@ -372,12 +372,16 @@ class Upkeep(Protocol):
         report the same jump.
         """
 
-    def prune(self, *, older_than: timedelta, limit: int) -> int:
+    def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
         """Remove SUCCEEDED and CANCELED jobs that ended longer ago than *older_than*; return how many.
 
         Never earlier, and at the latest a day later: a store may drop whole days. *limit*
         bounds what is removed row by row in one call. A job with an event that is neither
         published nor given up stays. Keys, attempts and events go with the job.
+
+        With *within* a call begins nothing more after that time. It may return 0 then though
+        jobs are left, but each call makes progress, and the next one continues from there,
+        in another process too. Without it 0 means that nothing is left to remove.
         """
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:

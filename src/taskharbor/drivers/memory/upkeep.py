@@ -88,7 +88,13 @@ class MemoryUpkeep:
             before, after, until = min(before, known.before), max(after, known.after), max(until, known.hold)
         self._tables.rows.jump = ClockJump(before, after, until)
 
-    def prune(self, *, older_than: timedelta, limit: int) -> int:
+    def prune(
+        self,
+        *,
+        older_than: timedelta,
+        limit: int,
+        within: timedelta | None = None,  # noqa: ARG002  *limit* bounds the time of a call
+    ) -> int:
         return self._remove({Status.SUCCEEDED, Status.CANCELED}, older_than, limit)
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:

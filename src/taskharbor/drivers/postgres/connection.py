@@ -117,8 +117,13 @@ class Connections:
         if not self.address.is_pooled:
             return db.ask(query, self.timed(asked))
         with db.transaction():  # its settings end with it
-            db.execute(self._pin)
+            self.pin(db)
             return db.ask(query, self.timed(asked))
+
+    def pin(self, db: ServerConnection) -> None:
+        """Set the session's settings for this transaction if a pooler is in between, which keeps none."""
+        if self.address.is_pooled:
+            db.execute(self._pin)
 
     def timed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return *asked* with the time that a test's clock tells; the store asks its own, if there is none."""

@@ -1,106 +1,76 @@
-"""Removing what is old: whole days at once, where nothing else hangs on their jobs."""
+"""Removing what is old: finished jobs by whole days, dead letters and the default leaf row by row."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import math
+import time
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from psycopg.errors import LockNotAvailable, UndefinedTable
 
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.drivers.postgres import unhurried
+from taskharbor.drivers.postgres.days import ENTANGLED, PATIENCE, REMOVE, Days, old_days
 from taskharbor.drivers.postgres.rows import NOW
+from taskharbor.drivers.postgres.schema import PRUNING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.address import ServerConnection
     from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.steps import Steps
 
 DAYS_AHEAD: Final = 7
-_PREFIX: Final = "th_jobs_finished_"
 
-# Jobs that ended before a moment, and what must go with them, in one bite. A job whose
-# event is still to be published stays.
-_REMOVE: Final[LiteralString] = f"""
-    WITH old AS (
-        SELECT job.id
-          FROM {{leaf}} AS job
-         WHERE job.completed_at <= {NOW} - %(older_than)s
-           AND NOT EXISTS (
-               SELECT
-                 FROM th_outbox AS event
-                WHERE event.job_id = job.id
-                  AND event.published_at IS NULL
-                  AND event.given_up_at IS NULL
-               )
-           {{only}}
-         LIMIT %(limit)s
-           FOR UPDATE SKIP LOCKED
-    ),
-    removed AS (
-        DELETE FROM {{leaf}} AS job
-         WHERE job.id = ANY (ARRAY(SELECT id FROM old))
-        RETURNING job.id, job.queue, job.status
-    ),
-    keys AS (
-        DELETE FROM th_keys
-         WHERE job_id = ANY (ARRAY(SELECT id FROM old))
-    ),
-    attempts AS (
-        DELETE FROM th_attempts
-         WHERE job_id = ANY (ARRAY(SELECT id FROM old))
-    ),
-    events AS (
-        DELETE FROM th_outbox
-         WHERE job_id = ANY (ARRAY(SELECT id FROM old))
-    ),
-    tallied AS (
-        INSERT INTO th_tallies (minute, queue, status, ended, kept)
-        SELECT date_bin('1 minute', {NOW}, 'epoch'), queue, status, 0, -count(*)
-          FROM removed
-         GROUP BY queue, status
-    )
-    SELECT count(*)
-      FROM removed
-"""
-_ENTANGLED: Final[LiteralString] = """
-           AND (
-               job.idempotency_key IS NOT NULL
-               OR EXISTS (SELECT FROM th_attempts AS attempt WHERE attempt.job_id = job.id)
-               OR EXISTS (SELECT FROM th_outbox AS event WHERE event.job_id = job.id)
-           )
-"""
-_OLDEST_FIRST: Final[LiteralString] = "ORDER BY job.completed_at"  # a day has no index for it, and goes as a whole
-_FROM_DEAD: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_dead", only=_OLDEST_FIRST)
-_OF_THE_DEAD: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_dead", only="AND job.id = ANY (%(ids)s)")
-_FROM_DEFAULT: Final[LiteralString] = _REMOVE.format(leaf="th_jobs_finished_default", only=_OLDEST_FIRST)
-_UNHURRIED: Final[LiteralString] = "SET LOCAL statement_timeout = '10min'"
+_OLDEST_FIRST: Final[LiteralString] = "ORDER BY job.completed_at"
+_FROM_DEAD: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only=_OLDEST_FIRST)
+_OF_THE_DEAD: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only="AND job.id = ANY (%(ids)s)")
+_FROM_DEFAULT: Final[LiteralString] = REMOVE.format(leaf="th_jobs_finished_default", only=_OLDEST_FIRST)
 
 
 class Retention:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        self._days = Days(connections)
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         if job_ids is None:
             return self._remove(_FROM_DEAD, older_than, limit)
         return self._remove(_OF_THE_DEAD, older_than, limit, ids=list(job_ids))
 
-    def prune(self, *, older_than: timedelta, limit: int) -> int:
-        """Drop the days that are over; first the jobs go one by one on which something else hangs."""
-        removed = 0
+    def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
+        """Remove the days that are over, then old jobs of the default leaf."""
+        stop_at = math.inf if within is None else time.monotonic() + within.total_seconds()
+        done = Tally(limit)
+        has_days = self._connections.schema_version >= PRUNING
         try:
-            for leaf in self._old_days(older_than):
-                removed += self._remove(_REMOVE.format(leaf=leaf, only=_ENTANGLED), older_than, limit - removed)
-                if removed < limit:
-                    removed += self._drop(leaf, older_than, limit - removed)
+            if has_days:
+                self._prune_days(older_than, done, stop_at)
+            else:
+                self._prune_whole_days(older_than, done)
         except StoreUnavailable as error:
-            # Somebody reads a day, or has dropped it meanwhile: whoever prunes next finds what is left. It is
-            # not waited for a second time, because whoever ends a job waits with us.
+            # A session reads a day, or has dropped it meanwhile: the next call finds what is left. The lock is not
+            # waited for a second time, because callers that end a job wait with us.
             if not isinstance(error.__cause__, LockNotAvailable | UndefinedTable):
                 raise
-        return removed + self._remove(_FROM_DEFAULT, older_than, limit - removed)
+        if not done.is_full and (done.removed == 0 or time.monotonic() < stop_at):
+            done.rows += self._remove(_FROM_DEFAULT, older_than, done.left)
+        return done.removed
+
+    def _prune_days(self, older_than: timedelta, done: Tally, stop_at: float) -> None:
+        for leaf in self._days.old(older_than):
+            is_last = False
+            while not is_last:
+                if done.is_full:
+                    return
+                step = self._days.step(leaf, older_than, limit=done.left)
+                done.rows += step.rows
+                done.of_days += step.of_day
+                is_last = step.is_last
+                if time.monotonic() >= stop_at:
+                    return
 
     def _remove(self, statement: LiteralString, older_than: timedelta, limit: int, **more: Any) -> int:
         if limit <= 0:
@@ -110,35 +80,27 @@ class Retention:
         return count
 
     def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
-        """Run a statement that has to look at all jobs of a day: no deadline of a caller who waits for a job is its."""
-        query = self._connections.named(statement)
+        def fetch() -> Steps[list[Row]]:
+            return (yield statement, asked)
 
-        def work(db: ServerConnection) -> list[Row]:
-            with db.transaction():
-                db.execute(_UNHURRIED)
-                return self._connections.execute(db, query, asked)
-
-        return self._connections.run(work)
-
-    _LEAVES: LiteralString = f"""
-        SELECT leaf.relname, {NOW}
-          FROM pg_inherits
-          JOIN pg_class AS leaf ON leaf.oid = inhrelid
-         WHERE inhparent = 'th_jobs_finished'::regclass
-    """
-
-    def _old_days(self, older_than: timedelta) -> list[LiteralString]:
-        rows = self._connections.fetch(self._LEAVES)
-        return sorted(name for name, now in rows if _is_day(name) and _end_of(name) <= now - older_than)
+        return unhurried.transact(self._connections, fetch, patience=PATIENCE)
 
     _DROP: LiteralString = f"""
         SELECT th_drop_day(%(leaf)s, {NOW})
     """
 
-    def _drop(self, leaf: LiteralString, older_than: timedelta, limit: int) -> int:
-        """Drop *leaf*. Where a job in it must stay, the others are removed one by one."""
-        [(dropped,)] = self._fetch(self._DROP, leaf=leaf)
-        return self._remove(_REMOVE.format(leaf=leaf, only=""), older_than, limit) if dropped is None else dropped
+    def _prune_whole_days(self, older_than: timedelta, done: Tally) -> None:
+        """Remove days on the schema before `PRUNING`: each is examined as a whole before it is dropped."""
+        for leaf in old_days(self._connections, older_than):
+            entangled = REMOVE.format(leaf=leaf, only=f"AND ({ENTANGLED})")
+            done.rows += self._remove(entangled, older_than, done.left)
+            if done.is_full:
+                return
+            [(dropped,)] = self._fetch(self._DROP, leaf=leaf)
+            if dropped is None:  # a job in it must stay
+                done.rows += self._remove(REMOVE.format(leaf=leaf, only=""), older_than, done.left)
+            else:
+                done.of_days += dropped
 
     _MAKE: LiteralString = f"""
         SELECT th_make_days(({NOW} AT TIME ZONE 'UTC')::date, %(days)s)
@@ -153,10 +115,21 @@ class Retention:
                 raise
 
 
-def _is_day(name: str) -> bool:
-    return name.removeprefix(_PREFIX).isdigit()
+class Tally:
+    """What a call of `prune` has removed: row by row, which has a limit, and by whole days."""
 
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.rows = self.of_days = 0
 
-def _end_of(name: str) -> datetime:
-    day = datetime.strptime(name.removeprefix(_PREFIX), "%Y%m%d").replace(tzinfo=UTC)
-    return day + timedelta(days=1)
+    @property
+    def left(self) -> int:
+        return self._limit - self.rows
+
+    @property
+    def is_full(self) -> bool:
+        return self.left <= 0
+
+    @property
+    def removed(self) -> int:
+        return self.rows + self.of_days

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from taskharbor.drivers.postgres.address import Address
 
 MIGRATIONS: Final = load("taskharbor.drivers.postgres.migrations")
+PRUNING: Final = 2
+"""The migration that brought th_pruning."""
 
 
 class PostgresSchema:

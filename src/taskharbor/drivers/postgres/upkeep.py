@@ -40,8 +40,8 @@ class PostgresUpkeep:
     def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
         self._expiring.clock_jumped(expected=expected, lease=lease)
 
-    def prune(self, *, older_than: timedelta, limit: int) -> int:
-        return self._retention.prune(older_than=older_than, limit=limit)
+    def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
+        return self._retention.prune(older_than=older_than, limit=limit, within=within)
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         return self._retention.purge(older_than=older_than, limit=limit, job_ids=job_ids)

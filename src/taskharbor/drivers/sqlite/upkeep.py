@@ -58,7 +58,13 @@ class SqliteUpkeep:
     def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
         self._expiring.clock_jumped(expected=expected, lease=lease)
 
-    def prune(self, *, older_than: timedelta, limit: int) -> int:
+    def prune(
+        self,
+        *,
+        older_than: timedelta,
+        limit: int,
+        within: timedelta | None = None,  # noqa: ARG002  *limit* bounds the time of a call
+    ) -> int:
         return self._remove(self._PRUNE, older_than, limit)
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:

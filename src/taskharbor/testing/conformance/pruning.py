@@ -104,6 +104,16 @@ def test_everything_is_removed_in_the_end_however_small_the_bites(subject: Subje
     assert (sum(removed), removed[-1]) == (3, 0)
 
 
+def test_everything_is_removed_in_the_end_however_little_time_a_call_has(subject: Subject) -> None:
+    job_ids = [subject.bring(Status.SUCCEEDED, idempotency_key=key) for key in ("a", "b", None)]
+    subject.advance(LATEST)
+
+    calls = [subject.driver.upkeep.prune(older_than=RETENTION, limit=10, within=timedelta(0)) for _ in range(50)]
+
+    assert sum(calls) == 3
+    assert subject.driver.inspector.get(job_ids) == {}
+
+
 def test_a_dead_job_is_kept_until_its_event_is_published(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.advance(LATEST)
