@@ -238,6 +238,10 @@ def _keep(watching: Watched, claims: list[Claim]) -> None:
     run("bury", lambda: upkeep.bury(limit=BATCH))
     rows = run("outbox take", lambda: upkeep.outbox_take(limit=BATCH, lock=LOCK))
     run("outbox done", lambda: upkeep.outbox_done([Published(row.event.event_id) for row in rows]))
+    close = partial(upkeep.outbox_close, "no publisher", unseen_for=-LOCK, older_than=LOCK, limit=BATCH)
+    run("outbox close", close)
+    run("outbox close of some", lambda: close(job_ids=[row.event.job_id for row in rows] or [new_job_id()]))
+    run("publisher seen at", watching.driver.inspector.publisher_seen_at)
     tokens = [claim.lease.token for claim in claims] or [new_token()]
     run("read back", lambda: watching.driver.read_back(tokens))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import OutboxRow
+    from taskharbor.core.model import DeadTaskEvent, OutboxRow
 
 
 def _dead(rig: Rig) -> JobId:
@@ -90,7 +90,7 @@ def test_an_event_that_never_gets_through_is_given_up_with_its_reason() -> None:
     rig = Rig()
     job_id = _dead(rig)
 
-    def refuse(_bodies: Sequence[str]) -> Sequence[Failed | None]:
+    def refuse(_events: Sequence[DeadTaskEvent]) -> Sequence[Failed | None]:
         raise TransportRefused("there is no queue", "make it")
 
     relay = Relay(rig.driver, refuse, most=3)
@@ -107,8 +107,9 @@ def test_an_event_that_would_be_refused_again_is_given_up_at_once_and_its_neighb
     rig = Rig()
     large, other = _dead(rig), _dead(rig)
 
-    def publish(bodies: Sequence[str]) -> Sequence[Failed | None]:
-        return [Failed("TooLong", "it is too long", is_ours=True) if str(large) in body else None for body in bodies]
+    def publish(events: Sequence[DeadTaskEvent]) -> Sequence[Failed | None]:
+        too_long = Failed("TooLong", "it is too long", is_ours=True)
+        return [too_long if event.job_id == large else None for event in events]
 
     Relay(rig.driver, publish).tick()
 

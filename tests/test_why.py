@@ -65,6 +65,32 @@ def test_a_job_that_ended_says_how(yard: Yard) -> None:
     assert answer.text == "it ended as DEAD at 2030-01-01T12:00:00Z: hopeless"
 
 
+@pytest.mark.parametrize("is_requeued", [False, True])
+def test_a_job_that_an_event_keeps_from_being_removed_says_so(is_requeued: bool, yard: Yard) -> None:
+    yard.driver.upkeep.outbox_take(limit=1, lock=LEASE)  # there is a publisher
+    job_id = yard.enqueue()
+    yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless"))])
+    if is_requeued:
+        yard.driver.requeue([job_id], token=new_token(), budget=1, by="ann", why="fixed")
+        yard.driver.settle([Settlement(yard.take().lease, Outcome.ack())])
+
+    answer = yard.ask(job_id)
+
+    assert answer.view()["kept"] == "unpublished"
+    assert answer.text.endswith("; it cannot be removed yet: dead-letter event not published yet")
+
+
+@pytest.mark.parametrize("away", [None, timedelta(days=7)], ids=["never seen", "away for long"])
+def test_without_a_publisher_no_event_keeps_a_job(away: timedelta | None, yard: Yard) -> None:
+    if away is not None:
+        yard.driver.upkeep.outbox_take(limit=1, lock=LEASE)
+        yard.clock.advance(away)
+    job_id = yard.enqueue()
+    yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless"))])
+
+    assert yard.ask(job_id).kept is None
+
+
 def test_a_job_that_runs_says_where_and_until_when(yard: Yard) -> None:
     job_id = yard.enqueue()
     yard.take()

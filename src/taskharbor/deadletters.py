@@ -1,26 +1,36 @@
-"""Telling the world of jobs that died: from the outbox to a queue of their own."""
+"""Reporting jobs that died: hooks and the log at once, and a publisher from the outbox."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Published, Unpublished
-from taskharbor.core.errors import StoreUnavailable, TaskHarborError
+from taskharbor.core.answers import Kept, Published, Removed, Unpublished
+from taskharbor.core.errors import Problem, StoreUnavailable, TaskHarborError, UsageError
+from taskharbor.core.failure import Failure
 from taskharbor.core.messages import resend_interval
+from taskharbor.core.model import PUBLISHER_AWAY, DeadTaskEvent
 from taskharbor.core.text import storable
 from taskharbor.delivery.transport import DEAD_EVENTS, Failed, Outgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from taskharbor.core.model import DeadTaskEvent, OutboxRow
+    from taskharbor.core.facts import JobDead
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import OutboxRow
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver
 
-    Publish = Callable[[Sequence[str]], Sequence[Failed | None]]
+    Publish = Callable[[Sequence[DeadTaskEvent]], Sequence[Failed | None]]
+
+Publisher = Callable[[DeadTaskEvent], object]
+"""Takes the event of a death. It is called again if it raises, so it may get an event twice, under one ``event_id``."""
 
 _LOG: Final = logging.getLogger(__name__)
 BATCH: Final = 100
@@ -33,20 +43,27 @@ LONGEST_PAUSE: Final = timedelta(minutes=5)
 MOST: Final = 300
 """How often an event is tried: for a day, about."""
 REASON: Final = 500  # characters of an error that are kept
+SHOWN: Final = 200  # characters of a reason in the log; all of it is kept with the job
+FEW_EVENTS: Final = 10
+"""How many events a callable gets under one lock: they are published one by one, and may take 6 s each."""
+NO_PUBLISHER: Final = "no publisher"
+FIRST_START: Final = timedelta(hours=1)
+"""The age from which the janitor closes events: the first publisher of a store may start after its first death."""
 
 
 class Relay:
     """Publishes the event of every death, at least once; its repeats carry the same ``event_id``.
 
-    *publish* takes bodies, and answers for each: None, or why not. An event that does not get
+    *publish* takes events, and answers for each: None, or why not. An event that does not get
     through is tried again, ever more seldom, and given up in the end, with the reason recorded.
     No job waits for that: its death is committed, and its own message is another matter.
     """
 
-    def __init__(self, driver: Driver, publish: Publish, *, most: int = MOST) -> None:
+    def __init__(self, driver: Driver, publish: Publish, *, most: int = MOST, batch: int = BATCH) -> None:
         self._driver = driver
         self._publish = publish
         self._most = most
+        self._batch = batch
 
     def tick(self) -> timedelta:
         """Publish what waits to be, and say when to come back."""
@@ -57,17 +74,17 @@ class Relay:
             return FIRST_PAUSE
 
     def _relay(self) -> timedelta:
-        rows = self._driver.upkeep.outbox_take(limit=BATCH, lock=LOCK)
+        rows = self._driver.upkeep.outbox_take(limit=self._batch, lock=LOCK)
         if not rows:
             return PERIOD
         results = [self._result(row, answer) for row, answer in zip(rows, self._published(rows), strict=True)]
         self._driver.upkeep.outbox_done(results)
         pauses = [each.again_in for each in results if isinstance(each, Unpublished) and each.again_in is not None]
-        return min(pauses, default=AT_ONCE if len(rows) == BATCH else PERIOD)
+        return min(pauses, default=AT_ONCE if len(rows) == self._batch else PERIOD)
 
     def _published(self, rows: Sequence[OutboxRow]) -> Sequence[Failed | None]:
         try:
-            return self._publish([body(row.event) for row in rows])
+            return self._publish([row.event for row in rows])
         except TaskHarborError as error:
             return [Failed(type(error).__name__, str(error), is_ours=False)] * len(rows)
 
@@ -78,16 +95,110 @@ class Relay:
         is_over = failed.is_ours or row.attempts >= self._most
         why = storable(failed.why, limit=REASON)
         if is_over:
-            _LOG.error("gave up telling of the death of job %s after %d times: %s", event.job_id, row.attempts, why)
+            _LOG.error(
+                "gave up telling of the death of job %s after %d times: %s", event.job_id, row.attempts, _one_line(why)
+            )
         elif row.attempts == 1:
-            _LOG.warning("cannot tell of the death of job %s, and will try again: %s", event.job_id, why)
+            _LOG.warning("cannot tell of the death of job %s, and will try again: %s", event.job_id, _one_line(why))
         again_in = None if is_over else resend_interval(row.attempts, first=FIRST_PAUSE, cap=LONGEST_PAUSE)
         return Unpublished(event.event_id, why, again_in)
 
 
 def to_queue(transport: Transport, queue: str = DEAD_EVENTS) -> Publish:
     """Return what publishes events to *queue*, where no job is ever sent."""
-    return lambda bodies: transport.send(queue, [Outgoing(each) for each in bodies])
+    return lambda events: transport.send(queue, [Outgoing(body(event)) for event in events])
+
+
+def to_callable(publisher: Publisher) -> Publish:
+    """Return what gives events to *publisher*, one by one; what it raises is why one was not published."""
+    check_publisher(publisher)
+
+    def publish(event: DeadTaskEvent) -> Failed | None:
+        try:
+            publisher(event)
+        except Exception as error:  # noqa: BLE001  a user's function: it is tried again, whatever it raises
+            return Failed(type(error).__name__, str(Failure.of(error)), is_ours=False)
+        return None
+
+    return lambda events: [publish(event) for event in events]
+
+
+def check_publisher(publisher: Publisher) -> None:
+    """Refuse a coroutine function: nothing would await what it returns, and every event would seem published."""
+    call = getattr(publisher, "__call__", None)  # noqa: B004  an object may have an async one
+    if call is None or inspect.iscoroutinefunction(publisher) or inspect.iscoroutinefunction(call):
+        rule = "give a sync function of one DeadTaskEvent"
+        raise UsageError(Problem(field="publisher", value=repr(publisher), rule=rule))
+
+
+def relay_for(
+    driver: Driver, *, publisher: Publisher | None, transport: Transport | None, queue: str | None
+) -> Relay | None:
+    """Return the relay of a process: to its *publisher*, else to *queue* of its *transport*, else none."""
+    if publisher is not None:
+        return Relay(driver, to_callable(publisher), batch=FEW_EVENTS)
+    return None if transport is None or queue is None else Relay(driver, to_queue(transport, queue))
+
+
+def close_unpublished(
+    driver: Driver, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None
+) -> int:
+    """Close events as `NO_PUBLISHER` if the store knows of no publisher, and return how many.
+
+    The store decides that, so it does not matter which process asks: one without a publisher closes no
+    event that another one is going to publish.
+    """
+    return driver.upkeep.outbox_close(
+        NO_PUBLISHER, unseen_for=PUBLISHER_AWAY, older_than=older_than, limit=limit, job_ids=job_ids
+    )
+
+
+def purge(driver: Driver, job_ids: Sequence[JobId], *, older_than: timedelta, give_up: str | None = None) -> Removed:
+    """Remove dead letters that died at least *older_than* ago, and say why others were kept.
+
+    An event that no process will publish keeps none. *give_up* is the reason to give up the others for.
+    """
+    while close_unpublished(driver, older_than=AT_ONCE, limit=BATCH, job_ids=job_ids) == BATCH:
+        pass
+    if give_up is not None:
+        give_up_events(driver, job_ids, give_up)
+    count = driver.upkeep.purge(older_than=older_than, limit=len(job_ids), job_ids=job_ids)
+    return Removed(count=count, kept={} if count == len(job_ids) else _kept(driver, job_ids, older_than, count))
+
+
+def give_up_events(driver: Driver, job_ids: Sequence[JobId], reason: str) -> None:
+    """Give up the events of these jobs that are still to be published, whatever publisher there is."""
+    waiting = [row.event.event_id for row in driver.inspector.outbox(job_ids) if not row.is_done]
+    driver.upkeep.outbox_done([Unpublished(event_id, reason, again_in=None) for event_id in waiting])
+
+
+def _kept(driver: Driver, job_ids: Sequence[JobId], older_than: timedelta, removed: int) -> dict[Kept, int]:
+    """Return how many of *job_ids* are left, by reason: a look that comes after, and decides nothing."""
+    until = driver.inspector.now() - older_than
+    jobs = driver.inspector.get(job_ids)
+    held = {row.event.job_id for row in driver.inspector.outbox(list(jobs)) if not row.is_done}
+    kept = Counter({Kept.NOT_FOUND: max(0, len(job_ids) - removed - len(jobs))})
+    for job in jobs.values():
+        if job.dead_at is None:
+            kept[Kept.NOT_DEAD] += 1
+        elif job.dead_at > until:
+            kept[Kept.TOO_YOUNG] += 1
+        else:
+            kept[Kept.UNPUBLISHED if job.id in held else Kept.IN_USE] += 1
+    return {reason: kept[reason] for reason in Kept if kept[reason]}
+
+
+def log_death(log: logging.Logger, dead: JobDead, error: str = "") -> None:
+    """Log a death, in one line. *error* is the type of what the handler raised, not its text: that may be secret."""
+    words = _one_line(f"{dead.reason}: {error}" if error else dead.reason)
+    log.error("job %s (%s) is dead after attempt %d: %s", dead.job_id, dead.type, dead.attempt_count, words)
+
+
+def _one_line(text: str) -> str:
+    """Return the beginning of *text* without line breaks and control characters: it cannot forge another line."""
+    return "".join(
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split())[:SHOWN]
+    )
 
 
 def body(event: DeadTaskEvent) -> str:

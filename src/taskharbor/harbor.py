@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from taskharbor.core.firing import Missed, Overlap
     from taskharbor.core.ids import JobId
     from taskharbor.core.request import JobRequest
+    from taskharbor.deadletters import Publisher
     from taskharbor.drivers.base import Driver, Inserter
     from taskharbor.tasks import Duration
     from taskharbor.testing.harness import Harness
@@ -76,7 +77,8 @@ class Harbor:
 
     *store* is its URL, or a driver of yours; without one TASKHARBOR_URL names it. Nothing is
     opened before it is needed. *policy* says how tasks are tried again that have no *retry* of their
-    own. *notify* lets a job that joins your transaction wake a worker as you commit.
+    own. *publisher* is what workers give the `DeadTaskEvent` of each death to. *notify* lets a job that joins
+    your transaction wake a worker as you commit.
 
     >>> from taskharbor import Harbor
     >>> harbor = Harbor("memory://")
@@ -96,13 +98,12 @@ class Harbor:
         codec: Codec | None = None,
         policy: RetryPolicy = _POLICY,
         hooks: Sequence[Hook] = (),
+        publisher: Publisher | None = None,
         notify: bool = True,
     ) -> None:
         self.codec: Codec = codec or JsonCodec()
-        self._given = store
-        self.policy = policy
-        self._hooks = tuple(hooks)
-        self._notify = notify
+        self._given, self.policy, self._notify = store, policy, notify
+        self.hooks, self.publisher = tuple(hooks), publisher
         self._opening = threading.Lock()
         self._store: Store | None = None
         self._lent: Store | None = None
@@ -235,12 +236,13 @@ class Harbor:
         self, *, queues: Queues | None = None, hooks: Sequence[Hook] = (), **options: Unpack[WorkerOptions]
     ) -> Worker:
         """Return a worker for all tasks; without *queues*, of all that they name. It takes the options of `Worker`."""
+        options.setdefault("publisher", self.publisher)
         worker = Worker(
             self.driver,
             queues=queues or self.queues,
             codec=self.codec,
             lifespan=self._lifespan,
-            hooks=(*self._hooks, *hooks),
+            hooks=(*self.hooks, *hooks),
             scheduler=self.scheduler(),
             schedules=tuple(self._schedules.values()),
             **options,
@@ -340,7 +342,7 @@ class Harbor:
 
     def client_of(self, inserter: Inserter, *, clock: Clock | None = None) -> Client:
         """Return a client that stores jobs through *inserter* as this harbor does."""
-        return Client(inserter, codec=self.codec, policy=self.policy, hooks=self._hooks, clock=clock)
+        return Client(inserter, codec=self.codec, policy=self.policy, hooks=self.hooks, clock=clock)
 
     def made_ready(self) -> Iterator[Any] | AsyncIterator[Any]:
         """Return a run of the lifespan, not begun; without one, of one that makes nothing ready."""

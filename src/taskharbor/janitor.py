@@ -8,10 +8,14 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.facts import JobDead
+from taskharbor.deadletters import FIRST_START, close_unpublished, log_death
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from taskharbor.core.answers import Death
+    from taskharbor.core.facts import Fact
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
     from taskharbor.schedules import Scheduler
@@ -89,7 +93,10 @@ class Look:
 
 
 class Janitor:
-    """Does each duty once in its period, whichever process gets through the turnstile: there is no leader."""
+    """Does each duty once in its period, whichever process gets through the turnstile: there is no leader.
+
+    *tell* gets a `JobDead` for each job that died by a duty done here, and *relay* wakes the relay of this process.
+    """
 
     def __init__(
         self,
@@ -101,6 +108,7 @@ class Janitor:
         period: timedelta = PERIOD,
         retention: timedelta = RETENTION,
         relay: Callable[[], None] | None = None,
+        tell: Callable[[Fact], None] | None = None,
         scheduler: Scheduler | None = None,
     ) -> None:
         self._runtime = runtime
@@ -109,9 +117,11 @@ class Janitor:
         self._guard = guard or ClockGuard(runtime, driver, lease=lease)
         self._owns_guard = guard is None
         self._retention = retention
+        self._relay, self._tell = relay, tell
         self._duties: dict[str, tuple[timedelta, Callable[[], object]]] = {
             "expire": (self._period * (1 - LOOKS), self._expire),
             "bury": (6 * self._period, self._bury),
+            "close": (timedelta(minutes=1), self._close_unpublished),
             "prune": (timedelta(minutes=1), self._prune),
             "roll-up": (self._period, lambda: driver.upkeep.roll_up(keep=MINUTES_KEPT)),
             "audit": (timedelta(minutes=1), self._forget_audit),
@@ -162,14 +172,39 @@ class Janitor:
         return max(min(pause, timedelta(seconds=self._fire_at - self._runtime.monotonic())), SOONEST)
 
     def _expire(self) -> None:
-        while len(expired := self._driver.upkeep.expire(limit=BATCH)) == BATCH:
-            pass
-        if expired:
-            _LOG.warning("brought back %d jobs whose lease was over", len(expired))
+        is_full = True
+        while is_full:
+            expired = self._driver.upkeep.expire(limit=BATCH)
+            self._report(each.death for each in expired if each.death is not None)
+            if expired:
+                _LOG.warning("brought back %d jobs whose lease was over", len(expired))
+            is_full = len(expired) == BATCH
 
     def _bury(self) -> None:
         if buried := self._driver.upkeep.bury(limit=BATCH):
             _LOG.error("buried %d spent jobs that were waiting: that should never be needed", len(buried))
+            self._report(buried)
+
+    def _report(self, deaths: Iterable[Death]) -> None:
+        """Report deaths that a duty caused; no worker does, for none ran these jobs at the time."""
+        for death in deaths:
+            dead = JobDead(
+                job_id=death.job_id,
+                type=death.type,
+                queue=death.queue,
+                life=death.life,
+                attempt_count=death.attempt_count,
+                reason=death.reason,
+            )
+            log_death(_LOG, dead)
+            if self._tell is not None:
+                self._tell(dead)
+            if self._relay is not None:
+                self._relay()
+
+    def _close_unpublished(self) -> None:
+        while close_unpublished(self._driver, older_than=FIRST_START, limit=BATCH) == BATCH:
+            pass
 
     def _prune(self) -> None:
         """Remove finished jobs, for a short time: schedules and expired leases wait meanwhile."""

@@ -71,21 +71,44 @@ def tuned() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def tick_until_signal(runtime: Runtime, name: str, tick: Callable[[], timedelta]) -> None:
-    """Tick until SIGTERM or SIGINT; the tick under way then is the last."""
-    loops: list[Loop] = []
-    stopped: list[bool] = []
+class Loops:
+    """Ticks that run together, each in a loop of its own, from `start` to `stop`."""
 
-    def start() -> None:
-        loops.append(runtime.serve(name, lambda: None if stopped else tick()))
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._ticks: dict[str, Callable[[], timedelta]] = {}
+        self._loops: dict[str, Loop] = {}
+        self._is_stopped = False
 
-    def stop() -> None:
-        stopped.append(True)
-        for loop in loops:
+    def add(self, name: str, tick: Callable[[], timedelta]) -> None:
+        self._ticks[name] = tick
+
+    def start(self) -> None:
+        for name, tick in self._ticks.items():
+            self._loops[name] = self._runtime.serve(name, self._unless_stopped(tick))
+
+    def wake(self, name: str) -> None:
+        """End the pause of a loop; it does nothing before `start`."""
+        if (loop := self._loops.get(name)) is not None:
             loop.wake()
+
+    def stop(self) -> None:
+        """Let the ticks under way be the last, and wait for them."""
+        self._is_stopped = True
+        for loop in self._loops.values():
+            loop.wake()
+        for loop in self._loops.values():
             loop.join(LAST)
 
-    until_signal(start, stop, is_over=lambda: False)
+    def _unless_stopped(self, tick: Callable[[], timedelta]) -> Callable[[], timedelta | None]:
+        return lambda: None if self._is_stopped else tick()
+
+
+def tick_until_signal(runtime: Runtime, name: str, tick: Callable[[], timedelta]) -> None:
+    """Tick until SIGTERM or SIGINT; the tick under way then is the last."""
+    loops = Loops(runtime)
+    loops.add(name, tick)
+    until_signal(loops.start, loops.stop, is_over=lambda: False)
 
 
 def _came(told: SimpleQueue[int]) -> bool:

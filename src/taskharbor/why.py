@@ -7,8 +7,9 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import JobFilter
+from taskharbor.core.answers import JobFilter, Kept
 from taskharbor.core.errors import JobNotFound
+from taskharbor.core.model import PUBLISHER_AWAY
 from taskharbor.core.states import WAITING, Status
 from taskharbor.views import moment
 
@@ -46,7 +47,8 @@ class Cause(StrEnum):
 class Why:
     """The first thing that keeps a job where it is. ``cause`` is for programs, ``text`` for people.
 
-    ``until`` is when that ends, where it is known; ``ahead`` is how many jobs come first, more or less.
+    ``until`` is when that ends, where it is known; ``ahead`` is how many jobs come first, more or less;
+    ``kept`` is why a job that ended cannot be removed yet.
     """
 
     job_id: JobId
@@ -56,6 +58,7 @@ class Why:
     until: datetime | None = None
     worker: str | None = None
     ahead: int | None = None
+    kept: Kept | None = None
 
     def view(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -67,6 +70,7 @@ class Why:
             "until": moment(self.until),
             "worker": self.worker,
             "ahead": self.ahead,
+            "kept": self.kept,
         }
 
 
@@ -76,7 +80,7 @@ def why(inspector: Inspector, job_id: JobId) -> Why:
     if job is None:
         raise JobNotFound(job_id)
     if job.status.is_final:
-        return _final(job)
+        return _final(job, _kept(inspector, job_id))
     now = inspector.now()
     if job.status is Status.PROCESSING:
         return _held(job, now)
@@ -101,9 +105,18 @@ def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Why:
     return _in_line(job, *_ahead(inspector, job, queue, now))
 
 
-def _final(job: JobSummary) -> Why:
+def _final(job: JobSummary, kept: Kept | None) -> Why:
     by = {Status.DEAD: f": {job.dead_reason}", Status.CANCELED: ": somebody called it off"}.get(job.status, "")
-    return _why(job, Cause.FINAL, f"it ended as {job.status} at {moment(job.completed_at)}{by}")
+    stays = "" if kept is None else "; it cannot be removed yet: dead-letter event not published yet"
+    return _why(job, Cause.FINAL, f"it ended as {job.status} at {moment(job.completed_at)}{by}{stays}", kept=kept)
+
+
+def _kept(inspector: Inspector, job_id: JobId) -> Kept | None:
+    """Return why prune and purge keep a job that ended: an event that a publisher has still to publish."""
+    if all(row.is_done for row in inspector.outbox([job_id])):
+        return None
+    seen_at = inspector.publisher_seen_at()
+    return Kept.UNPUBLISHED if seen_at is not None and seen_at > inspector.now() - PUBLISHER_AWAY else None
 
 
 def _held(job: JobSummary, now: datetime) -> Why:

@@ -67,7 +67,7 @@ class Console:
     def dead(self, message: str = "no such user", **fields: Any) -> JobId:
         """Store a job and let it die."""
         job_id = self.enqueue(**fields)
-        self._settle(
+        self.settle(
             job_id,
             Outcome.fail("gave up", failure=Failure.of(LookupError(message))),
             queue=fields.get("queue", "default"),
@@ -76,7 +76,7 @@ class Console:
 
     def done(self, **fields: Any) -> JobId:
         job_id = self.enqueue(**fields)
-        self._settle(job_id, Outcome.ack(b'"fine"'), queue=fields.get("queue", "default"))
+        self.settle(job_id, Outcome.ack(b'"fine"'), queue=fields.get("queue", "default"))
         return job_id
 
     def running(self) -> JobId:
@@ -90,7 +90,7 @@ class Console:
     def audit(self) -> list[AuditEntry]:
         return self.driver.inspector.audit(limit=100)
 
-    def _settle(self, job_id: JobId, outcome: Outcome, *, queue: str) -> None:
+    def settle(self, job_id: JobId, outcome: Outcome, *, queue: str = "default") -> None:
         """Take whatever waits, settle this one, and give the others back."""
         self.driver.settle(
             [

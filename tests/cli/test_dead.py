@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from taskharbor import Status
 from taskharbor.cli.exits import Exit
 from taskharbor.core.answers import Published
+from taskharbor.core.outcome import Outcome
 
 if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
     from tests.cli.console import Console
 
 
@@ -179,8 +182,8 @@ def test_dead_letters_are_purged_for_good_and_no_others(kind: str, any_console: 
     said = any_console("dead", "purge", "--yes", "--json", *words).data
 
     count = 2 if kind == "all" else 1
-    assert look == {"matched": count, "removed": 0, "dry_run": True}
-    assert said == {"matched": count, "removed": count, "dry_run": False}
+    assert look == {"matched": count, "removed": 0, "dry_run": True, "kept": {}}
+    assert said == {"matched": count, "removed": count, "dry_run": False, "kept": {}}
     left = {*any_console.driver.inspector.get([wanted, other, done])}
     assert left == ({done} if kind == "all" else {other, done})
     [entry] = any_console.audit()
@@ -199,14 +202,16 @@ def test_dead_letters_that_are_younger_than_that_stay(console: Console) -> None:
     assert job_id in console.driver.inspector.get([job_id])
 
 
-def test_a_dead_letter_nobody_was_told_of_stays_unless_its_event_is_given_up(any_console: Console) -> None:
+def test_a_dead_letter_with_an_unpublished_event_stays_unless_the_event_is_given_up(any_console: Console) -> None:
+    publish_all(any_console)  # from then on the store knows of a publisher
     job_id = any_console.dead()
 
     kept = any_console("dead", "purge", str(job_id), "--yes")
     gone = any_console("dead", "purge", str(job_id), "--yes", "--unpublished")
 
     assert (kept.code, kept.out) == (Exit.CONFLICT, "removed 0 of 1\n")
-    assert "--unpublished gives it up" in kept.err
+    assert "1 kept: dead-letter event not published yet (a publisher was last seen at " in kept.err
+    assert "pass --unpublished to give the events up)" in kept.err
     assert (gone.code, gone.out) == (Exit.OK, "removed 1 of 1\n")
     assert any_console.driver.inspector.get([job_id]) == {}
 
@@ -240,8 +245,89 @@ def test_prune_keeps_what_is_younger_than_a_week_unless_told_otherwise(console: 
 
     said = console("prune", "--yes", "--json")
 
-    assert said.data == {"found": 0, "removed": 0, "dry_run": False}
+    assert said.data == {"found": 0, "removed": 0, "dry_run": False, "kept": {}}
     assert job_id in console.driver.inspector.get([job_id])
+
+
+def test_without_a_publisher_all_dead_letters_are_purged(any_console: Console) -> None:
+    ids = [any_console.dead() for _ in range(8)]
+
+    said = any_console("dead", "purge", "--all", "--yes", "--json").data
+
+    assert said == {"matched": 8, "removed": 8, "dry_run": False, "kept": {}}
+    assert any_console.driver.inspector.get(ids) == {}
+
+
+def test_purge_counts_what_it_kept_by_reason(console: Console) -> None:
+    removed = console.dead()
+    publish_all(console)
+    unpublished, revived = console.dead(), console.dead()
+    console("dead", "requeue", str(revived))
+
+    ids = map(str, (removed, unpublished, revived, uuid4()))
+    said = console("dead", "purge", *ids, "--yes", "--json")
+
+    kept = {"not_found": 1, "not_dead": 1, "unpublished": 1}
+    assert said.code == Exit.CONFLICT
+    assert json.loads(said.out) == {"matched": 4, "removed": 1, "dry_run": False, "kept": kept}
+    assert "1 kept: not found; 1 kept: no longer dead; 1 kept: dead-letter event not published yet" in said.err
+
+
+def test_purge_says_what_died_too_recently(console: Console) -> None:
+    job_id = console.dead()
+    publish_all(console)
+
+    said = console("dead", "purge", str(job_id), "--older-than", "1h", "--yes", "--json")
+
+    assert (said.code, json.loads(said.out)["kept"]) == (Exit.CONFLICT, {"too_young": 1})
+
+
+def test_prune_says_that_an_event_keeps_a_job_and_how_to_give_it_up(console: Console) -> None:
+    publish_all(console)
+    job_id = revived_job(console)
+
+    kept = console("prune", "--older-than", "0s", "--yes")
+    as_data = console("prune", "--older-than", "0s", "--yes", "--json").data
+    gone = console("prune", "--older-than", "0s", "--yes", "--unpublished")
+
+    assert (kept.code, as_data["removed"], as_data["kept"]) == (Exit.OK, 0, {"unpublished": 1})
+    assert kept.out.startswith("removed 0; 1 kept: dead-letter event not published yet (a publisher was last seen at ")
+    assert kept.out.endswith("wait for it, or pass --unpublished to give the events up)\n")
+    assert gone.out == "removed 1\n"
+    assert console.driver.inspector.get([job_id]) == {}
+
+
+def test_without_a_publisher_prune_removes_a_job_that_died_once(console: Console) -> None:
+    job_id = revived_job(console, idempotency_key="once")
+    dead = console.dead()
+
+    said = console("prune", "--older-than", "0s", "--yes")
+
+    assert said.out == "removed 1\n"
+    assert {*console.driver.inspector.get([job_id, dead])} == {dead}
+    assert console.driver.inspector.by_key("once") == []
+    assert [row.is_done for row in console.driver.inspector.outbox([dead])] == [False]
+
+
+def test_prune_says_that_jobs_of_a_day_that_is_not_over_are_kept(any_console: Console) -> None:
+    any_console.done()
+    is_by_day = any_console.url.startswith("postgresql")
+
+    said = any_console("prune", "--older-than", "0s", "--yes")
+
+    assert said.out == (
+        "removed 0; 1 kept: ended too recently (finished jobs may be kept for up to a day longer)\n"
+        if is_by_day
+        else "removed 1\n"
+    )
+
+
+def revived_job(console: Console, **fields: Any) -> JobId:
+    """Return a job that died, was requeued, and succeeded."""
+    job_id = console.dead(**fields)
+    console("dead", "requeue", str(job_id))
+    console.settle(job_id, Outcome.ack())
+    return job_id
 
 
 def publish_all(console: Console) -> None:

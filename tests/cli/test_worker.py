@@ -225,6 +225,35 @@ def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at
     assert janitor.log().endswith("the janitor stopped\n")
 
 
+PUBLISHING: Final = """
+import pathlib
+
+from taskharbor import Harbor
+
+def publish(event):
+    with open({file!r}, "a") as file:
+        print(event.event_id, file=file)
+
+shop = Harbor(publisher=publish, hooks=[lambda fact: pathlib.Path({file!r} + ".hook").write_text(fact.reason)])
+"""
+
+
+def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Driver, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    job_id = Client(driver).enqueue(JobRequest(type="greet", max_attempts=1)).id
+    lease = timedelta(milliseconds=1)
+    driver.reserve("default", token=new_token(), worker="gone", lease=lease, limit=1, patience=SECOND)
+    app = PUBLISHING.format(file=str(events))
+    with started(tmp_path, "janitor", "shop.py:shop", "--url", url, app=app) as janitor:
+        wait_until(lambda: events.exists() and events.read_text() == f"{job_id}:1\n")
+        wait_until(lambda: driver.inspector.outbox([job_id])[0].published_at is not None)
+        janitor.send_signal(signal.SIGTERM)
+        assert janitor.wait(LIMIT) == 0
+
+    assert f"job {job_id} (greet) is dead after attempt 1: attempts spent\n" in janitor.log()
+    assert events.with_name("events.hook").read_text() == "attempts spent"
+
+
 @pytest.mark.usefixtures("_in_a_folder", "_nothing_starts")
 @pytest.mark.parametrize("command", [["worker", "shop.py"], ["janitor"]])
 def test_a_store_out_of_reach_ends_with_3_and_one_line(

@@ -55,6 +55,7 @@ def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
         "holders of keys": {key: read.by_key(key) for key in ("a", "b", "c")},
         "api keys": read.keys(),
         "ids of api keys": list(read.keys()),
+        "publisher": read.publisher_seen_at(),
         "audit": dict(enumerate(read.audit(limit=_EVERYTHING))),
     }
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from taskharbor.core.answers import (
+    Death,
     Declined,
     Dispatch,
     Extended,
@@ -400,6 +401,14 @@ class Parity(RuleBasedStateMachine):
         }
         self._ask(lambda s: s.driver.upkeep.outbox_done(kinds[kind]))
 
+    @rule(unseen_for=v.delays, older_than=v.delays, limit=v.limits, picks=st.none() | v.some)
+    def outbox_close(self, unseen_for: timedelta, older_than: timedelta, limit: int, picks: list[int] | None) -> None:
+        asked: dict[str, Any] = {"unseen_for": unseen_for, "older_than": older_than, "limit": limit}
+        # Which of those that are named are closed first is up to the store.
+        asked |= {} if picks is None else {"job_ids": self._pick(picks, FINAL), "limit": _EVER}
+        self._ask(lambda s: s.driver.upkeep.outbox_close("no publisher", **asked))
+        self._ask(lambda s: s.driver.inspector.kept_by_events(older_than=older_than, limit=limit))
+
     @rule(name=v.workers, queues=st.lists(v.queues, unique=True), concurrency=v.limits, unseen_for=v.delays)
     def beat_worker(self, name: str, queues: list[str], concurrency: int, unseen_for: timedelta) -> None:
         record = WorkerRecord(
@@ -435,10 +444,10 @@ class Parity(RuleBasedStateMachine):
         self._ask(lambda s: getattr(s.driver.control, f"{verb}_schedules")(names[:2]))
 
 
-def buried_in_bites(subject: Subject, *, limit: int) -> list[JobId]:
+def buried_in_bites(subject: Subject, *, limit: int) -> list[Death]:
     """Bury until nobody is left: which ones come first is up to the store."""
     bites = takewhile(bool, (subject.driver.upkeep.bury(limit=limit) for _ in range(_EVER)))
-    return sorted(job_id for bite in bites for job_id in bite)
+    return sorted((death for bite in bites for death in bite), key=lambda death: death.job_id)
 
 
 def in_bites(bite: Callable[[], int]) -> int:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 SEEDS: Final = {WORLDS: 800, MESSAGES: 400}
 """How many worlds a bug may survive."""
 MODES: Final = {WORLDS: "polling", MESSAGES: "sqs"}
+SUITES: Final = {
+    "deaths": ["tests/worker/test_deaths.py", "-k", "not sqlite and not postgres"],
+    "removing": ["tests/cli/test_dead.py", "-k", "not postgres"],
+}
+"""Files that test several modules."""
 QUIET: Final = (
     "-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "filterwarnings=",
     "--assert=plain",  # pytest rewrites what brings a plugin, TaskHarbor too, and would load it without the bug
@@ -105,7 +110,7 @@ def plant(bug: Bug) -> Report:
         run_worlds(report, bug.tests)
     else:
         with redirect_stdout(io.StringIO()):
-            pytest.main([*QUIET, suite(bug)], plugins=[report])
+            pytest.main([*QUIET, *SUITES.get(bug.tests, [suite(bug)])], plugins=[report])
     return report
 
 

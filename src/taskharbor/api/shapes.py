@@ -141,6 +141,7 @@ class WhyShape(Shape):
     until: Time | None
     worker: Text
     ahead: Count | None
+    kept: Literal["unpublished"] | None
 
 
 class GroupShape(Shape):

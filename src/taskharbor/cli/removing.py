@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -13,22 +14,29 @@ from taskharbor.cli.progress import Progress
 from taskharbor.cli.records import record
 from taskharbor.cli.refusals import LeftAlone
 from taskharbor.cli.times import span
-from taskharbor.core.answers import Unpublished
+from taskharbor.core.answers import Kept
 from taskharbor.core.spreading import spread
 from taskharbor.core.states import Status
+from taskharbor.deadletters import close_unpublished, give_up_events, purge
 from taskharbor.janitor import MINUTES_KEPT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.ids import JobId
     from taskharbor.drivers.base import Driver
 
 BITE: Final = 500
-STAYED: Final = (
-    "were left alone: they are dead no more, or their event is not published yet (--unpublished gives it up)"
-)
+COUNTED: Final = 10_000
+"""How many jobs that are kept by an event are counted; more are as many to a person."""
+WORDS: Final = {
+    Kept.NOT_FOUND: "not found",
+    Kept.NOT_DEAD: "no longer dead",
+    Kept.TOO_YOUNG: "ended too recently (finished jobs may be kept for up to a day longer)",
+    Kept.UNPUBLISHED: "dead-letter event not published yet",
+    Kept.IN_USE: "locked by another transaction; run the command again",
+}
 
 
 class Purge:
@@ -42,48 +50,71 @@ class Purge:
     def run(self, found: Sequence[JobId], *, yes: bool, dry_run: bool, as_json: bool) -> None:
         """Show what was found; unless it is a dry run, ask, remove it, and tell what became of it."""
         preview(self._driver, found)
-        removed = 0
+        removed, kept = 0, Counter[Kept]()
         if found and not dry_run:
             confirm(f"remove {len(found):,} dead letters for good", yes=yes)
-            removed = self._purge(found)
-        facts = {"matched": len(found), "removed": removed, "dry_run": dry_run}
+            removed, kept = self._purge(found)
+        facts = {"matched": len(found), "removed": removed, "dry_run": dry_run, "kept": kept}
         show(facts, as_json=as_json, plain=f"removed {removed} of {len(found)}")
-        if not dry_run and (left := len(found) - removed):
-            say(f"{left:,} {STAYED}")
-            raise LeftAlone(left, len(found))
+        if kept:
+            say(_why_kept(self._driver, kept))
+            raise LeftAlone(kept.total(), len(found))
 
-    def _purge(self, found: Sequence[JobId]) -> int:
-        removed = 0
+    def _purge(self, found: Sequence[JobId]) -> tuple[int, Counter[Kept]]:
+        removed, kept = 0, Counter[Kept]()
+        give_up = f"purged by {me()}" if self._gives_up else None
         with Progress("removed", len(found)) as progress:
             try:
                 for batch, _ in spread(found, None):
-                    if self._gives_up:
-                        self._give_up_events(batch)
-                    removed += self._driver.upkeep.purge(older_than=self._older_than, limit=len(batch), job_ids=batch)
+                    answer = purge(self._driver, batch, older_than=self._older_than, give_up=give_up)
+                    removed += answer.count
+                    kept.update(answer.kept)
                     progress.advance(len(batch))
             finally:
                 if removed:
                     record(self._driver, "dead-letters.purge", f"{removed} jobs", older_than=span(self._older_than))
-        return removed
-
-    def _give_up_events(self, batch: Sequence[JobId]) -> None:
-        waiting = [row.event.event_id for row in self._driver.inspector.outbox(batch) if not row.is_done]
-        why = f"purged by {me()}"
-        self._driver.upkeep.outbox_done([Unpublished(event_id, why, again_in=None) for event_id in waiting])
+        return removed, kept
 
 
-def prune_finished(driver: Driver, older_than: timedelta, *, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove jobs that succeeded or were canceled longer ago than *older_than*."""
+def _why_kept(driver: Driver, kept: Mapping[Kept, int]) -> str:
+    """Say how many jobs were kept, why, and how to remove them all the same."""
+    parts = [f"{kept[reason]:,} kept: {words}" for reason, words in WORDS.items() if kept.get(reason)]
+    if not kept.get(Kept.UNPUBLISHED):
+        return "; ".join(parts)
+    seen_at = driver.inspector.publisher_seen_at()
+    seen = "" if seen_at is None else f"a publisher was last seen at {seen_at:%Y-%m-%d %H:%M} UTC; "
+    return f"{'; '.join(parts)} ({seen}wait for it, or pass --unpublished to give the events up)"
+
+
+def prune_finished(
+    driver: Driver, older_than: timedelta, *, unpublished: bool, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Remove jobs that succeeded or were canceled longer ago than *older_than*; with *unpublished*, give up events."""
     driver.upkeep.roll_up(keep=MINUTES_KEPT)  # the count comes from aggregates, which may be old where nobody works
     found = _ended_before(driver, driver.inspector.now() - older_than)
     what = f"remove about {found:,} finished jobs that ended more than {span(older_than)} ago"
-    removed = 0
+    removed, kept = 0, Counter[Kept]()
     if dry_run:
         say(f"would {what}")
     elif found:
         confirm(what, yes=yes)
+        _close_events(driver, older_than, give_up=f"pruned by {me()}" if unpublished else None)
         removed = _prune(driver, older_than, found)
-    show({"found": found, "removed": removed, "dry_run": dry_run}, as_json=as_json, plain=f"removed {removed}")
+        kept[Kept.UNPUBLISHED] = len(driver.inspector.kept_by_events(older_than=older_than, limit=COUNTED))
+        kept[Kept.TOO_YOUNG] = max(0, found - removed - kept[Kept.UNPUBLISHED])
+    kept = +kept
+    plain = "; ".join([f"removed {removed}", *([_why_kept(driver, kept)] if kept else [])])
+    show({"found": found, "removed": removed, "dry_run": dry_run, "kept": kept}, as_json=as_json, plain=plain)
+
+
+def _close_events(driver: Driver, older_than: timedelta, *, give_up: str | None) -> None:
+    """Close the events that keep finished jobs, if no process will publish them, or if they are to be given up."""
+    while held := driver.inspector.kept_by_events(older_than=older_than, limit=BITE):
+        closed = close_unpublished(driver, older_than=timedelta(0), limit=COUNTED, job_ids=held)
+        if give_up is not None:
+            give_up_events(driver, held, give_up)
+        elif not closed:
+            return
 
 
 def _prune(driver: Driver, older_than: timedelta, found: int) -> int:

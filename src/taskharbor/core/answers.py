@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 from taskharbor.core.thawing import thawed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId, Token
@@ -142,13 +142,26 @@ class Declined:
     seq: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A job that became a dead letter, and what a report of that needs."""
+
+    job_id: JobId
+    type: str
+    queue: str
+    life: int
+    attempt_count: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """An ended lease that was brought back, and where its job went."""
+    """An ended lease that was brought back, and where its job went. ``death`` is set if that is DEAD."""
 
     job_id: JobId
     token: Token
     status: Status
+    death: Death | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +178,24 @@ class Unpublished:
     event_id: str
     error: str
     again_in: timedelta | None
+
+
+class Kept(StrEnum):
+    """Why a job was not removed by a prune or a purge; if several hold, the first of this list is given."""
+
+    NOT_FOUND = "not_found"
+    NOT_DEAD = "not_dead"
+    TOO_YOUNG = "too_young"
+    UNPUBLISHED = "unpublished"
+    IN_USE = "in_use"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """How many jobs were removed, and how many were kept, by reason."""
+
+    count: int
+    kept: Mapping[Kept, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,10 +71,15 @@ class JobCanceled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDead:
-    """A job became a dead letter."""
+    """A job became a dead letter, by a worker's outcome or by the janitor. ``job`` is what the worker had claimed."""
 
-    job: Job
+    job_id: JobId
+    type: str
+    queue: str
+    life: int
+    attempt_count: int
     reason: str
+    job: Job | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

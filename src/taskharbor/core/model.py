@@ -273,6 +273,12 @@ class DeadTaskEvent:
         return f"{self.job_id}:{self.life}"
 
 
+PUBLISHER_NOTED: Final = timedelta(minutes=1)
+"""How often a store notes that a publisher takes events, however many do."""
+PUBLISHER_AWAY: Final = timedelta(days=7)
+"""For how long events wait for a publisher that is away. A store in which none was ever noted has none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRow:
     """A death's event, and how far its publishing got."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from taskharbor.core.answers import (
+        Death,
         Declined,
         Dispatch,
         Enqueued,
@@ -360,7 +361,7 @@ class Upkeep(Protocol):
         CLOCK and given back. Rows locked by others are skipped.
         """
 
-    def bury(self, *, limit: int) -> list[JobId]:
+    def bury(self, *, limit: int) -> list[Death]:
         """Turn waiting jobs that are spent into dead letters. There should never be any."""
 
     def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
@@ -400,13 +401,30 @@ class Upkeep(Protocol):
         """Remove up to *limit* entries of the audit that are at least so old, oldest first, and return how many."""
 
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        """Take events to publish, oldest death first; nobody else gets them before now + *lock*."""
+        """Take events to publish, oldest death first; nobody else gets them before now + *lock*.
+
+        Only publishers take events: the store notes when one did, once a minute (`PUBLISHER_NOTED`).
+        """
 
     def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         """Record what became of events; False where one is unknown or was done before.
 
         There is no fence: a relay whose lock ran out may still report. Events are published
         at least once, and repeats carry the same id.
+        """
+
+    def outbox_close(
+        self,
+        reason: str,
+        *,
+        unseen_for: timedelta,
+        older_than: timedelta,
+        limit: int,
+        job_ids: Sequence[JobId] | None = None,
+    ) -> int:
+        """Give up as *reason* up to *limit* events if no publisher was noted for *unseen_for*; return how many.
+
+        Oldest first, or any of *job_ids*; of deaths at least *older_than* ago; none whose ``next_at`` is to come.
         """
 
     def schedules_due(self, *, limit: int) -> list[Schedule]:

@@ -45,6 +45,15 @@ class Inspector(Protocol):
     def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
         """Return the events of these jobs' deaths, job by job as asked, oldest life first."""
 
+    def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
+        """Return up to *limit* SUCCEEDED and CANCELED jobs that `Upkeep.prune` keeps because of an event, by id.
+
+        They ended at least *older_than* ago, and the event of an earlier death is neither published nor given up.
+        """
+
+    def publisher_seen_at(self) -> datetime | None:
+        """Return when a publisher was last noted by `Upkeep.outbox_take`; None if none ever was."""
+
     def queues(self) -> list[QueueView]:
         """Return every queue that holds jobs or is paused, by name; counts as of the last `roll_up` or newer."""
 

@@ -1,4 +1,4 @@
-"""What a worker with a queue service has besides: its messages, and the events of its dead letters."""
+"""What a worker with a queue service has besides: its messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Settled
 from taskharbor.core.messages import Finding
-from taskharbor.core.states import Status
-from taskharbor.deadletters import Relay, to_queue
 from taskharbor.worker.messages import Messages
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Mail:
-    """Messages and the relay of one worker, and when they have something to do."""
+    """Messages of one worker, and when they have something to do."""
 
     def __init__(
         self,
@@ -33,7 +31,6 @@ class Mail:
         *,
         visibility: timedelta,
         wait: timedelta,
-        dead_letters: str | None,
         wake: Callable[[str], None],
         tell: Callable[[Fact], None],
     ) -> None:
@@ -41,17 +38,12 @@ class Mail:
         self.messages = Messages(
             runtime, driver, transport, visibility=visibility, wake=lambda: wake("messages"), tell=tell
         )
-        self.relay = None if dead_letters is None else Relay(driver, to_queue(transport, dead_letters))
-        self._wake = wake
 
     @property
     def ticks(self) -> dict[str, Callable[[], timedelta]]:
-        relay = {} if self.relay is None else {"relay": self.relay.tick}
-        return {"messages": self.messages.tick, **relay}
+        return {"messages": self.messages.tick}
 
     def settled(self, hand: Hand, answer: Settled | TaskHarborError | None) -> None:
-        """Learn what became of a job, and rule on its message; of a death the world is told."""
+        """Learn what became of a job, and rule on its message."""
         is_settled = isinstance(answer, Settled)
         self.messages.found(hand.received, Finding.SETTLED if is_settled else Finding.UNSETTLED)
-        if isinstance(answer, Settled) and answer.status is Status.DEAD:
-            self._wake("relay")

@@ -12,6 +12,7 @@ from taskharbor.core.request import QUEUE_PATTERN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskharbor.deadletters import Publisher
     from taskharbor.delivery.transport import Transport
     from taskharbor.runtime import Runtime
     from taskharbor.worker.middleware import Middleware
@@ -35,6 +36,7 @@ class WorkerOptions(TypedDict, total=False):
     visibility: timedelta | None
     wait: timedelta
     dead_letters: str | None
+    publisher: Publisher | None
     janitor: bool
     name: str | None
     runtime: Runtime | None

@@ -10,6 +10,7 @@ from taskharbor.core.answers import Settled
 from taskharbor.core.failure import Failure
 from taskharbor.core.outcome import SPENT
 from taskharbor.core.states import Event, Status
+from taskharbor.deadletters import log_death
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,17 +65,20 @@ class Telling:
             )
             self(facts.LeaseLost(lease=hand.claim.lease))
             return
-        _LOG.info(
-            "job %s (%s) attempt %d: %s → %s%s",
-            job.id,
-            job.type,
-            job.attempt_count,
-            outcome.event,
-            answer.status,
-            _because(outcome),
-        )
-        if self._hooks:
-            self(_fact(hand, outcome, answer.status, ended_at))
+        fact = _fact(hand, outcome, answer.status, ended_at)
+        if isinstance(fact, facts.JobDead):
+            log_death(_LOG, fact, error=outcome.failure.type if outcome.failure and fact.reason == SPENT else "")
+        else:
+            _LOG.info(
+                "job %s (%s) attempt %d: %s → %s%s",
+                job.id,
+                job.type,
+                job.attempt_count,
+                outcome.event,
+                answer.status,
+                _because(outcome),
+            )
+        self(fact)
 
 
 def _because(outcome: Outcome) -> str:
@@ -88,7 +92,15 @@ def _fact(hand: Hand, outcome: Outcome, status: Status, ended_at: datetime) -> F
     if status is Status.SUCCEEDED:
         return facts.JobSucceeded(job=job, ended_at=ended_at)
     if status is Status.DEAD:
-        return facts.JobDead(job=job, reason=outcome.reason or SPENT)
+        return facts.JobDead(
+            job_id=job.id,
+            type=job.type,
+            queue=job.queue,
+            life=job.life,
+            attempt_count=job.attempt_count,
+            reason=outcome.reason or SPENT,
+            job=job,
+        )
     if status is Status.CANCELED:
         return facts.JobCanceled(job_id=job.id)
     if outcome.event is Event.RETRY:

@@ -13,6 +13,7 @@ from taskharbor.core.errors import JobNotInflight
 from taskharbor.core.facts import JobClaimed
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event, Status
+from taskharbor.deadletters import relay_for
 from taskharbor.delivery.transport import DEAD_EVENTS
 from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.core.facts import Hook
     from taskharbor.core.retry import RetryPolicy
+    from taskharbor.deadletters import Publisher
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver, Listener
     from taskharbor.runtime import Loop, Runtime
@@ -80,7 +82,8 @@ class Worker:
 
     With a *transport* jobs are taken by the messages that a `DueTaskEnqueuer` sends, which are
     hidden from others for *visibility* (a minute, or *lease* if that is longer), and those without one
-    only when they are due for longer than *patience*. Events of jobs that died go to the queue *dead_letters*.
+    only when they are due for longer than *patience*. Events of jobs that died go to *publisher*
+    (`taskharbor.deadletters`), or to its queue *dead_letters*.
 
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> driver = MemoryDriver()
@@ -117,6 +120,7 @@ class Worker:
         visibility: timedelta | None = None,
         wait: timedelta = WAIT,
         dead_letters: str | None = DEAD_EVENTS,
+        publisher: Publisher | None = None,
         janitor: bool = True,
         scheduler: Scheduler | None = None,
         schedules: Sequence[ScheduleSpec] = (),
@@ -150,7 +154,8 @@ class Worker:
         self._executor = Executor(
             self._runtime, self._handlers, self._policies, around=self._around, report=self._ended
         )
-        self._mail = self._make_mail(transport, visibility, beat, wait=wait, dead_letters=dead_letters)
+        self._mail = self._make_mail(transport, visibility, beat, wait=wait)
+        self._relay = relay_for(driver, publisher=publisher, transport=transport, queue=dead_letters)
         kept = None if self._mail is None else self._mail.messages.keep
         margin = lease.total_seconds() * MARGIN
         self._timeouts = Timeouts(self._runtime, self._hands, lease=lease, wake=self._wake, end=self.begin_stop)
@@ -210,6 +215,7 @@ class Worker:
             "clock": self._guard.tick,
             **({} if self._janitor is None else {"janitor": self._janitor.tick}),
             **({} if self._mail is None else self._mail.ticks),
+            **({} if self._relay is None else {"relay": self._relay.tick}),
             **self.codec_check.guarded(self._intake.ticks),
         }
 
@@ -310,13 +316,13 @@ class Worker:
         return Mail(self._runtime, self._driver, transport, wake=self._wake, tell=self._tell, **options)
 
     def _make_janitor(self) -> Janitor:
-        relays = self._mail is not None and self._mail.relay is not None
         return Janitor(
             self._runtime,
             self._driver,
             lease=self._lease,
             guard=self._guard,
-            relay=(lambda: self._wake("relay")) if relays else None,
+            relay=None if self._relay is None else lambda: self._wake("relay"),
+            tell=self._tell,
             scheduler=self._scheduler,
         )
 
@@ -370,7 +376,7 @@ class Worker:
     ) -> None:
         is_told = self._mail is not None or self._tell.is_heard
         for (hand, outcome), answer in zip(ended, answers, strict=True):
-            if is_told or not isinstance(answer, Settled):
+            if is_told or not isinstance(answer, Settled) or answer.status is Status.DEAD:
                 self._tell_of(hand, outcome, answer)
 
     def _tell_of(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
@@ -382,7 +388,9 @@ class Worker:
             self._mail.settled(hand, answer)
         if outcome is None or outcome.event is not Event.ACK:
             self._wake_intake()  # the job may be due again at once
-        if is_settled and not self._tell.is_heard:
+        if isinstance(answer, Settled) and answer.status is Status.DEAD:
+            self._wake("relay")
+        elif is_settled and not self._tell.is_heard:
             return
         advice = "" if is_settled else self._heartbeat.advice(hand)
         self._tell.of(hand, outcome, answer, ended_at=self._runtime.now(), advice=advice)

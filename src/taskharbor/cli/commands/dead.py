@@ -136,7 +136,8 @@ def purge(
     """Remove dead letters for good, with their history: those named, or all that the filters leave.
 
     It shows what it found, and asks. What died after that is left alone, and so is a dead letter
-    whose event is still to be published. With --json: {"matched": N, "removed": N, "dry_run": BOOL}
+    whose event a publisher has still to publish.
+    With --json: {"matched": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
     """
     from taskharbor.cli.bulk import died_before, selected
     from taskharbor.cli.removing import Purge

@@ -173,7 +173,7 @@ def _encoded(driver: Driver, job_id: JobId, payload: Any, app: str | None) -> by
 def why(*, url: str, job_id: str, as_json: bool) -> None:
     """Say what a job waits for.
 
-    With --json: {"job_id", "status", "cause", "text", "until", "worker", "ahead"}
+    With --json: {"job_id", "status", "cause", "text", "until", "worker", "ahead", "kept"}
     """
     from taskharbor.cli.output import show as show_data
     from taskharbor.cli.tables import printable

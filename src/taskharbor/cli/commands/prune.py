@@ -21,18 +21,22 @@ if TYPE_CHECKING:
     metavar="TIME",
     help="Only those that ended before that.",
 )
+@click.option(
+    "--unpublished", is_flag=True, help="Even if the event of an earlier death is still to be published: give it up."
+)
 @confirm_options
 @url_option
 @json_option
-def prune(*, url: str, older_than: timedelta, yes: bool, dry_run: bool, as_json: bool) -> None:
+def prune(*, url: str, older_than: timedelta, unpublished: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
     """Remove finished jobs that are past their retention.
 
     Every worker and janitor does that by itself, after seven days. Dead letters stay: see
-    'taskharbor dead purge'. A store may keep some for up to a day longer.
-    With --json: {"found": N, "removed": N, "dry_run": BOOL}
+    'taskharbor dead purge'. A store may keep some for up to a day longer, and a job that died once
+    is kept while a publisher has still to publish that.
+    With --json: {"found": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
     """
     from taskharbor.cli.operating import opened
     from taskharbor.cli.removing import prune_finished
 
     with opened(url) as driver:
-        prune_finished(driver, older_than, yes=yes, dry_run=dry_run, as_json=as_json)
+        prune_finished(driver, older_than, unpublished=unpublished, yes=yes, dry_run=dry_run, as_json=as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from taskharbor.core.answers import Death
 from taskharbor.core.model import Attempt, AttemptOutcome, DeadTaskEvent, OutboxRow
 from taskharbor.core.states import Status
 
@@ -71,7 +72,7 @@ def record(
     tables.rows.attempts[job.id].setdefault(under, attempt)
 
 
-def die(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> None:
+def die(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> Death:
     """Store *job* as a dead letter, together with the event that tells of it."""
     dead = replace(
         job,
@@ -96,3 +97,11 @@ def die(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> 
         dead_at=now,
     )
     tables.rows.outbox[event.event_id] = OutboxRow(event=event, next_at=now)
+    return Death(
+        job_id=event.job_id,
+        type=event.type,
+        queue=event.queue,
+        life=event.life,
+        attempt_count=event.attempt_count,
+        reason=reason,
+    )

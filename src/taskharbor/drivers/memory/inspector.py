@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Finished, JobFilter, Page, QueueView, reach
 from taskharbor.core.states import Status
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.memory.tables import Tables
+
+PRUNED: Final = frozenset({Status.SUCCEEDED, Status.CANCELED})
 
 
 class MemoryInspector:
@@ -65,6 +67,17 @@ class MemoryInspector:
         with self._tables.statement():
             rows = self._tables.rows.outbox.values()
             return [row for job_id in job_ids for row in rows if row.event.job_id == job_id]
+
+    def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
+        with self._tables.statement() as now:
+            rows, until = self._tables.rows, now - older_than
+            ids = sorted({row.event.job_id for row in rows.outbox.values() if not row.is_done})
+            jobs = [rows.jobs[job_id] for job_id in ids if rows.jobs[job_id].status in PRUNED]
+            return [job.id for job in jobs if job.completed_at is not None and job.completed_at <= until][:limit]
+
+    def publisher_seen_at(self) -> datetime | None:
+        with self._tables.statement():
+            return self._tables.rows.publisher_seen_at
 
     def queues(self) -> list[QueueView]:
         with self._tables.statement() as now:

@@ -91,6 +91,7 @@ class Rows:
     api_keys: dict[str, ApiKey] = field(default_factory=dict)
     audit: dict[Token, AuditEntry] = field(default_factory=dict)
     jump: ClockJump | None = None
+    publisher_seen_at: datetime | None = None
     fed: set[str] = field(default_factory=set)
     """Queues that were given jobs to take, of which nobody was told yet: a rollback takes this back too."""
 

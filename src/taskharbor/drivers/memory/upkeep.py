@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Expired, Published
+from taskharbor.core.model import PUBLISHER_NOTED
 from taskharbor.core.outcome import LEASE_LOST, SPENT
 from taskharbor.core.states import Event, Status, landing
 from taskharbor.drivers.memory.endings import die, give_back, hold_until, is_over, record
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import Unpublished
+    from taskharbor.core.answers import Death, Unpublished
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job, NewJob, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.memory.tables import Tables
@@ -46,8 +47,9 @@ class MemoryUpkeep:
             cancel_requested=job.cancel_requested_at is not None,
         )
         record(self._tables, job, now=now, event=Event.EXPIRE, status=status, outcome=lost)
+        death = None
         if status is Status.DEAD:
-            die(self._tables, ended, now=now, reason=SPENT, error=LEASE_LOST)
+            death = die(self._tables, ended, now=now, reason=SPENT, error=LEASE_LOST)
         else:
             landed = replace(
                 ended,
@@ -58,15 +60,13 @@ class MemoryUpkeep:
                 failed_at=now,
             )
             self._tables.put(landed, now=now)
-        return Expired(job.id, job.lease_token, status)
+        return Expired(job.id, job.lease_token, status, death)
 
-    def bury(self, *, limit: int) -> list[JobId]:
+    def bury(self, *, limit: int) -> list[Death]:
         with self._tables.statement() as now:
             waiting = [self._tables.rows.jobs[job_id] for ids in self._tables.rows.waiting.values() for job_id in ids]
             spent = sorted((job for job in waiting if job.is_spent), key=lambda job: job.id)[:limit]
-            for job in spent:
-                die(self._tables, job, now=now, reason=SPENT, error=job.last_error or SPENT)
-            return [job.id for job in spent]
+            return [die(self._tables, job, now=now, reason=SPENT, error=job.last_error or SPENT) for job in spent]
 
     def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
         with self._tables.statement() as now:
@@ -144,7 +144,9 @@ class MemoryUpkeep:
 
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._tables.statement() as now:
-            outbox = self._tables.rows.outbox
+            rows, outbox = self._tables.rows, self._tables.rows.outbox
+            if rows.publisher_seen_at is None or not now - PUBLISHER_NOTED < rows.publisher_seen_at <= now:
+                rows.publisher_seen_at = now
             ready = [row for row in outbox.values() if not row.is_done and row.next_at <= now]
             ready.sort(key=lambda row: (row.event.dead_at, row.event.event_id))
             taken = [replace(row, attempts=row.attempts + 1, next_at=now + lock) for row in ready[:limit]]
@@ -167,6 +169,27 @@ class MemoryUpkeep:
             done = replace(row, next_at=now + result.again_in, last_error=result.error)
         self._tables.rows.outbox[result.event_id] = done
         return True
+
+    def outbox_close(
+        self,
+        reason: str,
+        *,
+        unseen_for: timedelta,
+        older_than: timedelta,
+        limit: int,
+        job_ids: Sequence[JobId] | None = None,
+    ) -> int:
+        with self._tables.statement() as now:
+            seen_at, outbox = self._tables.rows.publisher_seen_at, self._tables.rows.outbox
+            if seen_at is not None and seen_at > now - unseen_for:
+                return 0
+            free = [row for row in outbox.values() if row.next_at <= now and not row.is_done]
+            meant = [row for row in free if job_ids is None or row.event.job_id in job_ids]
+            aged = [row for row in meant if row.event.dead_at <= now - older_than]
+            closed = sorted(aged, key=lambda row: (row.event.dead_at, row.event.event_id))[:limit]
+            for row in closed:
+                outbox[row.event.event_id] = replace(row, given_up_at=now, last_error=reason)
+            return len(closed)
 
     def schedules_due(self, *, limit: int) -> list[Schedule]:
         with self._tables.statement() as now:

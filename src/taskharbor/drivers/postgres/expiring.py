@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, LiteralString
 
-from taskharbor.core.answers import Expired
+from taskharbor.core.answers import Death, Expired
 from taskharbor.core.outcome import LEASE_LOST, SPENT
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres.claiming import HELD, LOST_TO_CLOCK
@@ -14,8 +14,7 @@ from taskharbor.drivers.postgres.settling import TALLY
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.connection import Connections, Row
 
 
 class Expiring:
@@ -58,7 +57,7 @@ class Expiring:
               FROM lost
              WHERE job.status = 'PROCESSING'
                AND job.id = lost.id
-            RETURNING job.id, job.queue, job.status
+            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
         ),
         recorded AS (
             INSERT INTO th_attempts
@@ -74,14 +73,16 @@ class Expiring:
              WHERE status IN ('DEAD', 'CANCELED')
              GROUP BY queue, status
         )
-        SELECT lost.lease_expires_at, lost.id, lost.lease_token, lost.landing
+        SELECT lost.lease_expires_at, lost.lease_token, lost.landing, landed.id, landed.type, landed.queue,
+               landed.life, landed.attempt_count, landed.dead_reason
           FROM lost
           JOIN landed ON landed.id = lost.id
     """
 
     def expire(self, *, limit: int) -> list[Expired]:
         rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, spent=SPENT)
-        return [Expired(id, token, Status(landing)) for _, id, token, landing in sorted(rows)]
+        rows.sort(key=lambda row: (row[0], row[3]))
+        return [Expired(row[3], row[1], Status(row[2]), _death(row[3:]) if row[2] == "DEAD" else None) for row in rows]
 
     _BURY: LiteralString = f"""
         WITH spent AS (
@@ -104,19 +105,19 @@ class Expiring:
                    dispatch_at = NULL
              WHERE job.id = ANY (ARRAY(SELECT id FROM spent))
                AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED')
-            RETURNING job.id, job.queue, job.status
+            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
         ),
         tallied AS (
             {TALLY}
               FROM buried
              GROUP BY queue, status
         )
-        SELECT id
+        SELECT id, type, queue, life, attempt_count, dead_reason
           FROM buried
     """
 
-    def bury(self, *, limit: int) -> list[JobId]:
-        return [id for (id,) in self._connections.fetch(self._BURY, limit=limit, spent=SPENT)]
+    def bury(self, *, limit: int) -> list[Death]:
+        return [_death(row) for row in self._connections.fetch(self._BURY, limit=limit, spent=SPENT)]
 
     _JUMPED: LiteralString = f"""
         WITH jump AS (
@@ -160,3 +161,8 @@ class Expiring:
 
     def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
         self._connections.fetch(self._JUMPED, expected=expected, lease=lease)
+
+
+def _death(row: Row) -> Death:
+    job_id, job_type, queue, life, attempt_count, reason = row
+    return Death(job_id=job_id, type=job_type, queue=queue, life=life, attempt_count=attempt_count, reason=reason)

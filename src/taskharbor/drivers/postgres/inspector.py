@@ -24,6 +24,7 @@ from taskharbor.drivers.postgres.rows import (
     summary,
     text_map,
 )
+from taskharbor.drivers.postgres.schema import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +101,38 @@ class PostgresInspector:
         for row in map(outbox_row, self._connections.fetch(self._OUTBOX, ids=list(job_ids))):
             events[row.event.job_id].append(row)
         return [row for job_id in job_ids for row in events[job_id]]
+
+    _KEPT_BY_EVENTS: LiteralString = f"""
+        SELECT job.id
+          FROM th_jobs_finished AS job
+         WHERE job.id = ANY (ARRAY(
+               SELECT event.job_id
+                 FROM th_outbox AS event
+                WHERE event.published_at IS NULL
+                  AND event.given_up_at IS NULL
+                  -- Most are dead still, and found in a leaf of their own; the others are looked for in all days.
+                  -- By its LIMIT this is no join, which might walk the leaf.
+                  AND (SELECT 1 FROM th_jobs_dead AS dead WHERE dead.id = event.job_id LIMIT 1) IS NULL
+               ))
+           AND job.completed_at <= {NOW} - %(older_than)s
+         ORDER BY job.id
+         LIMIT %(limit)s
+    """
+
+    def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
+        rows = self._connections.fetch(self._KEPT_BY_EVENTS, older_than=older_than, limit=limit)
+        return [job_id for (job_id,) in rows]
+
+    _PUBLISHER_SEEN_AT: LiteralString = """
+        SELECT value::timestamptz
+          FROM th_settings
+         WHERE name = 'publisher_seen_at'
+    """
+
+    def publisher_seen_at(self) -> datetime | None:
+        if self._connections.schema_version < SETTINGS:
+            return None
+        return next((moment for (moment,) in self._connections.fetch(self._PUBLISHER_SEEN_AT)), None)
 
     _QUEUES: LiteralString = f"""
         -- A line is what waits in a queue at one priority. Each step leaps to the head of

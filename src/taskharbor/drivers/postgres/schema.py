@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MIGRATIONS: Final = load("taskharbor.drivers.postgres.migrations")
 PRUNING: Final = 2
 """The migration that brought th_pruning."""
+SETTINGS: Final = 2
+"""The migration that brought th_settings."""
 
 
 class PostgresSchema:

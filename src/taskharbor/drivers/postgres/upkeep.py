@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, LiteralString
+from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import UUID
 
 from taskharbor.core.answers import Published
+from taskharbor.core.model import PUBLISHER_NOTED
 from taskharbor.drivers.postgres.expiring import Expiring
 from taskharbor.drivers.postgres.inserting import insert
 from taskharbor.drivers.postgres.retention import Retention
 from taskharbor.drivers.postgres.ringing import fed_queues
 from taskharbor.drivers.postgres.rows import FEW, LOST_SLOTS_SINCE, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
+from taskharbor.drivers.postgres.schema import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import Expired, Unpublished
+    from taskharbor.core.answers import Death, Expired, Unpublished
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.postgres.connection import Connections
@@ -34,7 +36,7 @@ class PostgresUpkeep:
     def expire(self, *, limit: int) -> list[Expired]:
         return self._expiring.expire(limit=limit)
 
-    def bury(self, *, limit: int) -> list[JobId]:
+    def bury(self, *, limit: int) -> list[Death]:
         return self._expiring.bury(limit=limit)
 
     def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
@@ -135,8 +137,26 @@ class PostgresUpkeep:
         RETURNING {OUTBOX}
     """
 
+    _PUBLISHER_SEEN: LiteralString = f"""
+        seen AS (
+            INSERT INTO th_settings (name, value)
+            SELECT 'publisher_seen_at',
+                   to_char({NOW} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+             WHERE NOT EXISTS (
+                   SELECT
+                     FROM th_settings
+                    WHERE name = 'publisher_seen_at'
+                      AND value::timestamptz > {NOW} - %(noted)s
+                      AND value::timestamptz <= {NOW}
+                   )
+                ON CONFLICT (name) DO UPDATE
+               SET value = excluded.value
+        )"""
+    _OUTBOX_TAKE_SEEN: LiteralString = _OUTBOX_TAKE.replace("WITH turn", f"WITH {_PUBLISHER_SEEN},\n        turn")
+
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        rows = map(outbox_row, self._connections.fetch(self._OUTBOX_TAKE, limit=limit, lock=lock))
+        take = self._OUTBOX_TAKE_SEEN if self._has_settings else self._OUTBOX_TAKE
+        rows = map(outbox_row, self._connections.fetch(take, limit=limit, lock=lock, noted=PUBLISHER_NOTED))
         return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
 
     _OUTBOX_DONE: LiteralString = f"""
@@ -168,6 +188,57 @@ class PostgresUpkeep:
         )
         done = {f"{job_id}:{life}" for job_id, life in rows}
         return [each.event_id in done for each in results]
+
+    _CLOSE: LiteralString = f"""
+        WITH unpublished AS (
+            SELECT job_id, life
+              FROM th_outbox
+             WHERE {{only}}
+               AND next_at <= {NOW}
+               AND dead_at <= {NOW} - %(older_than)s
+               AND NOT EXISTS (
+                   SELECT
+                     FROM th_settings
+                    WHERE name = 'publisher_seen_at'
+                      AND value::timestamptz > {NOW} - %(unseen_for)s
+                   )
+             ORDER BY dead_at, job_id, life
+             LIMIT %(limit)s
+               FOR UPDATE SKIP LOCKED
+        )
+        UPDATE th_outbox AS event
+           SET given_up_at = {NOW},
+               last_error = %(reason)s
+          FROM unpublished
+         WHERE event.job_id = ANY (ARRAY[unpublished.job_id])
+           AND event.life = unpublished.life
+        RETURNING event.job_id
+    """
+    _OUTBOX_CLOSE: LiteralString = _CLOSE.format(only="published_at IS NULL AND given_up_at IS NULL")
+    # Said like this, the index of what is still to be published cannot be walked for it.
+    _OUTBOX_CLOSE_OF: LiteralString = _CLOSE.format(
+        only="job_id = ANY (%(ids)s) AND coalesce(published_at, given_up_at) IS NULL"
+    )
+
+    def outbox_close(
+        self,
+        reason: str,
+        *,
+        unseen_for: timedelta,
+        older_than: timedelta,
+        limit: int,
+        job_ids: Sequence[JobId] | None = None,
+    ) -> int:
+        if not self._has_settings:
+            return 0  # there may be a publisher: the store cannot note it
+        close = self._OUTBOX_CLOSE if job_ids is None else self._OUTBOX_CLOSE_OF
+        asked: dict[str, Any] = {} if job_ids is None else {"ids": list(job_ids)}
+        asked |= {"reason": reason, "unseen_for": unseen_for, "older_than": older_than, "limit": limit}
+        return len(self._connections.fetch(close, **asked))
+
+    @property
+    def _has_settings(self) -> bool:
+        return self._connections.schema_version >= SETTINGS
 
     _SCHEDULES_DUE: LiteralString = f"""
         SELECT {SCHEDULE}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, LiteralString
+from typing import TYPE_CHECKING, Final, LiteralString
 from uuid import UUID
 
-from taskharbor.core.answers import Expired
+from taskharbor.core.answers import Death, Expired
 from taskharbor.core.ids import Token
 from taskharbor.core.outcome import LEASE_LOST, SPENT
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite.rows import WAITING, job_id, micros, span
 
 if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.ids import JobId
     from taskharbor.drivers.sqlite.connection import Connections
 
 
@@ -82,7 +83,11 @@ class Expiring:
             asked = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
             db.executemany(self._RECORD, asked)
             db.executemany(self._LAND, asked)
-        return [Expired(job_id(id), Token(UUID(bytes=token)), Status(status)) for id, token, status, _ in lost]
+            deaths = _deaths(db, [id for id, _, status, _ in lost if status == Status.DEAD])
+        return [
+            Expired(job_id(id), Token(UUID(bytes=token)), Status(status), deaths.get(id))
+            for id, token, status, _ in lost
+        ]
 
     _SPENT: LiteralString = f"""
         SELECT id
@@ -107,7 +112,7 @@ class Expiring:
            AND attempt_count >= max_attempts
     """
 
-    def bury(self, *, limit: int) -> list[JobId]:
+    def bury(self, *, limit: int) -> list[Death]:
         # There are none, as a rule, and then nobody has to write: what is found is but a
         # hint, and the guard stands once more in the write.
         with self._connections.read() as db:
@@ -116,7 +121,7 @@ class Expiring:
             return []
         with self._connections.write() as (db, now):
             buried = [id for id in spent if db.execute(self._BURY, {"id": id, "now": now, "spent": SPENT}).rowcount]
-        return [job_id(id) for id in buried]
+            return list(_deaths(db, buried).values())
 
     _AHEAD: tuple[LiteralString, ...] = (
         """
@@ -154,3 +159,21 @@ class Expiring:
             jump = {"expected": micros(expected), "now": now, "until": now + span(lease)}
             for statement in self._AHEAD if now > jump["expected"] else self._BACK:
                 db.execute(statement, jump)
+
+
+_DEATHS: Final[LiteralString] = """
+    SELECT id, type, queue, life, attempt_count, dead_reason
+      FROM th_jobs
+     WHERE id = ?
+"""
+
+
+def _deaths(db: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, Death]:
+    """Return what there is to report of jobs that died in this very transaction, by id."""
+    rows = [db.execute(_DEATHS, (id,)).fetchone() for id in ids]
+    return {
+        id: Death(
+            job_id=job_id(id), type=job_type, queue=queue, life=life, attempt_count=attempt_count, reason=dead_reason
+        )
+        for id, job_type, queue, life, attempt_count, dead_reason in rows
+    }

@@ -18,11 +18,13 @@ from taskharbor.drivers.sqlite.rows import (
     WAITING,
     attempt,
     job,
+    job_id,
     maybe_moment,
     micros,
     moment,
     outbox_row,
     schedule,
+    span,
     summary,
     text_map,
     token,
@@ -90,6 +92,37 @@ class SqliteInspector:
         for row in map(outbox_row, self._of(self._OUTBOX, job_ids)):
             events[row.event.job_id].append(row)
         return [row for job_id in job_ids for row in events[job_id]]
+
+    _KEPT_BY_EVENTS: LiteralString = """
+        SELECT id
+          FROM th_jobs
+         WHERE id IN (
+               SELECT job_id
+                 FROM th_outbox
+                WHERE published_at IS NULL
+                  AND given_up_at IS NULL
+               )
+           AND status IN ('SUCCEEDED', 'CANCELED')
+           AND completed_at <= :until
+         ORDER BY id
+         LIMIT :limit
+    """
+
+    def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
+        asked = {"until": self._connections.now() - span(older_than), "limit": limit}
+        with self._connections.read() as db:
+            return [job_id(id) for (id,) in db.execute(self._KEPT_BY_EVENTS, asked)]
+
+    _PUBLISHER_SEEN_AT: LiteralString = """
+        SELECT CAST(value AS INTEGER)
+          FROM th_settings
+         WHERE name = 'publisher_seen_at'
+    """
+
+    def publisher_seen_at(self) -> datetime | None:
+        with self._connections.read() as db:
+            row = db.execute(self._PUBLISHER_SEEN_AT).fetchone()
+        return None if row is None else moment(row[0])
 
     def _of(self, statement: str, job_ids: Sequence[JobId]) -> list[Any]:
         ids = [job_id.bytes for job_id in dict.fromkeys(job_ids)]

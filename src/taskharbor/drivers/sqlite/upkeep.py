@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import UUID
 
 from taskharbor.core.answers import Published
+from taskharbor.core.model import PUBLISHER_NOTED
 from taskharbor.drivers.sqlite.expiring import Expiring
 from taskharbor.drivers.sqlite.inserting import insert
 from taskharbor.drivers.sqlite.rows import OUTBOX, SCHEDULE, maybe_micros, micros, outbox_row, schedule, span
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import Expired, Unpublished
+    from taskharbor.core.answers import Death, Expired, Unpublished
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.sqlite.connection import Connections
@@ -52,7 +53,7 @@ class SqliteUpkeep:
     def expire(self, *, limit: int) -> list[Expired]:
         return self._expiring.expire(limit=limit)
 
-    def bury(self, *, limit: int) -> list[JobId]:
+    def bury(self, *, limit: int) -> list[Death]:
         return self._expiring.bury(limit=limit)
 
     def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
@@ -179,8 +180,17 @@ class SqliteUpkeep:
         RETURNING {OUTBOX}
     """
 
+    _PUBLISHER_SEEN: LiteralString = """
+        INSERT INTO th_settings (name, value)
+        VALUES ('publisher_seen_at', CAST(:now AS TEXT))
+            ON CONFLICT (name) DO UPDATE
+           SET value = excluded.value
+         WHERE CAST(value AS INTEGER) NOT BETWEEN :now - :noted + 1 AND :now
+    """
+
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._connections.write() as (db, now):
+            db.execute(self._PUBLISHER_SEEN, {"now": now, "noted": span(PUBLISHER_NOTED)})
             taken = db.execute(self._OUTBOX_TAKE, {"now": now, "locked_until": now + span(lock), "limit": limit})
             rows = [outbox_row(row) for row in taken]
         # Sorted once more, since SQLite promises no order of what a statement returns.
@@ -201,6 +211,48 @@ class SqliteUpkeep:
     def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         with self._connections.write() as (db, now):
             return [db.execute(self._OUTBOX_DONE, _done(result, now)).rowcount == 1 for result in results]
+
+    _CLOSE: LiteralString = """
+        UPDATE th_outbox
+           SET given_up_at = :now,
+               last_error = :reason
+         WHERE (job_id, life) IN (
+               SELECT job_id, life
+                 FROM th_outbox
+                WHERE published_at IS NULL
+                  AND given_up_at IS NULL
+                  AND next_at <= :now
+                  AND dead_at <= :until
+                  {only}
+                  AND NOT EXISTS (
+                      SELECT 1
+                        FROM th_settings
+                       WHERE name = 'publisher_seen_at'
+                         AND CAST(value AS INTEGER) > :since
+                      )
+                ORDER BY dead_at, job_id, life
+                LIMIT :limit
+               )
+    """
+    _OUTBOX_CLOSE: LiteralString = _CLOSE.format(only="")
+    _OUTBOX_CLOSE_ONE: LiteralString = _CLOSE.format(only="AND job_id = :id")
+
+    def outbox_close(
+        self,
+        reason: str,
+        *,
+        unseen_for: timedelta,
+        older_than: timedelta,
+        limit: int,
+        job_ids: Sequence[JobId] | None = None,
+    ) -> int:
+        close = self._OUTBOX_CLOSE if job_ids is None else self._OUTBOX_CLOSE_ONE
+        closed = 0
+        with self._connections.write() as (db, now):
+            asked = {"reason": reason, "now": now, "until": now - span(older_than), "since": now - span(unseen_for)}
+            for job_id in (None,) if job_ids is None else [each.bytes for each in job_ids]:
+                closed += db.execute(close, {**asked, "id": job_id, "limit": limit - closed}).rowcount
+        return closed
 
     _SCHEDULES_DUE: LiteralString = f"""
         SELECT {SCHEDULE}

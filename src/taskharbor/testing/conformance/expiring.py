@@ -160,7 +160,7 @@ def test_a_waiting_job_that_is_spent_is_buried(subject: Subject) -> None:
     buried = subject.driver.upkeep.bury(limit=10)
 
     job, now = subject.job(job_id), subject.clock.now()
-    assert buried == [job_id]
+    assert [death.job_id for death in buried] == [job_id]
     assert (job.status, job.dead_at, job.completed_at, job.dead_reason) == (Status.DEAD, now, now, SPENT)
     assert len(subject.outbox(job_id)) == 1
 

@@ -103,6 +103,8 @@ class Store:
         self._seen: dict[JobId, Job] = {}
         self.trap = ""
         self.stop: Callable[[Process], None] = lambda _process: None
+        self.settle_lost: Callable[[], None] | None = None
+        """If set, the reply of the next settlement is lost, and this happens before its repeat."""
         self._claimed: dict[tuple[JobId, Token], tuple[Process, float]] = {}
         self._kept_at: dict[tuple[JobId, Token], float] = {}
         """When a lease was last made or extended."""
@@ -153,8 +155,11 @@ class Store:
             self._after(process, fault, fate)
         answer = function(*args, **named)
         trap = self._spring(process) if verb in TAKES and _claims(answer) and fate == "ok" else ""
-        fate = "lost" if trap == "lost" else fate
+        is_lost = verb == "settle" and fate == "ok" and self.settle_lost is not None
+        fate = "lost" if trap == "lost" or is_lost else fate
         self._record(process, verb, asked, fate, answer)
+        if is_lost:
+            self._spring_settle()
         if trap == "slow":
             self._world.wait(0.2)
         self._after(process, fault, fate)
@@ -186,6 +191,11 @@ class Store:
         if trap:
             self.stop(process)
         return trap
+
+    def _spring_settle(self) -> None:
+        meanwhile, self.settle_lost = self.settle_lost, None
+        if meanwhile is not None:
+            self._world.schedule(self._world.now, meanwhile)
 
     def _fate(self, fault: str, verb: str) -> str:
         if self._faults.is_out(verb):

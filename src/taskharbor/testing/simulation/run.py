@@ -156,11 +156,14 @@ class Simulation:
 
     def _prune(self) -> None:
         """Begin to remove what ended a moment ago, while messages and workers may know of it."""
-        self._keep_for(LEASE * self.world.chance.choice((0, 0, 1)))
+        retention = LEASE * self.world.chance.choice((0, 0, 1))
+        # And once as a reply is lost: by luck alone, one repeat in hundreds of worlds would find its job gone.
+        self.store.settle_lost = partial(self._keep_for, retention, repeats=False)
+        self._keep_for(retention)
 
-    def _keep_for(self, retention: timedelta) -> None:
+    def _keep_for(self, retention: timedelta, *, repeats: bool = True) -> None:
         self._try(lambda: self._driver.upkeep.prune(older_than=retention, limit=self.world.chance.randint(1, 20)))
-        if self.faults.is_on:
+        if self.faults.is_on and repeats:
             self._at(self.world.now + POLL.total_seconds(), partial(self._keep_for, retention))
 
     def _try(self, call: Callable[[], object]) -> None:

@@ -3,11 +3,17 @@ ALTER TABLE th_workers ADD COLUMN lost_slots integer NOT NULL DEFAULT 0;
 
 ALTER TABLE th_api_keys ADD COLUMN used_at timestamptz;
 
--- Facts about the whole store, one row each: the name of the codec that its payloads are written with.
+-- Facts about the whole store, one row each: the name of the codec that its payloads are written with, and when
+-- a publisher of dead-letter events was last seen.
 CREATE TABLE th_settings (
     name text COLLATE "C" PRIMARY KEY,
     value text NOT NULL
 );
+
+-- An event that was ever taken shows that there is a publisher, even if its code is older than this table.
+INSERT INTO th_settings (name, value)
+SELECT 'publisher_seen_at', to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+ WHERE EXISTS (SELECT FROM th_outbox WHERE attempts > 0);
 
 -- How far retention has come with a day of finished jobs. Jobs up to cleared_to were examined: first those of the
 -- attached leaf, then once more those of the detached one.

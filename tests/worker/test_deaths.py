@@ -1,0 +1,383 @@
+"""Every death is reported by the process that caused it, and reaches the publisher if there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pytest
+
+from taskharbor.core.decide import DeadLetter
+from taskharbor.core.errors import UsageError
+from taskharbor.core.facts import JobDead
+from taskharbor.core.ids import JobId, new_token
+from taskharbor.core.model import PUBLISHER_AWAY
+from taskharbor.core.outcome import MAX_RELEASES
+from taskharbor.core.states import Status
+from taskharbor.deadletters import FIRST_START, Relay, relay_for, to_callable
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.harbor import Harbor
+from taskharbor.janitor import Janitor
+from taskharbor.testing.clock import ManualClock
+from taskharbor.worker import Worker
+from tests.ringing import Rig
+from tests.waiting import wait_until
+from tests.worker.working import LIMIT, SHORT, Outage, at_work, ended, enqueue, meddled, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.model import DeadTaskEvent, Job, OutboxRow
+    from taskharbor.drivers.base import Driver
+    from taskharbor.runtime import Runtime
+
+LEASE: Final = timedelta(seconds=30)
+HOUR: Final = timedelta(hours=1)
+SOON: Final = timedelta(milliseconds=100)
+
+
+class Clockwork:
+    """Time that passes only when a test lets it, for a janitor."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.store = ManualClock(datetime(2030, 1, 1, tzinfo=UTC))
+        self.driver = MemoryDriver(clock=self.store)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def janitor(self, driver: Driver | None = None, **options: Any) -> Janitor:
+        """Return a janitor that has compared the clocks."""
+        made = Janitor(cast("Runtime", self), driver or self.driver, lease=LEASE, **options)
+        self.tick(made, 2, LEASE / 3)
+        return made
+
+    def tick(self, janitor: Janitor, times: int = 1, every: timedelta = timedelta(minutes=1)) -> None:
+        for _ in range(times):
+            self.seconds += every.total_seconds()
+            self.store.advance(every)
+            janitor.tick()
+
+    def hold(self, **fields: Any) -> JobId:
+        """Let a job run on its last attempt under a lease that is over after a minute."""
+        job_id = enqueue(self.driver, "run", max_attempts=1, **fields)
+        token, minute = new_token(), timedelta(minutes=1)
+        self.driver.reserve("default", token=token, worker="gone", lease=minute, limit=1, patience=HOUR)
+        return job_id
+
+
+def deaths(facts: list[Any]) -> list[JobDead]:
+    return [fact for fact in facts if isinstance(fact, JobDead)]
+
+
+def errors(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
+    return [
+        each.getMessage()
+        for each in caplog.records
+        if each.levelno == logging.ERROR and each.name == logger and "is dead" in each.getMessage()
+    ]
+
+
+def fail(_job: Job) -> None:
+    raise ValueError("the password is hunter2")
+
+
+def give_up(_job: Job) -> None:
+    raise DeadLetter("no such\naddress\x1b[2J")
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason", "line"),
+    [
+        (fail, "attempts spent", "attempts spent: ValueError"),
+        (give_up, "no such\naddress\x1b[2J", "no such address\N{REPLACEMENT CHARACTER}[2J"),
+        (None, "no handler for type 'run' is registered here", "no handler for type 'run' is registered here"),
+    ],
+    ids=["retries exhausted", "dead letter", "no handler"],
+)
+def test_a_death_by_an_outcome_calls_hooks_once_and_logs_one_error(
+    handler: Callable[[Job], None] | None,
+    reason: str,
+    line: str,
+    driver: Driver,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "taskharbor")
+    facts = list[Any]()
+
+    with at_work(driver, {} if handler is None else {"run": handler}, hooks=[facts.append]):
+        job_id = enqueue(driver, "run", max_attempts=1)
+        wait_until(lambda: deaths(facts) != [])
+        job = stored(driver, job_id)
+
+    [dead] = deaths(facts)
+    assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
+    assert (dead.attempt_count, dead.reason, job.dead_reason) == (1, reason, reason)
+    [logged] = errors(caplog, "taskharbor.worker")
+    assert logged == f"job {job_id} (run) is dead after attempt 1: {line}"
+    assert "hunter2" not in caplog.text
+
+
+def test_without_hooks_and_without_info_lines_a_death_is_logged(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "taskharbor")
+
+    with at_work(driver, {"run": fail}):
+        job_id = enqueue(driver, "run", max_attempts=1)
+        wait_until(lambda: errors(caplog, "taskharbor.worker") != [])
+
+    assert errors(caplog, "taskharbor.worker") == [
+        f"job {job_id} (run) is dead after attempt 1: attempts spent: ValueError"
+    ]
+
+
+def test_a_death_whose_reply_was_lost_is_reported_once(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    outage, facts = Outage("settle", commits=True), list[Any]()
+    outage.is_on.set()
+
+    with at_work(meddled(driver, outage), {"run": fail}, hooks=[facts.append]):
+        job_id = enqueue(driver, "run", max_attempts=1)
+        wait_until(lambda: len(outage.refused) > 0)
+        assert (stored(driver, job_id).status, deaths(facts)) == (Status.DEAD, [])
+        outage.is_on.clear()
+        wait_until(lambda: deaths(facts) != [])
+
+    assert len(deaths(facts)) == len(errors(caplog, "taskharbor.worker")) == 1
+
+
+def test_a_release_past_its_bound_that_kills_a_job_is_reported() -> None:
+    facts, has_begun, driver = list[Any](), threading.Event(), MemoryDriver()
+    job_id = enqueue(driver, "run", max_attempts=1)
+    rows = driver._tables.rows  # noqa: SLF001  short of ten restarts
+    rows.jobs[job_id] = replace(rows.jobs[job_id], releases=MAX_RELEASES)
+
+    async def sleep(_job: Job) -> None:
+        has_begun.set()
+        await asyncio.sleep(LIMIT)
+
+    with at_work(driver, {"run": sleep}, hooks=[facts.append]):
+        assert has_begun.wait(LIMIT)
+
+    assert stored(driver, job_id).status is Status.DEAD
+    assert [(dead.job_id, dead.reason) for dead in deaths(facts)] == [(job_id, "attempts spent")]
+
+
+def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clockwork, told, woken = Clockwork(), list[Any](), list[str]()
+    clockwork.driver.upkeep.take_duty("relay", every=timedelta(days=1))  # it wakes the relay now and then
+    janitors = [clockwork.janitor(tell=told.append, relay=lambda: woken.append("relay")) for _ in range(2)]
+    job_id = clockwork.hold()
+    for _ in range(3):
+        for janitor in janitors:
+            clockwork.tick(janitor)
+
+    assert stored(clockwork.driver, job_id).status is Status.DEAD
+    [dead] = deaths(told)
+    assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
+    assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts spent", None)
+    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 1: attempts spent"]
+    assert woken == ["relay"]
+
+
+def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.janitor.BATCH", 2)
+    clockwork, facts = Clockwork(), list[Any]()
+    janitor = clockwork.janitor(tell=facts.append)
+    job_ids = {clockwork.hold() for _ in range(5)}
+    clockwork.tick(janitor, 2)
+
+    assert sorted(dead.job_id for dead in deaths(facts)) == sorted(job_ids)
+
+
+def test_a_buried_job_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    clockwork, facts = Clockwork(), list[Any]()
+    janitor = clockwork.janitor(tell=facts.append)
+    job_id = enqueue(clockwork.driver, "run", max_attempts=3)
+    rows = clockwork.driver._tables.rows  # noqa: SLF001  no driver brings a job there
+    rows.jobs[job_id] = replace(rows.jobs[job_id], attempt_count=3)
+    clockwork.tick(janitor, 2)
+
+    assert [(dead.job_id, dead.attempt_count) for dead in deaths(facts)] == [(job_id, 3)]
+    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 3: attempts spent"]
+
+
+def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None:
+    facts = list[Any]()
+    job_id = enqueue(driver, "other", max_attempts=1, queue="others")
+    driver.reserve("others", token=new_token(), worker="gone", lease=SOON, limit=1, patience=HOUR)
+
+    with at_work(driver, {}, lease=SHORT, hooks=[facts.append]):
+        ended(driver, job_id)
+        wait_until(lambda: deaths(facts) != [])
+
+    assert [(dead.job_id, dead.type, dead.queue) for dead in deaths(facts)] == [(job_id, "other", "others")]
+
+
+def test_a_worker_without_a_transport_gives_events_to_its_publisher(driver: Driver) -> None:
+    events = list[Any]()
+
+    with at_work(driver, {"run": fail}, publisher=events.append):
+        job_id = enqueue(driver, "run", max_attempts=1)
+        wait_until(lambda: events != [])
+        wait_until(lambda: event_of(driver, job_id).published_at is not None)
+
+    [event] = events
+    assert (event.job_id, event.type, event.error) == (job_id, "run", "ValueError: the password is hunter2")
+
+
+def test_a_death_is_published_at_once_without_a_janitor() -> None:
+    rig, events = Rig(), list[Any]()
+    worker = Worker(rig.driver, runtime=rig.runtime("w"), publisher=events.append, janitor=False)
+    worker.register("run", fail)
+    worker.start()
+    rig.run(5)  # the relay rests now, for half a minute
+    job_id = rig.enqueue(max_attempts=1)
+    rig.run(5)
+
+    assert [event.job_id for event in events] == [job_id]
+
+
+def test_a_harbors_publisher_is_its_workers_publisher() -> None:
+    events = list[Any]()
+    with Harbor(MemoryDriver(), publisher=events.append) as harbor:
+
+        @harbor.task(max_attempts=1)
+        def explode() -> None:
+            raise ValueError("boom")
+
+        job_id = explode.enqueue().id
+        with_worker = harbor.worker(poll=SOON)
+        with_worker.start()
+        wait_until(lambda: events != [])
+        with_worker.stop(timedelta(0))
+
+    assert [event.job_id for event in events] == [job_id]
+
+
+def test_events_wait_for_a_publisher_that_is_away_and_repeat_under_one_id() -> None:
+    clockwork, came = Clockwork(), list[str]()
+    is_away = True
+
+    def publish(event: DeadTaskEvent) -> None:
+        came.append(event.event_id)
+        if is_away:
+            raise ConnectionError("nobody answers")
+
+    job_id = clockwork.hold()
+    janitor = clockwork.janitor()
+    clockwork.tick(janitor, 3)
+    relay = relay_for(clockwork.driver, publisher=publish, transport=None, queue=None)
+    assert relay is not None
+    pauses = [relay.tick()]
+    for _ in range(3):
+        clockwork.store.advance(pauses[-1])
+        pauses.append(relay.tick())
+    failed = event_of(clockwork.driver, job_id)
+    is_away = False
+    clockwork.store.advance(pauses[-1])
+    relay.tick()
+
+    assert pauses == [timedelta(seconds=n) for n in (1, 2, 4, 8)]
+    assert failed.last_error == "ConnectionError: nobody answers"
+    assert came == [f"{job_id}:1"] * 5
+    assert event_of(clockwork.driver, job_id).published_at is not None
+
+
+def test_one_event_that_a_publisher_refuses_holds_up_no_other() -> None:
+    clockwork, came = Clockwork(), list[JobId]()
+    refused, other = clockwork.hold(), clockwork.hold()
+    clockwork.tick(clockwork.janitor(), 3)
+
+    def publish(event: DeadTaskEvent) -> None:
+        if event.job_id == refused:
+            raise ValueError("too long")
+        came.append(event.job_id)
+
+    Relay(clockwork.driver, to_callable(publish)).tick()
+
+    assert came == [other]
+    assert event_of(clockwork.driver, refused).last_error == "ValueError: too long"
+
+
+class AsyncPublisher:
+    async def __call__(self, _event: DeadTaskEvent) -> None:
+        """Nothing would ever await this."""
+
+
+async def publish_async(_event: DeadTaskEvent) -> None:
+    """Nor this."""
+
+
+@pytest.mark.parametrize(
+    "publisher", [publish_async, AsyncPublisher(), "https://example.com"], ids=["async", "object", "text"]
+)
+def test_a_publisher_that_cannot_be_called_or_must_be_awaited_is_refused(publisher: Any) -> None:
+    with pytest.raises(UsageError, match="give a sync function of one DeadTaskEvent"):
+        Worker(MemoryDriver(), publisher=publisher)
+
+
+def test_where_no_publisher_is_known_events_are_closed_and_hold_nothing_back() -> None:
+    clockwork = Clockwork()
+    janitor = clockwork.janitor()
+    job_id = clockwork.hold()
+    clockwork.tick(janitor, 3)
+    before = event_of(clockwork.driver, job_id)
+    clockwork.tick(janitor, 2, FIRST_START)
+    closed = event_of(clockwork.driver, job_id)
+
+    assert (before.given_up_at, closed.last_error) == (None, "no publisher")
+    assert closed.given_up_at is not None
+    assert clockwork.driver.upkeep.purge(older_than=timedelta(0), limit=10) == 1
+
+
+def test_a_process_without_a_publisher_closes_no_event_that_another_one_will_publish() -> None:
+    clockwork = Clockwork()
+    janitor = clockwork.janitor()  # it has none
+    publisher = Relay(clockwork.driver, to_callable(lambda _event: None))
+    publisher.tick()
+    job_id = clockwork.hold()
+
+    days = PUBLISHER_AWAY // timedelta(days=1) - 1
+    clockwork.tick(janitor, days, timedelta(days=1))
+    is_open = not event_of(clockwork.driver, job_id).is_done
+    publisher.tick()
+
+    assert is_open
+    assert event_of(clockwork.driver, job_id).published_at is not None
+
+
+def test_a_publisher_that_never_comes_back_holds_nothing_back_after_a_week() -> None:
+    clockwork = Clockwork()
+    janitor = clockwork.janitor()
+    Relay(clockwork.driver, to_callable(lambda _event: None)).tick()
+    job_id = clockwork.hold()
+    clockwork.tick(janitor, 9, timedelta(days=1))
+
+    assert event_of(clockwork.driver, job_id).last_error == "no publisher"
+
+
+def test_a_job_that_died_once_is_pruned_by_the_janitor() -> None:
+    clockwork = Clockwork()
+    janitor = clockwork.janitor()
+    job_id = clockwork.hold(idempotency_key="once")
+    clockwork.tick(janitor, 3)
+    driver = clockwork.driver
+    driver.requeue([job_id], token=new_token(), budget=1, by="ann", why="fixed")
+    driver.cancel([job_id])
+    clockwork.tick(janitor, 9, timedelta(days=1))
+
+    assert driver.inspector.get([job_id]) == {}
+    assert driver.inspector.by_key("once") == []
+
+
+def event_of(driver: Driver, job_id: JobId) -> OutboxRow:
+    [row] = driver.inspector.outbox([job_id])
+    return row
