@@ -156,11 +156,9 @@ class Worker:
         )
         self._mail = self._make_mail(transport, visibility, beat, wait=wait)
         self._relay = relay_for(driver, publisher=publisher, transport=transport, queue=dead_letters)
-        kept = None if self._mail is None else self._mail.messages.keep
         margin = lease.total_seconds() * MARGIN
         self._timeouts = Timeouts(self._runtime, self._hands, lease=lease, wake=self._wake, end=self.begin_stop)
-        beats: dict[str, Any] = {"lease": lease, "every": beat, "margin": margin, "timeouts": self._timeouts}
-        self._heartbeat = Heartbeat(self._runtime, driver, self._hands, **beats, kept=kept)
+        self._heartbeat = self._make_heartbeat(every=beat, margin=margin)
         self._intake = self._make_intake(margin=margin, patience=patience, codec=codec)
         self.codec_check = CodecCheck(driver, self._around.codec, lambda: self._intake.is_stopped, self.begin_stop)
         self._janitor = self._make_janitor() if janitor else None
@@ -314,6 +312,18 @@ class Worker:
             return None
         options["visibility"] = checked_visibility(visibility, self._lease, beat)
         return Mail(self._runtime, self._driver, transport, wake=self._wake, tell=self._tell, **options)
+
+    def _make_heartbeat(self, *, every: timedelta, margin: float) -> Heartbeat:
+        return Heartbeat(
+            self._runtime,
+            self._driver,
+            self._hands,
+            lease=self._lease,
+            every=every,
+            margin=margin,
+            timeouts=self._timeouts,
+            kept=None if self._mail is None else self._mail.messages.keep,
+        )
 
     def _make_janitor(self) -> Janitor:
         return Janitor(
