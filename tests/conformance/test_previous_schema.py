@@ -17,7 +17,21 @@ from tests.postgres import PREVIOUS, emptied_at
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NEEDS_NEWEST: Final = sorted(name for name in vars(settings) if name.startswith("test_"))
+NEEDS_NEWEST: Final = [
+    *sorted(name for name in vars(settings) if name.startswith("test_")),
+    # Lost slots of a worker:
+    "test_a_worker_is_known_by_its_last_beat_at_the_stores_time",
+    # Whether there is a publisher:
+    "test_a_closed_event_is_never_taken_and_cannot_be_done",
+    "test_a_job_that_died_once_is_pruned_with_its_key_when_its_event_is_closed",
+    "test_a_publisher_is_noted_once_in_a_minute_and_anew_after_a_jump_back",
+    "test_a_publisher_is_seen_when_it_takes_events_and_never_before",
+    "test_an_event_is_closed_with_its_reason_where_no_publisher_was_seen",
+    "test_events_are_closed_oldest_death_first_and_no_more_than_asked_for",
+    "test_events_are_closed_once_the_publisher_was_away_for_too_long",
+    "test_of_jobs_that_are_named_no_other_ones_event_is_closed",
+    "test_only_events_of_deaths_that_are_old_enough_are_closed",
+]
 """Cases about what the newest migration brings. Name each here, or the whole module as above."""
 for _name in NEEDS_NEWEST:
     del globals()[_name]  # a KeyError: there is no such case
