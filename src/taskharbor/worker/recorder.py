@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 BATCH: Final = 500
 IDLE: Final = timedelta(seconds=60)
+NO_PAUSE: Final = timedelta(0)
+MIN_PAUSE: Final = timedelta(milliseconds=1)
 FIRST_RETRY_SECONDS: Final = 0.25
 MAX_RETRY_SECONDS: Final = 1.0
 FIRST_UNLOCK_SECONDS: Final = 0.01
@@ -193,11 +195,12 @@ class Recorder:
         return [(hand, outcome) for hand, outcome in batch if hand.ends_at > now] if late else batch
 
     def _next_pause(self) -> timedelta:
-        now = self._runtime.monotonic()
         due = [each.due_at for each in self._apart] + ([0.0] if self._ended else [])
         if not due:
             return IDLE
-        return timedelta(seconds=max(0.0, max(min(due), self._rests_until) - now))
+        seconds = max(min(due), self._rests_until) - self._runtime.monotonic()
+        # A pause of less than a microsecond would be none, and the next tick would find nothing due.
+        return max(timedelta(seconds=seconds), MIN_PAUSE) if seconds > 0 else NO_PAUSE
 
 
 def _longer(apart: Apart | None, first: float) -> float:

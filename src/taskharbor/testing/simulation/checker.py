@@ -58,7 +58,7 @@ class Checker:
         self.settled: dict[Attempt, Event] = {}
         self.refused: dict[Attempt, datetime] = {}
         self.finals: Counter[tuple[JobId, int]] = Counter()
-        self.tokens: dict[Token, int] = {}
+        self.tokens: set[Token] = set()
         self.expires: dict[Attempt, datetime] = {}
         self.sent: dict[Attempt, Event] = {}
         self.stopping: set[str] = set()
@@ -144,9 +144,6 @@ class Checker:
 
     def _take_reserve(self, call: Call) -> None:
         token = call.asked["token"]
-        if token in self.tokens:
-            self._wrong(call, "a token was used twice")
-        self.tokens[token] = 1
         for claim in [each for each in call.answer if isinstance(each, Claim)]:
             key = (claim.job.id, token)
             self.claimed[key] = call.process, claim.job.attempt_count, call.happened_at
@@ -170,7 +167,11 @@ class Checker:
             self._check_knew(call, key)
 
     def _take_sent(self, call: Call) -> None:
-        """A worker says how an attempt ended; it may repeat that, and never change it."""
+        """A worker says how an attempt ended; it may repeat that, and never change it. A token is for one call."""
+        if call.verb in {"reserve", "claim"}:
+            if call.asked["token"] in self.tokens:
+                self._wrong(call, "a token was used twice")
+            self.tokens.add(call.asked["token"])
         named = [getattr(each, "lease", each).job_id for each in call.asked["what"]] if call.verb in BATCHES else []
         if len(set(named)) < len(named):
             self._wrong(call, "one call names a job twice")

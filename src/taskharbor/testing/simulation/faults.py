@@ -8,6 +8,7 @@ from math import inf
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from taskharbor.core.answers import Skipped
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
 from taskharbor.delivery.transport import TransportUnavailable
@@ -18,7 +19,7 @@ from taskharbor.testing.simulation.queue_service import RINGS
 from taskharbor.testing.simulation.world import DRIFT, EPOCH, Killed, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.ids import JobId, Token
@@ -31,14 +32,28 @@ if TYPE_CHECKING:
 FATAL: Final = ("kill before", "kill after")
 LONG: Final = ("pause before", "pause after")
 SHORT: Final = ("unavailable", "lost", "late", "slow before", "slow after", "outage", "jam", "no thread")
-ALL: Final = (*FATAL, *LONG, *SHORT)
+ODD: Final = ("fail before", "fail after", "lock", "lose slowly")
+"""A call raises what no driver knows, before its effect or after; rows are locked; replies are lost as leases end."""
+ALL: Final = (*FATAL, *LONG, *SHORT, *ODD)
+CAN_BE_LOCKED: Final = frozenset({"settle", "extend"})
+CAN_BE_LOST_SLOWLY: Final = frozenset({"reserve", "claim", "settle"})
 CAN_JAM: Final = ("settle", "settle", "reserve", "read_back", "expire")
 CAN_BE_LATE: Final = frozenset({"reserve", "claim", "dispatch", "extend", "settle", "expire", "cancel"})
 TAKES: Final = frozenset({"reserve", "claim"})
+FATES: Final = {
+    "kill before": "killed before",
+    "kill after": "killed after",
+    "fail before": "failed before",
+    "fail after": "failed after",
+}
 SLOW: Final = 1.0
 LATE: Final = 1.5
 NOTICED: Final = 2.5
 """Seconds in which a worker has compared the store's clock with its own, and that a jump of it is longer than."""
+
+
+class Unmapped(RuntimeError):
+    """What a driver lets through that it does not know, or a user's function raised inside of it."""
 
 
 @dataclass(slots=True)
@@ -57,6 +72,8 @@ class Faults:
     mute_until: float = -1.0
     """How long the queue service, or one of its verbs, is out of reach."""
     mute: frozenset[str] = frozenset()
+    slow_until: float = -1.0
+    """When the last reply is given up on that is lost slowly."""
     mortal: set[str] = field(default_factory=set)
     """The processes that may be killed and paused."""
 
@@ -115,7 +132,7 @@ class Store:
         self.failed_at: dict[str, float] = {}
         """When a process last tried in vain to keep its leases, or to learn of them."""
         self.unheard: set[Token] = set()
-        """Tokens of calls that took effect after their caller had looked, and found nothing."""
+        """Tokens of calls that took effect after their caller had looked and found nothing, or long before that."""
 
     @property
     def rows(self) -> Mapping[JobId, Job]:
@@ -153,13 +170,18 @@ class Store:
         if fate not in COMMITTED:
             self._record(process, verb, asked, fate)
             self._after(process, fault, fate)
-        answer = function(*args, **named)
+        if fault == "lock" and verb in CAN_BE_LOCKED:
+            answer = self._beside_locks(function, *args, **named)
+        else:
+            answer = function(*args, **named)
         trap = self._spring(process) if verb in TAKES and _claims(answer) and fate == "ok" else ""
         is_lost = verb == "settle" and fate == "ok" and self.settle_lost is not None
         fate = "lost" if trap == "lost" or is_lost else fate
         self._record(process, verb, asked, fate, answer)
         if is_lost:
             self._spring_settle()
+        if fault == "lose slowly" and verb in TAKES:
+            self.unheard.add(asked["token"])
         if trap == "slow":
             self._world.wait(0.2)
         self._after(process, fault, fate)
@@ -182,8 +204,26 @@ class Store:
             raise Killed
         if fault in {"pause after", "slow after"}:
             self._stand_still(process, fault)
+        if fate.startswith("failed"):
+            raise Unmapped(fate)
+        if fault == "lose slowly" and fate == "lost":
+            seconds = self._world.chance.uniform(0.5, 1.5) * self._faults.lease
+            self._faults.slow_until = max(self._faults.slow_until, self._world.now + seconds)
+            self._faults.was_out_at = max(self._faults.was_out_at, self._faults.slow_until)
+            self._world.wait(seconds)
         if fate in {"lost", "unavailable"}:
             raise StoreUnavailable(fate)
+
+    def _beside_locks(self, function: Callable[..., Any], items: Sequence[Any], **named: Any) -> list[Any]:
+        """Call for those of *items* that nobody has locked, and let the others be skipped."""
+        locked = [self._world.chance.random() < 0.5 for _ in items]
+        answers = iter(
+            function([each for each, is_locked in zip(items, locked, strict=True) if not is_locked], **named)
+        )
+        return [
+            Skipped(getattr(each, "lease", each)) if is_locked else next(answers)
+            for each, is_locked in zip(items, locked, strict=True)
+        ]
 
     def _spring(self, process: Process) -> str:
         """Tell a worker to stop while the store gives it jobs; return what becomes of its call."""
@@ -202,8 +242,11 @@ class Store:
             return "unavailable"
         if fault == "late" and verb not in CAN_BE_LATE:
             return "lost"
-        fates = {"kill before": "killed before", "kill after": "killed after"}
-        return fates.get(fault, fault if fault in {"unavailable", "lost", "late"} else "ok")
+        if fault.startswith("fail") and verb in RINGS:
+            return "unavailable"
+        if fault == "lose slowly":
+            return "lost" if verb in CAN_BE_LOST_SLOWLY else "ok"
+        return FATES.get(fault, fault if fault in {"unavailable", "lost", "late"} else "ok")
 
     def _commit_later(self, process: Process, verb: str, call: Callable[[], Any], asked: dict[str, Any]) -> None:
         """Let it take effect after the caller has given up on it."""
@@ -235,7 +278,8 @@ class Store:
             self._world.lag *= at > asked["expected"]
         if verb == "now":
             (self._saw_clock if fate == "ok" else self._missed_clock).setdefault(process.name, self._world.now)
-        if verb in {"extend", "read_back"} and fate != "ok":
+        is_skipped = verb == "extend" and any(isinstance(each, Skipped) for each in answer or ())
+        if (verb in {"extend", "read_back"} and fate != "ok") or is_skipped:
             self.failed_at[process.name] = self._world.now
         for move in moves:
             self._follow(process, verb, move)

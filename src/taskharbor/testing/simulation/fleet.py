@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from taskharbor.enqueuer import DueTaskEnqueuer
-from taskharbor.testing.simulation.faults import ProcessTransport
+from taskharbor.testing.simulation.faults import ProcessTransport, Unmapped
 from taskharbor.testing.simulation.jobs import Handlers
 from taskharbor.testing.simulation.plan import (
     GRACE,
@@ -185,6 +185,8 @@ class Fleet:
 
     def _failed(self, process: Process, part: str, error: BaseException) -> None:
         self._history.note(process, f"{part} failed: {error!r}")
+        if isinstance(error, Unmapped):
+            return  # it must be survived, and what comes after tells whether it was
         if "no thread" not in self._plan.rates or "new thread" not in str(error):
             self._history.violated(f"{process.name}: {part} failed: {error!r}")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
     from taskharbor.testing.simulation.world import Process, World
 
-COMMITTED = frozenset({"ok", "lost", "late", "killed after"})
+COMMITTED = frozenset({"ok", "lost", "late", "killed after", "failed after"})
 """What may become of a call that took effect: its answer arrived, or got lost, or was given up before it came."""
 PLAIN: Final = (str, int, float, datetime, timedelta, UUID)
 

@@ -178,7 +178,7 @@ class Simulation:
         if self.service is not None:
             self.service.habits, self.service.broken = Habits(), set(self.off)
         asleep = [process.paused_until for process in self.fleet.processes]
-        self.world.run(max([self.world.now, *asleep]) - self.world.now + SETTLING)
+        self.world.run(max([self.world.now, self.faults.slow_until, *asleep]) - self.world.now + SETTLING)
         for queue in self.plan.queues:
             self._resume(queue)
         self.history.note(None, "is quiet")

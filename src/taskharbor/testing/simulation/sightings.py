@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Declined, Expired, Reason, Refused, Settled
+from taskharbor.core.answers import Declined, Expired, Reason, Refused, Settled, Skipped
 from taskharbor.core.errors import IllegalTransition, JobNotFound, LeaseLost
 from taskharbor.core.messages import parse
 from taskharbor.core.states import Event, Status
@@ -46,6 +46,9 @@ EXPECTED: Final = frozenset(
         "an outcome came for a job that was pruned",
         "a sync handler was recorded as timed out",
         "a job was taken from a sync handler that did not return",
+        "the outcome of a locked row was recorded later",
+        "an outcome was recorded after an unknown error",
+        "a claim whose reply was lost was over when it was read back",
     }
 )
 
@@ -138,6 +141,8 @@ class Watcher:
             fate = self._claims.get(token)
             if fate == "lost" and token in found:
                 yield "a claim whose reply was lost was read back"
+            if fate == "lost" and token not in found:
+                yield "a claim whose reply was lost was over when it was read back"
             if fate == "unavailable, nothing" and token not in found:
                 yield "a claim that did not arrive was read back, and was not there"
 
@@ -145,11 +150,8 @@ class Watcher:
         key, event = (each.lease.job_id, each.lease.token), each.outcome.event
         move = next((move for move in call.moves if move.job_id == each.lease.job_id), None)
         if isinstance(answer, Settled) and call.fate == "ok":
-            if move is None and self._fates.get(key) == "lost":
-                yield "a settlement whose reply was lost was repeated, and had been heard"
-            if move is not None and self._fates.get(key) == "unavailable":
-                yield "a settlement that did not arrive was repeated, and is recorded"
-        self._fates[key] = call.fate
+            yield from _repeated(self._fates.get(key, ""), is_new=move is not None)
+        self._fates[key] = "skipped" if isinstance(answer, Skipped) else call.fate
         if isinstance(answer, JobNotFound):
             yield "an outcome came for a job that was pruned"
         if isinstance(answer, LeaseLost) and event is Event.ACK:
@@ -163,6 +165,18 @@ class Watcher:
         ends_at = None if move is None or move.before is None else move.before.lease_expires_at
         if event is Event.ACK and ends_at is not None and ends_at - call.at < LEASE / 3:
             yield "a success came just before its lease ended"
+
+
+def _repeated(fate: str, *, is_new: bool) -> Iterator[str]:
+    """Yield what became of a settlement that is answered now, and had this *fate* the last time."""
+    if not is_new and fate == "lost":
+        yield "a settlement whose reply was lost was repeated, and had been heard"
+    if is_new and fate == "unavailable":
+        yield "a settlement that did not arrive was repeated, and is recorded"
+    if is_new and fate == "skipped":
+        yield "the outcome of a locked row was recorded later"
+    if fate.startswith("failed"):
+        yield "an outcome was recorded after an unknown error"
 
 
 def _taken(call: Call) -> Iterator[str]:
