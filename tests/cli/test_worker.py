@@ -151,6 +151,7 @@ def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     left = enqueue(driver, "unheard-of")
+    driver.reschedule([left], scheduled_for=driver.inspector.now() - timedelta(minutes=6))
     with started(tmp_path, "worker", "shop.py", "--url", url, "--unknown-types", "leave") as worker:
         run_job = enqueue(driver, "greet", name="Ada")
         wait_until(lambda: status_of(driver, run_job) is Status.SUCCEEDED)
@@ -158,8 +159,10 @@ def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(LIMIT) == 0
 
+    fresh = enqueue(driver, "unheard-of")
     with started(tmp_path, "worker", "shop.py", "--url", url) as worker:
         wait_until(lambda: status_of(driver, left) is Status.DEAD)
+        assert status_of(driver, fresh) is Status.PENDING
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(LIMIT) == 0
 
