@@ -115,11 +115,13 @@ def plant(bug: Bug) -> Report:
 
 
 def suite(bug: Bug) -> str:
-    """Return the file of tests that must catch *bug*: named like its folder, if there is one, or like its module."""
+    """Return the file of tests that must catch *bug*: named like its folder, or in that folder like its module."""
     *folders, name = bug.tests.split(".")
-    named = Path("tests", *folders, f"test_{name}.py")
-    if named.exists():
-        return str(named)
+    like_folder = Path("tests", *folders, f"test_{name}.py")
+    like_module = Path("tests", bug.tests, f"test_{bug.module.rpartition('.')[2]}.py")
+    for named in (like_folder, like_module):
+        if named.exists():
+            return str(named)
     part = bug.module.removeprefix("taskharbor.").replace("jsonform", "codec")
     if part.startswith("drivers."):
         return f"tests/test_{part.removeprefix('drivers.').replace('.', '_')}.py"
