@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskharbor import Context
-    from taskharbor.drivers.base import Joined
     from tests.joining.shops import AsyncShop, Shop
     from tests.joining.stores import Store
 
@@ -127,16 +126,15 @@ def test_a_job_is_not_completed_in_a_transaction_of_another_kind_of_store(on_pos
     assert [each.partition(":")[0] for each in said] == ["connection is a sqlite3.Connection"]
 
 
-def test_a_database_without_tables_is_reported_with_the_way_out(on_postgres: Store) -> None:
-    claim = on_postgres.take()
-    with database(migrated=False) as url:
-        calls: list[Callable[[Joined], object]] = [
-            lambda joined: joined.insert([new_job()]),
-            lambda joined: joined.settle([Settlement(claim.lease, Outcome.ack())]),
-        ]
-        for call in calls:
-            with psycopg.connect(url) as db, pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up' on the"):
-                call(on_postgres.driver.joined(db))
+@pytest.mark.parametrize("verb", ["insert", "settle"])
+def test_a_database_without_tables_is_reported_with_the_way_out(verb: str, on_postgres: Store) -> None:
+    settlement = Settlement(on_postgres.take().lease, Outcome.ack())
+    with (
+        database(migrated=False) as url,
+        psycopg.connect(url) as db,
+        pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up' on the"),
+    ):
+        getattr(on_postgres.driver.joined(db), verb)([new_job() if verb == "insert" else settlement])
 
 
 def test_a_database_without_tables_is_reported_to_an_async_caller(on_postgres: Store) -> None:
