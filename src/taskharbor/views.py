@@ -213,6 +213,7 @@ def key_view(key: ApiKey) -> View:
         "created_at": moment(key.created_at),
         "expires_at": moment(key.expires_at),
         "revoked_at": moment(key.revoked_at),
+        "used_at": moment(key.used_at),
     }
 
 

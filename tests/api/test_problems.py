@@ -13,7 +13,7 @@ from taskharbor.api import problems
 from taskharbor.core import errors
 from taskharbor.core.answers import JobFilter
 from taskharbor.crypto import AesGcmCodec
-from tests.api.site import NOBODY, Site, opened, problem
+from tests.api.site import NOBODY, Site, bearer, opened, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +91,21 @@ def test_a_bug_is_500_told_in_the_log_and_not_in_the_answer(caplog: pytest.LogCa
     assert problem(answer)["code"] == "unexpected"
     assert "SELECT" not in answer.text
     assert "SELECT" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), errors.StoreUnavailable("gone")])
+def test_the_path_of_a_request_cannot_forge_a_line_of_the_log(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver: Any = Broken(error, "keys")
+    with opened(driver, needs_keys=True) as site:
+        path = "/v1/schedules/a%0A2030-01-01%20INFO%20all%20is%20well%1B%5B2J" + "x" * 1_000
+        site.get(path, headers=bearer(f"thk_{'0' * 12}_{'x' * 43}"))
+
+    [line] = [record.getMessage() for record in caplog.records if record.name == problems.__name__]
+    assert line.startswith(r"GET /v1/schedules/a\n2030-01-01 INFO all is well\x1b[2Jxxx")
+    assert line.isprintable()
+    assert len(line) < 400
 
 
 def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_done(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.api import state, streaming
+from taskharbor.api.problems import Refusal
 from taskharbor.core.errors import StoreUnavailable
 from tests.api.site import bearer, opened, problem
 from tests.api.streams import Stream
@@ -103,3 +104,51 @@ def test_a_stream_without_a_key_ends_once_keys_are_needed(
             await stream.dropped()
 
     keyless.run(follow())
+
+
+def test_one_key_leaves_waits_and_streams_for_the_others() -> None:
+    with opened(needs_keys=True) as site:
+        one, other = site.key("jobs:read"), site.key("jobs:read")
+        api = site.app.state.taskharbor
+        api.open.most_per_key = 2
+
+        async def follow() -> list[int]:
+            async with Stream(site, "/v1/events", key=one) as first, Stream(site, "/v1/events", key=one) as second:
+                await first.next()
+                await second.next()
+                async with Stream(site, "/v1/events", key=one) as third:
+                    assert b"this key has 2 waits" in await third.chunk()
+                async with Stream(site, "/v1/events", key=other) as others:
+                    await others.next()
+                    return [third.status, others.status]
+
+        assert site.run(follow()) == [429, 200]
+        assert (api.open.count, site.run(_joined(site, one))) == (0, 200)
+
+
+async def _joined(site: Site, key: str) -> int:
+    async with Stream(site, "/v1/events", key=key) as stream:
+        await stream.next()
+        return stream.status
+
+
+def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
+    places = state.Open(most_per_key=1)
+    leave = places.enter(lambda: None, "k1")
+
+    leave()
+    leave()
+
+    assert not places._by_key  # noqa: SLF001  what must not grow
+    places.enter(lambda: None, "k1")
+    with pytest.raises(Refusal):
+        places.enter(lambda: None, "k1")
+
+
+def test_without_a_key_only_the_whole_is_bounded() -> None:
+    places = state.Open(most=3, most_per_key=1)
+    for _ in range(3):
+        places.enter(lambda: None, None)
+
+    with pytest.raises(Refusal):
+        places.enter(lambda: None, None)

@@ -34,8 +34,18 @@ def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_console: Console)
     assert (again.code, again.err) == (Exit.OK, f"key {made['id']} was revoked before\n")
     assert KeyRing(lambda: any_console.driver.inspector).find(made["key"]) is None
     [view] = any_console("keys", "list", "--json").data["keys"]
-    assert {name for name, value in view.items() if value is None} == set()
+    assert {name for name, value in view.items() if value is None} == {"used_at"}
     assert [entry.action for entry in any_console.audit()] == ["keys.revoke", "keys.create"]
+
+
+def test_the_last_use_of_a_key_is_listed(any_console: Console) -> None:
+    made = any_console("keys", "create", "ci", "--scope", "admin", "--json").data
+    any_console.driver.control.note_key_use([made["id"]])
+
+    [view] = any_console("keys", "list", "--json").data["keys"]
+
+    assert view["used_at"] >= view["created_at"]
+    assert any_console("keys", "list").code == Exit.OK
 
 
 def test_a_key_that_is_not_there_is_answered_with_the_nearest(console: Console) -> None:

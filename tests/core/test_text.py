@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.text import MAX_TEXT, is_storable, storable
+from taskharbor.core.text import MAX_TEXT, is_storable, one_line, storable
 
 few = settings(max_examples=150, deadline=None)
 
@@ -129,3 +129,23 @@ def test_escapes_do_not_push_text_over_the_limit() -> None:
     text = "\x00" * MAX_TEXT
 
     assert len(storable(text)) == MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("GET /v1/jobs", "GET /v1/jobs"),
+        ("a\nb\r\tc", r"a\nb\r\tc"),
+        ("\x1b[2J\x07\x9b", r"\x1b[2J\x07\x9b"),
+        ("\u2028\u202e", r"\u2028\u202e"),
+        ("\ud800", r"\ud800"),
+        ("é 😀", "é 😀"),
+    ],
+)
+def test_a_line_of_a_log_stays_one_and_steers_nothing(text: str, line: str) -> None:
+    assert one_line(text, limit=100) == line
+
+
+def test_a_line_of_a_log_is_cut_after_it_was_escaped() -> None:
+    assert one_line("\n" * 50, limit=10) == r"\n" * 5
+    assert one_line("x" * 50, limit=10) == "x" * 10

@@ -303,6 +303,7 @@ class Parity(RuleBasedStateMachine):
         keys = [ApiKey(id=key_id, **put) for key_id in ids[:limit]]
         verb = "put_keys" if puts else "revoke_keys"
         self._ask(lambda s: getattr(s.driver.control, verb)(keys if puts else ids[:limit]))
+        self._ask(lambda s: s.driver.control.note_key_use(ids[1:limit]))
         self._ask(lambda s: s.driver.inspector.keys(ids[:2]))
 
     @rule(what=st.lists(v.doings, min_size=1, max_size=2), limit=v.limits, pick=v.one, again=v.rarely)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskharbor.core.failure import Failure
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import ApiKey, JobSummary
-    from taskharbor.drivers.base import Driver
+    from taskharbor.drivers.base import Driver, Inspector
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +50,8 @@ LARGE_BYTES: Final = 16_384
 MOST_WAITING: Final = 1_000
 """Store calls that may wait for a thread; whoever comes later is asked to come back."""
 CLOCK_KEPT: Final = 10.0  # seconds
+KEY_USE_SECONDS: Final = 60.0
+"""How often at most the use of a key is noted in the store."""
 
 
 class Backend(Protocol):
@@ -78,6 +80,7 @@ class Caller:
 
     name: str
     scopes: frozenset[str]
+    key_id: str | None = None
 
 
 class Calls:
@@ -137,12 +140,21 @@ class Store:
         self.clock = StoreClock(self._now)
         self._ring = KeyRing(lambda: backend.driver.inspector)
         self._at_the_door = Calls(DOOR_THREADS)
-        own = Calls(5)  # one for each batcher: what was committed already must not wait in line to be told
+        own = Calls(6)  # one for each batcher: what was committed already must not wait in line to be told
         self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=True))
         self._summaries: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=False))
         self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: own(self._record, entries))
         self._key_checks: Batcher[None, bool] = Batcher(lambda asked: own(self._look_for_keys, asked))
+        self._key_uses: Batcher[str, None] = Batcher(lambda ids: own(self._note_uses, ids))
+        self._note_again_at: dict[str, float] = {}  # of keys that are good: there are as many as people made
         self._readiness: Batcher[None, None] = Batcher(lambda asked: own(self._ask, asked))
+
+    @property
+    def inspector(self) -> Inspector:
+        """What requests read through: with connections and a time limit of its own, if the driver has such a one."""
+        driver = self.backend.driver
+        bounded: Inspector = getattr(driver, "bounded_inspector", driver.inspector)
+        return bounded
 
     async def get(self, job_id: JobId, *, with_payload: bool = False) -> Seen:
         """Return a job, or raise `JobNotFound`; its payload and result are read only *with_payload*."""
@@ -165,7 +177,18 @@ class Store:
     async def key(self, text: str) -> ApiKey | None:
         """Return the key that *text* is, if it opens anything."""
         is_known, key = self._ring.remembered(text)
-        return key if is_known else await self._at_the_door(self._ring.find, text)
+        if not is_known:
+            key = await self._at_the_door(self._ring.find, text)
+        if key is not None:
+            self._note_use(key.id)
+        return key
+
+    def _note_use(self, key_id: str) -> None:
+        """Let the store know that a key is used, once a minute; the request does not wait for that."""
+        now = time.monotonic()
+        if now >= self._note_again_at.get(key_id, 0.0):
+            self._note_again_at[key_id] = now + KEY_USE_SECONDS
+            self._key_uses(key_id).add_done_callback(_log_failed_note)
 
     async def has_keys(self) -> bool:
         """Return whether the store has a key that opens anything; it is asked once for all who ask at once."""
@@ -193,7 +216,7 @@ class Store:
         return call(), self.clock.now()
 
     def _read(self, job_ids: list[JobId], *, with_payload: bool) -> list[Seen | None]:
-        inspector, asked = self.backend.driver.inspector, list(dict.fromkeys(job_ids))
+        inspector, asked = self.inspector, list(dict.fromkeys(job_ids))
         jobs: Mapping[JobId, JobSummary] = inspector.get(asked) if with_payload else inspector.summaries(asked)
         failed = [job.id for job in jobs.values() if job.last_error is not None]
         by_job = groupby(inspector.attempts(failed) if failed else [], lambda attempt: attempt.job_id)
@@ -207,6 +230,10 @@ class Store:
     def _look_for_keys(self, asked: list[None]) -> Sequence[bool]:
         return [has_good_key(self.backend.driver.inspector)] * len(asked)
 
+    def _note_uses(self, ids: list[str]) -> Sequence[None]:
+        self.backend.driver.control.note_key_use(ids)
+        return [None] * len(ids)
+
     def _ask(self, asked: list[None]) -> Sequence[None]:
         self._now()
         return asked
@@ -214,3 +241,9 @@ class Store:
     def _record(self, entries: list[AuditEntry]) -> Sequence[None]:
         self.backend.driver.control.record(entries)
         return [None] * len(entries)
+
+
+def _log_failed_note(done: Future[None]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        _LOG.warning("cannot note that a key was used; trying again at its next use in a minute: %s", error)

@@ -73,7 +73,7 @@ async def groups(
 ) -> Response:
     """Say what dead letters died of, the largest group first."""
     store = request.api.store
-    found = await store.call(store.backend.driver.inspector.dead_groups, limit=limit, queue=queue)
+    found = await store.call(store.inspector.dead_groups, limit=limit, queue=queue)
     return reply({"groups": [group_view(each) for each in found]})
 
 

@@ -44,7 +44,7 @@ async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
     api = request.api
     await api.store.get(job_id)
     listener = Listener()
-    leave = api.open.enter(listener.end)
+    leave = api.open.enter(listener.end, request.caller.key_id)
     following = asyncio.get_running_loop().create_task(_follow(api, job_id, listener, request.root))
 
     def closed() -> None:
@@ -64,7 +64,7 @@ async def follow_all(request: ApiRequest) -> Response:
     """
     api = request.api
     listener = Listener()
-    leave = api.open.enter(listener.end)
+    leave = api.open.enter(listener.end, request.caller.key_id)
     api.feed.join(listener)
 
     def closed() -> None:

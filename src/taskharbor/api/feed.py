@@ -79,7 +79,7 @@ class Sight:
 
     def changes(self) -> list[bytes]:
         """Look, and return what is new since the last time."""
-        inspector, now = self._store.backend.driver.inspector, self._store.clock.now()
+        inspector, now = self._store.inspector, self._store.clock.now()
         jobs = inspector.find(JobFilter(), limit=NEWEST).jobs
         before, self._seen = self._seen, {job.id: _version(job) for job in jobs}
         changed = [] if before is None else [job for job in reversed(jobs) if before.get(job.id) != _version(job)]

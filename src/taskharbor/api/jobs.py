@@ -145,7 +145,7 @@ async def attempts(request: ApiRequest, job_id: ThatJob) -> Response:
     """List what is recorded of a job, oldest first: every attempt but a plain success, and every requeue."""
     store = request.api.store
     await store.get(job_id)
-    recorded = await store.call(store.backend.driver.inspector.attempts, [job_id])
+    recorded = await store.call(store.inspector.attempts, [job_id])
     return reply({"attempts": [attempt_view(each) for each in recorded]})
 
 
@@ -157,7 +157,7 @@ async def attempts(request: ApiRequest, job_id: ThatJob) -> Response:
 @needs("jobs:read")
 async def why_job(request: ApiRequest, job_id: ThatJob) -> Response:
     """Say what a job waits for: its time, its queue, a worker, the jobs before it, or its message."""
-    answer = await request.api.store.call(why, request.api.store.backend.driver.inspector, job_id)
+    answer = await request.api.store.call(why, request.api.store.inspector, job_id)
     return reply(answer.view())
 
 
@@ -170,7 +170,7 @@ async def reply_page(request: ApiRequest, wanted: JobFilter, cursor: str | None,
 
 def _written(store: Store, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
     """Read a page and write it as JSON, in one thread: the loop has others to serve meanwhile."""
-    page = store.backend.driver.inspector.find(wanted, limit=limit, after=after)
+    page = store.inspector.find(wanted, limit=limit, after=after)
     following = None if page.after is None else urlsafe_b64encode(page.after.bytes).decode().rstrip("=")
     return page_json(page.jobs, following=following, now=store.clock.now(), root=root)
 
@@ -185,7 +185,7 @@ def tag_of(text: str | None) -> tuple[str, str] | None:
 async def _until_final(request: ApiRequest, job_id: JobId, longest: timedelta) -> None:
     """Return when the job has ended, its time is over, nobody waits any more, or the server stops."""
     stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    leave = request.api.open.enter(stopped.cancel)
+    leave = request.api.open.enter(stopped.cancel, request.caller.key_id)
     final = asyncio.ensure_future(request.api.store.backend.watcher.await_end(job_id, longest))
     gone = asyncio.ensure_future(until_gone(request.receive))
     try:
@@ -212,7 +212,7 @@ def _key(request: ApiRequest, body: NewJobBody) -> str | None:
 
 
 def _named(store: Store, q: str) -> list[Seen]:
-    inspector = store.backend.driver.inspector
+    inspector = store.inspector
     ids = inspector.by_key(q)
     with suppress(ValueError):
         ids = [JobId(UUID(q)), *ids]

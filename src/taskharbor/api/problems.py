@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from taskharbor.core import errors
 from taskharbor.core.states import Status
+from taskharbor.core.text import one_line
 from taskharbor.views import allowed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER: Final = 5
+MAX_LOGGED_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,14 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 async def _raised(request: Request, error: Exception) -> Response:
     told = problem_of(error)
     if told["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _LOG.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+        _LOG.error("%s failed", _asked(request), exc_info=error)
     elif told["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
-        _LOG.warning("%s %s failed: %s", request.method, request.scope["path"], error)
+        _LOG.warning("%s failed: %s", _asked(request), error)
     return answer(told)
+
+
+def _asked(request: Request) -> str:
+    return one_line(f"{request.method} {request.scope['path']}", limit=MAX_LOGGED_CHARS)
 
 
 def _facts(error: Exception) -> dict[str, Any]:

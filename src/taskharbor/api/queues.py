@@ -32,7 +32,7 @@ _QUEUE: Final = {200: (shapes.QueueShape, examples.QUEUE)}
 async def list_queues(request: ApiRequest) -> Response:
     """List every queue that holds jobs or is paused. Counts are some seconds old."""
     store = request.api.store
-    queues, now = await store.read(store.backend.driver.inspector.queues)
+    queues, now = await store.read(store.inspector.queues)
     return reply({"queues": [queue_view(each, now=now) for each in queues]})
 
 
@@ -81,7 +81,7 @@ async def scaling(
 ) -> Response:
     """Return what an autoscaler needs, as KEDA reads it: the backlog, its age, and as *hint* how many workers."""
     store = request.api.store
-    facts, _ = await store.read(_scaling, store.backend.driver.inspector, name, jobs_per_worker)
+    facts, _ = await store.read(_scaling, store.inspector, name, jobs_per_worker)
     return reply(facts)
 
 
@@ -105,7 +105,7 @@ def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str,
 
 async def _find(request: ApiRequest, name: str) -> tuple[QueueView | None, datetime]:
     store = request.api.store
-    queues, now = await store.read(store.backend.driver.inspector.queues)
+    queues, now = await store.read(store.inspector.queues)
     return next((each for each in queues if each.name == name), None), now
 
 

@@ -176,7 +176,7 @@ async def _caller(request: ApiRequest) -> Caller:
     if key is None:
         detail = "send a key that is good: 'Authorization: Bearer thk_...'; 'taskharbor keys create' makes one"
         raise Refusal(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
-    return Caller(f"key:{key.id} {key.name}", frozenset(key.scopes))
+    return Caller(f"key:{key.id} {key.name}", frozenset(key.scopes), key.id)
 
 
 def check_scope(request: ApiRequest, scope: str) -> None:

@@ -35,7 +35,7 @@ _SCHEDULE: Final = {200: (shapes.ScheduleShape, examples.SCHEDULE)}
 @needs("jobs:read")
 async def list_schedules(request: ApiRequest) -> Response:
     """List all schedules, by name."""
-    found = await request.api.store.call(request.api.store.backend.driver.inspector.schedules)
+    found = await request.api.store.call(request.api.store.inspector.schedules)
     return reply({"schedules": [schedule_view(each) for each in found.values()]})
 
 
@@ -135,7 +135,7 @@ def _scheduler(store: Store) -> Scheduler:
 
 def _put(store: Store, spec: ScheduleSpec) -> bool:
     """Store a schedule, and tell whether there was none of its name."""
-    was_there = spec.name in store.backend.driver.inspector.schedules()
+    was_there = spec.name in store.inspector.schedules()
     _scheduler(store).put([spec])
     return not was_there
 
@@ -147,7 +147,7 @@ async def _reply(request: ApiRequest, name: str, status: int = HTTPStatus.OK) ->
 
 
 def _get(store: Store, name: str) -> Schedule:
-    schedules = store.backend.driver.inspector.schedules()
+    schedules = store.inspector.schedules()
     if name not in schedules:
         raise ScheduleNotFound(name)
     return schedules[name]

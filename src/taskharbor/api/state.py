@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 MAX_OPEN: Final = 2_000
+MAX_OPEN_PER_KEY: Final = 500
+"""Of those, what one key may have open: so one client leaves places for the others."""
 KEYS_CHECK_SECONDS: Final = 3.0
 """How long an API that was started without keys may answer without one after the first was made."""
 
@@ -26,22 +29,36 @@ KEYS_CHECK_SECONDS: Final = 3.0
 class Open:
     """The waits and streams that are open: each is cheap, but not free, and each must end when the server does."""
 
-    def __init__(self, most: int = MAX_OPEN) -> None:
+    def __init__(self, most: int = MAX_OPEN, most_per_key: int = MAX_OPEN_PER_KEY) -> None:
         self.most = most
+        self.most_per_key = most_per_key
         self._ends: dict[object, Callable[[], object]] = {}
+        self._by_key: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
         """How many are open."""
         return len(self._ends)
 
-    def enter(self, end: Callable[[], object]) -> Callable[[], object]:
-        """Count one more, which *end* ends, or refuse it; return what is to be called when it is over."""
+    def enter(self, end: Callable[[], object], key_id: str | None) -> Callable[[], object]:
+        """Count one more of a key, which *end* ends, or refuse it; return what is to be called when it is over."""
         if self.count >= self.most:
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", f"{self.most:,} waits and streams are open")
+        if key_id is not None and self._by_key[key_id] >= self.most_per_key:
+            detail = f"this key has {self.most_per_key:,} waits and streams open"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", detail)
         place = object()
         self._ends[place] = end
-        return partial(self._ends.pop, place, None)
+        if key_id is not None:
+            self._by_key[key_id] += 1
+        return partial(self._leave, place, key_id)
+
+    def _leave(self, place: object, key_id: str | None) -> None:
+        if self._ends.pop(place, None) is None or key_id is None:
+            return
+        self._by_key[key_id] -= 1
+        if not self._by_key[key_id]:
+            del self._by_key[key_id]  # or keys that are gone would be counted for ever
 
     def close(self) -> None:
         """End all of them."""

@@ -333,7 +333,10 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """Who may use the API. The key itself is not stored: ``digest`` is its SHA-256."""
+    """Who may use the API. The key itself is not stored: ``digest`` is its SHA-256.
+
+    ``used_at`` is when it was last noted that it was used, to a minute; None before.
+    """
 
     id: str
     name: str
@@ -342,6 +345,7 @@ class ApiKey:
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    used_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,15 @@ def storable(text: str, *, limit: int = MAX_TEXT) -> str:
     return _cut(clean, limit)
 
 
+def one_line(text: str, *, limit: int) -> str:
+    r"""Return *text* fit for a line of a log: what would end the line or steer a terminal is escaped, and it is cut.
+
+    >>> one_line("GET /a\n2030-01-01 INFO all is well \x1b[2J", limit=60)
+    'GET /a\\n2030-01-01 INFO all is well \\x1b[2J'
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:limit])[:limit]
+
+
 def is_storable(text: str) -> bool:
     """Tell whether every store keeps *text* exactly as it is."""
     return "\x00" not in text and (text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text))

@@ -63,9 +63,10 @@ class Inspector(Protocol):
         Jobs that are due already are left out.
         """
 
-    def finished(self, *, since: datetime) -> list[Finished]:
+    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
         """Return how many jobs ended in each minute that begins at *since* or later, oldest minute first.
 
+        Of one *queue*, if given; of more than *limit* entries the newest, by minute, queue and status.
         A minute, queue and status in which no job ended is left out. As of the last `roll_up`
         or newer.
         """
@@ -127,6 +128,12 @@ class Control(Protocol):
 
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
         """Let API keys open nothing any more. False where one is unknown or revoked already."""
+
+    def note_key_use(self, ids: Sequence[str]) -> None:
+        """Stamp the ``used_at`` of these API keys with the store's time; unknown ones are passed over.
+
+        A store whose schema has no place for it yet does nothing.
+        """
 
     def record(self, entries: Sequence[AuditEntry]) -> None:
         """Write down what people and keys did; the store stamps ``at``. Entries that are there are left as they are."""

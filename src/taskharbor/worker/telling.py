@@ -10,6 +10,7 @@ from taskharbor.core.answers import Settled
 from taskharbor.core.failure import Failure
 from taskharbor.core.outcome import SPENT
 from taskharbor.core.states import Event, Status
+from taskharbor.core.text import one_line
 from taskharbor.deadletters import log_death
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Telling:
 def _because(outcome: Outcome) -> str:
     """Return why it did not succeed, in part of a line: of an error its type alone, for its text may tell secrets."""
     words = outcome.failure.type if outcome.failure else outcome.reason or ""
-    return f": {' '.join(words.split())[:SHOWN]}" if words else ""
+    return f": {one_line(' '.join(words.split()), limit=SHOWN)}" if words else ""
 
 
 def _fact(hand: Hand, outcome: Outcome, status: Status, ended_at: datetime) -> Fact:

@@ -14,7 +14,7 @@ from taskharbor.keys import SCOPES
 if TYPE_CHECKING:
     from datetime import timedelta
 
-TITLES: Final = ("id", "name", "scopes", "created", "expires", "revoked")
+TITLES: Final = ("id", "name", "scopes", "created", "used", "expires", "revoked")
 
 
 @click.group(cls=LazyGroup)
@@ -39,7 +39,7 @@ def keys() -> None:
 def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelta | None, as_json: bool) -> None:
     """Make a key, and print it. It is shown this once and stored nowhere.
 
-    With --json: {"key": TEXT, "id", "name", "scopes", "created_at", "expires_at", "revoked_at"}
+    With --json: {"key": TEXT, "id", "name", "scopes", "created_at", "expires_at", "revoked_at", "used_at"}
     """
     from taskharbor.cli.records import record
     from taskharbor.keys import issue
@@ -58,7 +58,7 @@ def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelt
 @url_option
 @json_option
 def list_(*, url: str, as_json: bool) -> None:
-    """List keys, with those that open nothing any more. None is shown itself.
+    """List keys, with those that open nothing any more. None is shown itself. A use is noted once a minute.
 
     With --json: {"keys": [...]}
     """
@@ -71,7 +71,8 @@ def list_(*, url: str, as_json: bool) -> None:
             show({"keys": list(map(key_view, found))}, as_json=True, plain="")
             return
         rows = [
-            [key.id, key.name, " ".join(key.scopes), key.created_at, key.expires_at, key.revoked_at] for key in found
+            [key.id, key.name, " ".join(key.scopes), key.created_at, key.used_at, key.expires_at, key.revoked_at]
+            for key in found
         ]
         print_table(TITLES, rows, now=driver.inspector.now(), empty="there are no keys")
 

@@ -85,6 +85,11 @@ class MemoryControl:
         self._tables.rows.api_keys[key_id] = replace(key, revoked_at=now)
         return True
 
+    def note_key_use(self, ids: Sequence[str]) -> None:
+        with self._tables.statement() as now:
+            keys = self._tables.rows.api_keys
+            keys.update({key_id: replace(keys[key_id], used_at=now) for key_id in ids if key_id in keys})
+
     def record(self, entries: Sequence[AuditEntry]) -> None:
         with self._tables.statement() as now:
             for entry in entries:

@@ -103,13 +103,15 @@ class MemoryInspector:
             times = [rows.jobs[job_id].scheduled_for for job_id in rows.waiting.get(queue, ())]
             return min((time - now for time in times if time > now), default=None)
 
-    def finished(self, *, since: datetime) -> list[Finished]:
+    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
         with self._tables.statement():
-            return [
-                Finished(minute=minute, queue=queue, status=status, count=count)
-                for (minute, queue, status), count in sorted(self._tables.rows.finished.items())
+            found = [
+                Finished(minute=minute, queue=name, status=status, count=count)
+                for (minute, name, status), count in sorted(self._tables.rows.finished.items())
                 if minute >= since
+                if queue is None or name == queue
             ]
+            return found if limit is None else found[max(0, len(found) - limit) :]
 
     def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
         with self._tables.statement():

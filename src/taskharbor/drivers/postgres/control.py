@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.drivers.postgres.rows import NOW
+from taskharbor.drivers.postgres.rows import KEY_USE_VERSION, NOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +150,16 @@ class PostgresControl:
 
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
         return self._each(self._REVOKE_KEYS, ids)
+
+    _NOTE_KEY_USE: LiteralString = f"""
+        UPDATE th_api_keys
+           SET used_at = {NOW}
+         WHERE id = ANY (%(ids)s)
+    """
+
+    def note_key_use(self, ids: Sequence[str]) -> None:
+        if self._connections.schema_version >= KEY_USE_VERSION:
+            self._connections.fetch(self._NOTE_KEY_USE, ids=sorted(ids))
 
     _RECORD: LiteralString = f"""
         INSERT INTO th_audit (id, at, actor, action, target, detail)

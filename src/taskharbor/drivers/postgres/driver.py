@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEADLINE: Final = timedelta(seconds=5)
+READ_DEADLINE: Final = timedelta(seconds=2)
+"""How long a read of `PostgresDriver.bounded_inspector` may take."""
+READ_CONNECTIONS: Final = 4
+"""How many such reads run at a time."""
 NEWEST: Final = len(MIGRATIONS)
 NO_DELAY: Final = timedelta(0)
 
@@ -63,7 +68,7 @@ class PostgresDriver:
     ``taskharbor migrate up`` makes it. Nothing is connected before it is needed. *password*
     is asked for each new connection, where the URL has none. *is_pooled* says that a pooler
     in transaction mode is in between. *size* bounds the connections, but for one that only
-    extends leases and one by which all listeners hear.
+    extends leases, one by which all listeners hear, and up to four for reads of the API.
     """
 
     coalesces: Final = True
@@ -97,12 +102,21 @@ class PostgresDriver:
         self.upkeep = PostgresUpkeep(self._connections, self._bell)
         self._settings = Settings(self._connections)
         self.inspector = PostgresInspector(self._connections, self._settings)
+        # For requests from outside, such as the API's: however slow or many, they take nothing from the driver's own.
+        self._reading = Connections(
+            replace(address, deadline=min(deadline, READ_DEADLINE)),
+            clock=clock,
+            size=READ_CONNECTIONS,
+            check=lambda: self._connections.schema_version,
+            on_read_only=self._find_primary,
+        )
+        self.bounded_inspector = PostgresInspector(self._reading, self._settings)
         self.control = PostgresControl(self._connections, self._settings)
 
     @property
     def statements(self) -> int:
         """How many statements were run so far."""
-        return self._connections.statements + self._beating.statements
+        return self._connections.statements + self._beating.statements + self._reading.statements
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
         return PostgresListener(self._audience, queues)
@@ -278,11 +292,13 @@ class PostgresDriver:
         self._bell.close()
         self._connections.close()
         self._beating.close()
+        self._reading.close()
 
     def _find_primary(self) -> None:
         """Leave a server that has become read-only; each connection is replaced when it is needed next."""
         self._connections.renew()
         self._beating.renew()
+        self._reading.renew()
         self._audience.renew()
 
     def _safely(self, call: Callable[[], T], again: Callable[[], T | None] | None = None) -> T:

@@ -12,6 +12,7 @@ from taskharbor.drivers.postgres.finding import by_key, dead_groups, find
 from taskharbor.drivers.postgres.rows import (
     ATTEMPT,
     JOB,
+    KEY_USE_VERSION,
     LOST_SLOTS_SINCE,
     NOW,
     OUTBOX,
@@ -233,13 +234,16 @@ class PostgresInspector:
         SELECT minute, queue, status, count
           FROM th_finished
          WHERE minute >= %(since)s
-         ORDER BY minute, queue, status
+           AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+         ORDER BY minute DESC, queue DESC, status DESC
+         LIMIT %(limit)s
     """
 
-    def finished(self, *, since: datetime) -> list[Finished]:
+    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
+        rows = self._connections.fetch(self._FINISHED, since=since, queue=queue, limit=limit)
         return [
-            Finished(minute=minute, queue=queue, status=Status(status), count=count)
-            for minute, queue, status, count in self._connections.fetch(self._FINISHED, since=since)
+            Finished(minute=minute, queue=name, status=Status(status), count=count)
+            for minute, name, status, count in reversed(rows)
         ]
 
     def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
@@ -268,16 +272,20 @@ class PostgresInspector:
     def settings(self) -> dict[str, str]:
         return self._settings.all()
 
-    _KEYS: LiteralString = """
-        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at
+    _KEYS_BEFORE_USE: LiteralString = """
+        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at, NULL::timestamptz
           FROM th_api_keys
          WHERE %(ids)s::text[] IS NULL
             OR id = ANY (%(ids)s)
          ORDER BY id
     """
+    _KEYS: LiteralString = _KEYS_BEFORE_USE.replace("NULL::timestamptz", "used_at")
 
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
-        rows = self._connections.fetch(self._KEYS, ids=None if ids is None else list(ids))
+        has_use = self._connections.schema_version >= KEY_USE_VERSION
+        rows = self._connections.fetch(
+            self._KEYS if has_use else self._KEYS_BEFORE_USE, ids=None if ids is None else list(ids)
+        )
         return {key.id: key for key in map(_api_key, rows)}
 
     _AUDIT: LiteralString = """
@@ -335,6 +343,7 @@ def _api_key(row: Sequence[Any]) -> ApiKey:
         created_at=row[4],
         expires_at=row[5],
         revoked_at=row[6],
+        used_at=row[7],
     )
 
 

@@ -63,6 +63,9 @@ SUMMARY: Final[LiteralString] = ", ".join(
 )
 """The columns of a job that lists and waits read, in the order `summary` reads them."""
 
+KEY_USE_VERSION: Final = 2
+"""The migration that brought th_api_keys its column used_at."""
+
 STATUSES: Final = {status.value: status for status in Status}
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 

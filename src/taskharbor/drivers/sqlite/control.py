@@ -107,6 +107,15 @@ class SqliteControl:
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
         return self._each(self._REVOKE_KEY, ids)
 
+    _NOTE_KEY_USE: LiteralString = """
+        UPDATE th_api_keys
+           SET used_at = :now
+         WHERE id = :name
+    """
+
+    def note_key_use(self, ids: Sequence[str]) -> None:
+        self._each(self._NOTE_KEY_USE, ids)
+
     _RECORD: LiteralString = """
         INSERT INTO th_audit (id, at, actor, action, target, detail)
         VALUES (:id, :now, :actor, :action, :target, :detail)

@@ -271,16 +271,20 @@ class SqliteInspector:
                SELECT * FROM th_ended
                )
          WHERE minute >= :since
+           AND (:queue IS NULL OR queue = :queue)
          GROUP BY minute, queue, status
-         ORDER BY minute, queue, status
+         ORDER BY minute DESC, queue DESC, status DESC
+         LIMIT :limit
     """
 
-    def finished(self, *, since: datetime) -> list[Finished]:
+    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
+        asked = {"since": micros(since), "queue": queue, "limit": -1 if limit is None else limit}
         with self._connections.read() as db:
-            return [
-                Finished(minute=moment(minute), queue=queue, status=Status(status), count=count)
-                for minute, queue, status, count in db.execute(self._FINISHED, {"since": micros(since)})
-            ]
+            rows = db.execute(self._FINISHED, asked).fetchall()
+        return [
+            Finished(minute=moment(minute), queue=name, status=Status(status), count=count)
+            for minute, name, status, count in reversed(rows)
+        ]
 
     def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
         with self._connections.read() as db:
@@ -310,7 +314,7 @@ class SqliteInspector:
         return self._settings.all()
 
     _KEYS: LiteralString = """
-        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at
+        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at, used_at
           FROM th_api_keys
          WHERE :ids IS NULL OR id IN (SELECT value FROM json_each(:ids))
          ORDER BY id
@@ -361,6 +365,7 @@ def _api_key(row: Sequence[Any]) -> ApiKey:
         created_at=moment(row[4]),
         expires_at=maybe_moment(row[5]),
         revoked_at=maybe_moment(row[6]),
+        used_at=maybe_moment(row[7]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from taskharbor.core.answers import Extended, Finished, Settled
@@ -122,6 +123,27 @@ def test_only_minutes_that_begin_at_the_asked_time_or_later_are_counted(subject:
     answers = [_finished(subject, since=since) for since in (minute, minute + MOMENT)]
 
     assert answers == [[Finished(minute=minute, queue="default", status=Status.SUCCEEDED, count=1)], []]
+
+
+def test_of_the_minutes_of_a_queue_the_newest_are_given_oldest_first(subject: Subject) -> None:
+    minute = _this_minute(subject)
+    for _ in range(4):
+        subject.bring(Status.CANCELED)
+        subject.bring(Status.CANCELED, queue="mail")
+        subject.bring(Status.CANCELED, queue="zoo")
+        subject.advance(_MINUTE)
+    subject.driver.upkeep.roll_up(keep=_HOUR)
+    finished = partial(subject.driver.inspector.finished, since=minute)
+
+    assert [(each.minute, each.queue) for each in finished(limit=2)] == [
+        (minute + 3 * _MINUTE, "mail"),
+        (minute + 3 * _MINUTE, "zoo"),
+    ]
+    assert [(each.minute, each.queue) for each in finished(queue="mail", limit=3)] == [
+        (minute + n * _MINUTE, "mail") for n in (1, 2, 3)
+    ]
+    assert [each.queue for each in finished(queue="mail")] == ["mail"] * 4
+    assert finished(limit=0) == []
 
 
 def test_minutes_older_than_what_is_kept_are_dropped_and_counted(subject: Subject) -> None:

@@ -64,6 +64,28 @@ def test_a_revoked_key_cannot_be_put_again(subject: Subject) -> None:
     assert (answers, subject.driver.inspector.keys()) == ([False], before)
 
 
+def test_the_last_use_of_a_key_is_kept(subject: Subject) -> None:
+    used, idle = api_key("k1"), api_key("k2")
+    subject.driver.control.put_keys([used, idle])
+    subject.advance(MOMENT)
+    subject.driver.control.note_key_use(["k1", "unknown"])
+    subject.advance(MOMENT)
+
+    subject.driver.control.note_key_use(["k1"])
+
+    assert subject.driver.inspector.keys() == {"k1": replace(used, used_at=subject.clock.now()), "k2": idle}
+
+
+def test_a_use_leaves_a_revoked_key_revoked(subject: Subject) -> None:
+    subject.driver.control.put_keys([api_key("k1")])
+    subject.driver.control.revoke_keys(["k1"])
+    [revoked] = subject.driver.inspector.keys().values()
+
+    subject.driver.control.note_key_use(["k1"])
+
+    assert subject.driver.inspector.keys(["k1"]) == {"k1": replace(revoked, used_at=subject.clock.now())}
+
+
 def test_api_keys_are_listed_by_id(subject: Subject) -> None:
     subject.driver.control.put_keys([api_key(key_id) for key_id in ("k2", "k3", "k1")])
 
