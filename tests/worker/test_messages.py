@@ -10,7 +10,7 @@ from taskharbor.core.facts import MessageRejected
 from taskharbor.core.states import Status
 from taskharbor.testing.simulation.queue_service import QueueService
 from tests.ringing import VISIBILITY, Rig
-from tests.worker.working import meddled
+from tests.worker.working import Outage, meddled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +71,21 @@ def test_messages_are_declined_again_after_an_error_of_the_store() -> None:
 
     assert (rig.left(), errors) == (0, [])
     assert [str(error) for error in rig.failed] == ["a bug in the driver"]
+
+
+def test_messages_that_cannot_be_declined_are_left_and_come_again() -> None:
+    rig = Rig()
+    outage = Outage("dispatched")
+    _paused(rig, 3)
+    outage.is_on.set()
+    rig.worker({"run": _nothing}, meddled(rig.driver, outage))
+    rig.run(V / 2)
+    assert (rig.left(), set(outage.refused)) == (3, {"dispatched"})
+
+    outage.is_on.clear()
+    rig.run(V)
+
+    assert (rig.left(), rig.failed) == (0, [])
 
 
 def test_messages_are_deleted_again_after_an_error_of_the_transport() -> None:
