@@ -119,8 +119,9 @@ def test_a_driver_made_before_a_fork_works_on_both_sides_of_it(driver: SqliteDri
 
 
 def test_a_job_that_was_read_is_as_frozen_as_one_that_was_made(driver: SqliteDriver) -> None:
-    driver.insert([new_job()])
-    [job] = driver.inspector.find(JobFilter(), limit=1).jobs
+    new = new_job()
+    driver.insert([new])
+    job = driver.inspector.get([new.id])[new.id]
 
     with pytest.raises(FrozenInstanceError):
         job.priority = 1  # type: ignore[misc]

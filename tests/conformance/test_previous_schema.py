@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 NEEDS_NEWEST: Final = [
     *sorted(name for name in vars(settings) if name.startswith("test_")),
+    # Use of API keys:
+    "test_a_use_leaves_a_revoked_key_revoked",
+    "test_the_last_use_of_a_key_is_kept",
     # Lost slots of a worker:
     "test_a_worker_is_known_by_its_last_beat_at_the_stores_time",
     # Whether there is a publisher:

@@ -28,6 +28,7 @@ from taskharbor.core.errors import (
     LeaseLost,
     LeaseMismatch,
     OpenToStrangers,
+    OutcomeNotStorable,
     PayloadNotDecodable,
     PayloadNotEncodable,
     PayloadTooLarge,
@@ -58,6 +59,9 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     CONFLICT: (
         "idempotency key 'welcome-7' of queue 'mail' belongs to job 00000000-0000-0000-0000-000000000007, "
         "which has another type or payload: use another key, or send the same job"
+    ),
+    OutcomeNotStorable(JOB, "value too long"): (
+        "the outcome of job 00000000-0000-0000-0000-000000000007 cannot be stored: value too long"
     ),
     IllegalTransition(JOB, "SUCCEEDED", "requeue"): (
         "cannot requeue job 00000000-0000-0000-0000-000000000007: it is SUCCEEDED"
