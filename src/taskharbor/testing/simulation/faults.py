@@ -278,8 +278,7 @@ class Store:
             self._world.lag *= at > asked["expected"]
         if verb == "now":
             (self._saw_clock if fate == "ok" else self._missed_clock).setdefault(process.name, self._world.now)
-        is_skipped = verb == "extend" and any(isinstance(each, Skipped) for each in answer or ())
-        if (verb in {"extend", "read_back"} and fate != "ok") or is_skipped:
+        if verb in {"extend", "read_back"} and fate != "ok":
             self.failed_at[process.name] = self._world.now
         for move in moves:
             self._follow(process, verb, move)

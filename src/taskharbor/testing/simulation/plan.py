@@ -98,7 +98,8 @@ def _rates(chance: Random) -> dict[str, float]:
     if chance.random() < 0.1:
         return {}
     rates = {name: chance.choice(RATES) for name in faults.ALL if chance.random() < 0.4}
-    return rates | ({"no thread": 0.3} if "no thread" in rates else {})
+    often = {"no thread": 0.3, "lock": 0.1}  # most calls start no thread, and touch no row that could be locked
+    return rates | {name: rate for name, rate in often.items() if name in rates}
 
 
 def _request(chance: Random, kinds: list[str], queues: tuple[str, ...]) -> JobRequest:
