@@ -110,7 +110,8 @@ def test_a_death_by_an_outcome_calls_hooks_once_and_logs_one_error(
     caplog.set_level(logging.WARNING, "taskharbor")
     facts = list[Any]()
 
-    with at_work(driver, {} if handler is None else {"run": handler}, hooks=[facts.append]):
+    handlers = {} if handler is None else {"run": handler}
+    with at_work(driver, handlers, hooks=[facts.append], unhandled_after=timedelta(0)):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: deaths(facts) != [])
         job = stored(driver, job_id)
