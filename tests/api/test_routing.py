@@ -46,7 +46,7 @@ def test_a_body_with_too_many_values_is_refused(site: Site, value: str) -> None:
     refused = post(site, "/v1/jobs/batch", f'{{"jobs":[{",".join([value] * (routing.MAX_VALUES + 1))}]}}')
 
     assert (refused.status_code, problem(refused)["code"]) == (400, "malformed")
-    assert "over 100,000 values" in problem(refused)["detail"]
+    assert "over 50,000 values" in problem(refused)["detail"]
 
 
 def test_a_body_with_too_many_fields_is_refused_once(site: Site) -> None:

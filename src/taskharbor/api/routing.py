@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 PUBLIC: Final = "public"
 MAX_KEYS: Final = 10_000
-MAX_VALUES: Final = 100_000
+MAX_VALUES: Final = 50_000
 MAX_FIELDS: Final = 100
 """The most fields of a body itself; each unknown one would be a line of the answer."""
 BATCH_FACTOR: Final = 16
