@@ -49,6 +49,7 @@ ENDINGS = [
     (errors.IllegalTransition(JOB, "DEAD", "cancel"), Exit.CONFLICT, "illegal-transition"),
     (errors.PayloadNotEncodable("$.a", "is a set"), Exit.USAGE, "payload-not-encodable"),
     (errors.PayloadTooLarge(2, 1), Exit.USAGE, "payload-too-large"),
+    (errors.OutcomeNotStorable(JOB, "value too long"), Exit.FAILURE, "outcome-not-storable"),
     (errors.PayloadNotDecodable("not JSON"), Exit.FAILURE, "payload-not-decodable"),
     (errors.CallNotReadable("greet", "name: is missing"), Exit.FAILURE, "call-not-readable"),
     (errors.CodecMismatch("aes-gcm+json", "json"), Exit.CONFLICT, "codec-mismatch"),
@@ -101,6 +102,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
         "SCHEMA_OUT_OF_DATE": 9,
         "APP_IMPORT_FAILED": 10,
         "PROBLEMS_FOUND": 11,
+        "SLOTS_LOST": 12,
         "INTERRUPTED": 130,
     }
 

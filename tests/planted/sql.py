@@ -1,7 +1,8 @@
 """Leave out every condition, lock and conflict clause of the SQL stores in turn; something must notice.
 
 python -m tests.planted.sql            every edit is caught by the test that sql.toml names for it
-python -m tests.planted.sql search     find a kit case for each edit that sql.toml does not name, and print the lines
+python -m tests.planted.sql search [postgres|sqlite]
+                                       find a kit case for each edit that sql.toml does not name, and print the lines
 
 ``sql.toml`` has a line for each edit: the name of a case of the conformance kit, or of a test, that
 fails without it; or, under ``[harmless]``, the reason why no answer depends on it.
@@ -25,7 +26,7 @@ import psycopg  # noqa: F401  loaded once for all, before the forks
 import pytest
 
 from tests.planted.planter import QUIET, Planter, Report, variants
-from tests.planted.sql_edits import DRIVERS, SqlEdit, all_edits
+from tests.planted.sql_edits import DRIVERS, STORES, SqlEdit, all_edits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,14 +109,16 @@ def kit_cases(drivers: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    searches = arguments == ["search"]
+    searches, stores = arguments[:1] == ["search"], arguments[1:] or STORES
     listed = tomllib.loads(LIST.read_text("utf-8")) if LIST.exists() else {}
     caught, harmless = listed.get("caught", {}), listed.get("harmless", {})
     edits = {edit.name: edit for edit in all_edits()}
     unlisted = [name for name in edits if name not in caught and name not in harmless]
     stale = sorted({*caught, *harmless} - {*edits})
     if searches:
-        for edit, report in plant_all({edits[name]: [] for name in unlisted}, SEARCH_DEADLINE):
+        for edit, report in plant_all(
+            {edits[name]: [] for name in unlisted if edits[name].store in stores}, SEARCH_DEADLINE
+        ):
             print(f'"{edit.name}" = "{report.failed[0] if report.failed else "NOT CAUGHT"}"', flush=True)
         return 0
     reports = dict(plant_all({edits[name]: [test] for name, test in caught.items() if name in edits}, DEADLINE))

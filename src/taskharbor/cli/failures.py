@@ -49,6 +49,7 @@ VERDICTS: Final[Mapping[type[BaseException], Verdict]] = MappingProxyType({
     errors.IllegalTransition:      Verdict(Exit.CONFLICT, "illegal-transition"),
     errors.PayloadNotEncodable:    Verdict(Exit.USAGE, "payload-not-encodable"),
     errors.PayloadTooLarge:        Verdict(Exit.USAGE, "payload-too-large"),
+    errors.OutcomeNotStorable:     Verdict(Exit.FAILURE, "outcome-not-storable"),
     errors.PayloadNotDecodable:    Verdict(Exit.FAILURE, "payload-not-decodable"),
     errors.CallNotReadable:        Verdict(Exit.FAILURE, "call-not-readable"),
     errors.CodecMismatch:          Verdict(Exit.CONFLICT, "codec-mismatch"),
