@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import psycopg
 
@@ -21,6 +22,11 @@ from taskharbor.testing.postgres import Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SHARED: Final = "TASKHARBOR_TEST_SERVER"
+"""The variable that names a server which runs already: its port and, behind a slash, the template with our tables.
+
+Planted bugs share one, each from a process of its own.
+"""
 _NUMBERS: Final = count(1)
 NEWEST: Final = len(MIGRATIONS)
 PREVIOUS: Final = NEWEST - 1
@@ -30,7 +36,7 @@ PREVIOUS: Final = NEWEST - 1
 @contextmanager
 def database(*, migrated: bool = True, version: int = NEWEST) -> Iterator[str]:
     """Give the URL of a new database, with our tables in it unless told otherwise."""
-    name = f"test_{next(_NUMBERS)}"
+    name = f"test_{os.getpid()}_{next(_NUMBERS)}"
     url = server().database(name, template=_template(version) if migrated else None)
     try:
         yield url
@@ -73,12 +79,14 @@ _TABLES: Final = """
 
 @cache
 def _shared(version: int) -> str:
-    name = "shared" if version == NEWEST else f"shared_{version}"
+    name = f"shared_{os.getpid()}_{version}"
     return server().database(name, template=_template(version))
 
 
 @cache
 def server() -> Server:
+    if running := os.environ.get(SHARED):  # noqa: TID251  tests are told by it what to run on
+        return _borrowed(int(running.partition("/")[0]))
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-postgres-"))
     started = Server.start(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -89,9 +97,22 @@ def server() -> Server:
 @cache
 def _template(version: int) -> str:
     """Make the schema once for all cases: copying it is many times faster."""
-    name = f"template_{version}"
+    given = os.environ.get(SHARED, "").partition("/")[2]  # noqa: TID251  as above
+    if given and version == NEWEST:
+        return given
+    name = f"template_{os.getpid()}_{version}"
     migrate.up(schema_at(server().database(name)), MIGRATIONS[:version])
     return name
+
+
+def _borrowed(port: int) -> Server:
+    """Return a server that another process started, and stops."""
+    running: Any = object.__new__(Server)
+    running._port = port  # noqa: SLF001  nothing else is known of it here
+    running.url = running._url("postgres")  # noqa: SLF001  as above
+    with psycopg.connect(running.url) as db:
+        running.version = db.info.server_version
+    return cast("Server", running)
 
 
 def schema_at(url: str, *, schema: str = "public") -> PostgresSchema:

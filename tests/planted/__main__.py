@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.planted.bugs import KIT, Bug, all_bugs
 from tests.planted.planter import Report, plant
+from tests.planted.servers import shared_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -49,7 +50,7 @@ def plant_all(bugs: Iterable[Bug]) -> Table:
     """Give each bug a process of its own, forked before TaskHarbor is imported."""
     fork = multiprocessing.get_context("fork")
     # Two for each core: a pool takes a moment to replace a process that is done.
-    with fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
+    with shared_server(), fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
         pending = [(bug, pool.apply_async(plant, (bug,))) for bug in bugs]
         table = {}
         for bug, result in pending:

@@ -115,11 +115,11 @@ def plant(bug: Bug) -> Report:
 
 
 def suite(bug: Bug) -> str:
-    """Return the file of tests that must catch *bug*: named like its folder, or in that folder like its module."""
+    """Return the file of tests that must catch *bug*: in its folder named like its module, or like its folder."""
     *folders, name = bug.tests.split(".")
     like_folder = Path("tests", *folders, f"test_{name}.py")
     like_module = Path("tests", bug.tests, f"test_{bug.module.rpartition('.')[2]}.py")
-    for named in (like_folder, like_module):
+    for named in (like_module, like_folder):
         if named.exists():
             return str(named)
     part = bug.module.removeprefix("taskharbor.").replace("jsonform", "codec")

@@ -18,7 +18,6 @@ import tempfile
 import tomllib
 from contextlib import closing, redirect_stdout
 from io import StringIO
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +25,7 @@ import psycopg  # noqa: F401  loaded once for all, before the forks
 import pytest
 
 from tests.planted.planter import QUIET, Planter, Report, variants
+from tests.planted.servers import SHARED, shared_server
 from tests.planted.sql_edits import DRIVERS, STORES, SqlEdit, all_edits
 
 if TYPE_CHECKING:
@@ -37,13 +37,12 @@ DEADLINE: Final = 120.0
 SEARCH_DEADLINE: Final = 600.0
 
 
-def plant(edit: SqlEdit, server: tuple[int, str], tests: Sequence[str]) -> Report:
+def plant(edit: SqlEdit, tests: Sequence[str]) -> Report:
     """Run *tests*, or the whole kit if there are none, on the store without what *edit* leaves out."""
     sys.meta_path.insert(0, Planter(edit))
     if edit.is_migration:
         leave_out_of_migration(edit)
-    if edit.store == "postgres":
-        use_server(server, is_own_schema=edit.is_migration)
+        os.environ[SHARED] = os.environ[SHARED].partition("/")[0]  # noqa: TID251  without the template
     report = Report()
     if tests and "::" in tests[0]:
         with redirect_stdout(StringIO()):
@@ -63,26 +62,6 @@ def leave_out_of_migration(edit: SqlEdit) -> None:
         migration(number=each.number, name=each.name, sql=sql) if each.name == file.stem else each
         for each in schema.MIGRATIONS
     )
-
-
-def use_server(server: tuple[int, str], *, is_own_schema: bool) -> None:
-    """Let the tests of this process use the server that runs, under names of its own."""
-    port, template = server
-    postgres: Any = importlib.import_module("tests.postgres")
-    running: Any = object.__new__(postgres.Server)
-    running._port, running.version = port, 180000
-    running.url = running._url("postgres")
-    prefix = f"edit_{os.getpid()}"
-    postgres.server = lambda: running
-    postgres._NUMBERS = (f"{prefix}_{number}" for number in count())
-    if is_own_schema:
-        own = f"{prefix}_template"
-        migrate = importlib.import_module("taskharbor.drivers.migrate")
-        migrate.up(postgres.schema_at(running.database(own)), postgres.MIGRATIONS)
-        template = own
-    postgres._template = lambda _version: template
-    shared = running.database(f"{prefix}_shared", template=template)
-    postgres._shared = lambda _version: shared
 
 
 def run_kit(report: Report, store: str, names: Sequence[str]) -> None:
@@ -136,17 +115,9 @@ def main(arguments: Sequence[str]) -> int:
 def plant_all(edits: Mapping[SqlEdit, Sequence[str]], deadline: float) -> Iterator[tuple[SqlEdit, Report]]:
     """Give each edit a process of its own, forked before TaskHarbor is imported; all share one server."""
     fork = multiprocessing.get_context("fork")
-    ready, done = fork.Pipe()
-    keeper = fork.Process(target=keep_server, args=(done,))
-    keeper.start()
-    try:
-        server = ready.recv()
-        with fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
-            pending = {edit: pool.apply_async(plant, (edit, server, tests)) for edit, tests in edits.items()}
-            yield from ((edit, _report(result, deadline)) for edit, result in pending.items())
-    finally:
-        ready.send(None)
-        keeper.join(DEADLINE)
+    with shared_server(), fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
+        pending = {edit: pool.apply_async(plant, (edit, tests)) for edit, tests in edits.items()}
+        yield from ((edit, _report(result, deadline)) for edit, result in pending.items())
 
 
 def _report(result: Any, deadline: float) -> Report:
@@ -155,17 +126,6 @@ def _report(result: Any, deadline: float) -> Report:
     except multiprocessing.TimeoutError:
         return Report()  # a run that only took too long has caught nothing
     return report
-
-
-def keep_server(pipe: Any) -> None:
-    """Run a server with our tables in a template, until told to stop."""
-    postgres: Any = importlib.import_module("tests.postgres")
-    server = postgres.server()
-    try:
-        pipe.send((server._port, postgres._template(postgres.NEWEST)))
-        pipe.recv()
-    finally:
-        server.stop()
 
 
 if __name__ == "__main__":
