@@ -8,6 +8,7 @@ tests/joining/test_refused.py), or the module's own tests. There is one file for
     -new.scheduled_for or now + new.delay
     +new.scheduled_for or now
 
+A line ``> test_name`` before the edits names the test that must catch it: a whole file may take long.
 What the ``-`` lines say stands exactly once in the module, and gives way to the ``+``
 lines. A bug may have several such edits.
 """
@@ -38,6 +39,8 @@ class Bug:
     module: str
     tests: str
     edits: tuple[tuple[str, str], ...]
+    by: str | None = None
+    """The test that must catch it; any of its file, if there is none."""
 
     def planted_in(self, source: str) -> str:
         for old, new in self.edits:
@@ -54,7 +57,8 @@ def all_bugs() -> list[Bug]:
 def read(file: Path) -> Iterator[Bug]:
     for block in re.split(r"\n(?=# )", file.read_text()):
         name, *lines = block.strip("\n").split("\n")
-        yield Bug(name.removeprefix("# "), f"taskharbor.{file.stem}", file.parent.name, tuple(_edits(lines)))
+        by = lines.pop(0).removeprefix("> ") if lines[0].startswith("> ") else None
+        yield Bug(name.removeprefix("# "), f"taskharbor.{file.stem}", file.parent.name, tuple(_edits(lines)), by)
 
 
 def _edits(lines: list[str]) -> Iterator[tuple[str, str]]:

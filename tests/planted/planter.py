@@ -109,8 +109,10 @@ def plant(bug: Bug) -> Report:
     elif bug.tests in SEEDS:
         run_worlds(report, bug.tests)
     else:
+        file, *chosen = SUITES.get(bug.tests, [suite(bug)])
+        asked = [file, *chosen] if bug.by is None else [f"{file}::{bug.by}"]
         with redirect_stdout(io.StringIO()):
-            pytest.main([*QUIET, *SUITES.get(bug.tests, [suite(bug)])], plugins=[report])
+            pytest.main([*QUIET, *asked], plugins=[report])
     return report
 
 
