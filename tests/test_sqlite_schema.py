@@ -168,6 +168,18 @@ def test_a_trigger_of_a_migration_works_as_written(db: sqlite3.Connection) -> No
     assert db.execute("SELECT job_id, error FROM th_outbox").fetchall() == [(JOB, "spent")]
 
 
+@pytest.mark.parametrize("column", ["dead_at", "completed_at"])
+def test_a_death_whose_time_is_corrected_is_counted_once_and_has_one_event(column: str, db: sqlite3.Connection) -> None:
+    insert(db)
+    move(db, Status.DEAD)
+
+    update(db, **{column: 2})
+
+    assert db.execute("SELECT sum(count) FROM th_ended").fetchall() == [(1,)]
+    assert db.execute("SELECT sum(count) FROM th_dead_groups").fetchall() == [(1,)]
+    assert db.execute("SELECT count(*) FROM th_outbox").fetchall() == [(1,)]
+
+
 def test_the_file_is_left_in_wal_mode(db: sqlite3.Connection) -> None:
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

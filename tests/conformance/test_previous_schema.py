@@ -32,6 +32,7 @@ NEEDS_NEWEST: Final = [
     "test_an_event_is_closed_with_its_reason_where_no_publisher_was_seen",
     "test_events_are_closed_oldest_death_first_and_no_more_than_asked_for",
     "test_events_are_closed_once_the_publisher_was_away_for_too_long",
+    "test_events_of_two_lives_of_a_job_are_closed_one_by_one",
     "test_of_jobs_that_are_named_no_other_ones_event_is_closed",
     "test_only_events_of_deaths_that_are_old_enough_are_closed",
 ]

@@ -26,7 +26,8 @@ class Expiring:
         self._connections = connections
 
     _LOST: LiteralString = """
-        -- Says where each job lands, and whether the clock took its lease: the two statements below follow it.
+        -- Says where each job lands, and whether the clock took its lease. The two statements below follow it in the
+        -- same transaction, which alone may write: every lease is still the one that was found.
         SELECT job.id,
                job.lease_token AS token,
                CASE
@@ -53,7 +54,6 @@ class Expiring:
         SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, 'expire', :status, :outcome
           FROM th_jobs
          WHERE id = :id
-           AND lease_token = :token
         ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
     """
 
@@ -71,9 +71,6 @@ class Expiring:
                dead_reason = iif(:status = 'DEAD', :spent, NULL),
                fingerprint = iif(:status = 'DEAD', '', NULL)
          WHERE id = :id
-           AND status = 'PROCESSING'
-           AND lease_token = :token
-           AND lease_expires_at <= :now
     """
 
     def expire(self, *, limit: int) -> list[Expired]:

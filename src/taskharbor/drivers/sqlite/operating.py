@@ -58,7 +58,7 @@ _REMEMBER: Final = """
        AND (:queue IS NULL OR queue = :queue)
     ON CONFLICT DO NOTHING
 """
-# The row just written lets the job through, once.
+# For a job that the statement above has written a row of, in the same transaction: the row lets it through, once.
 _REVIVE: Final = """
     UPDATE th_jobs
        SET status = 'PENDING',
@@ -79,9 +79,6 @@ _REVIVE: Final = """
            result = NULL,
            progress = NULL
      WHERE id = :id
-       AND status IN ('DEAD', 'CANCELED')
-       AND life = (SELECT a.life FROM th_attempts AS a WHERE a.job_id = :id AND a.token = :token)
-       AND (:queue IS NULL OR queue = :queue)
 """
 _REQUEUED: Final = """
     SELECT EXISTS (SELECT 1 FROM th_attempts WHERE job_id = :id AND token = :token)
@@ -103,8 +100,8 @@ def requeue(db: sqlite3.Connection, job_id: JobId, new: NewLife, now: int) -> An
         "payload": new.payload,
         "now": now,
     }
-    db.execute(_REMEMBER, asked)
-    db.execute(_REVIVE, asked)
+    if db.execute(_REMEMBER, asked).rowcount > 0:
+        db.execute(_REVIVE, asked)
     row = db.execute(_REQUEUED, asked).fetchone()
     if row is None:
         return JobNotFound(job_id)

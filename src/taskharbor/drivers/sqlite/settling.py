@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.sqlite.connection import Database
 
-# The fence: only the holder of a lease that is not over gets through.
+# The fence: only the holder of a lease that is not over gets through. Who has a token is PROCESSING: a constraint.
 _FENCE: Final = """
     id = :id
-    AND status = 'PROCESSING'
     AND lease_token = :token
     AND lease_expires_at > :now
 """

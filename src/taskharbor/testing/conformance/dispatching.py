@@ -95,6 +95,18 @@ def test_a_spent_job_is_not_dispatched(subject: Subject) -> None:
     assert subject.everything(job_id) == before
 
 
+def test_a_spent_job_is_not_dispatched_again(subject: Subject) -> None:
+    job_id = subject.bring(Status.ENQUEUED)
+    subject.make_spent(job_id)
+    subject.advance(RESEND)
+    before = subject.everything(job_id)
+
+    dispatches = subject.dispatch()
+
+    assert dispatches == []
+    assert subject.everything(job_id) == before
+
+
 def test_a_job_that_was_claimed_or_ended_is_not_dispatched(subject: Subject) -> None:
     for status in (Status.SUCCEEDED, Status.DEAD, Status.CANCELED, Status.PROCESSING):
         subject.bring(status)

@@ -175,6 +175,7 @@ def test_an_event_that_is_done_is_not_closed(subject: Subject) -> None:
     subject.advance(MOMENT)
 
     assert close(subject) == 0
+    assert close(subject, job_ids=[published, given_up]) == 0
     assert (subject.outbox(published), subject.outbox(given_up)) == before
 
 
@@ -185,6 +186,18 @@ def test_a_closed_event_is_never_taken_and_cannot_be_done(subject: Subject) -> N
 
     assert subject.driver.upkeep.outbox_done([Published(row.event.event_id)]) == [False]
     assert subject.driver.upkeep.outbox_take(limit=10, lock=LOCK) == []
+
+
+def test_events_of_two_lives_of_a_job_are_closed_one_by_one(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.advance(MOMENT)
+    subject.requeue(job_id)
+    subject.settle(subject.take(), Outcome.fail("hopeless"))
+
+    closed = close(subject, limit=1)
+
+    assert closed == 1
+    assert [row.is_done for row in subject.outbox(job_id)] == [True, False]
 
 
 def test_a_job_that_died_once_is_pruned_with_its_key_when_its_event_is_closed(subject: Subject) -> None:
@@ -203,6 +216,8 @@ def test_jobs_that_an_event_keeps_from_being_pruned_are_found(subject: Subject) 
     kept = sorted(revived(subject) for _ in range(2))
     told = revived(subject)
     subject.driver.upkeep.outbox_done([Published(row.event.event_id) for row in subject.outbox(told)])
+    given_up = revived(subject)
+    subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no", None) for row in subject.outbox(given_up)])
     subject.bring(Status.DEAD)
     subject.requeue(subject.bring(Status.DEAD), delay=30 * DAY)
     subject.bring(Status.SUCCEEDED)

@@ -247,6 +247,17 @@ def test_a_lease_made_after_the_jump_is_lost_by_its_worker(subject: Subject) -> 
     assert subject.job(job_id).attempt_count == 1
 
 
+def test_a_job_leased_after_the_jump_is_taken_over_as_lost_by_its_worker(subject: Subject) -> None:
+    jump(subject)
+    job_id = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+
+    [claim] = subject.reserve()
+
+    assert (claim.job.id, claim.job.attempt_count) == (job_id, 2)
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.LOST]
+
+
 def test_a_jump_reported_by_two_janitors_is_one_jump(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     expected = subject.clock.now()
@@ -314,6 +325,15 @@ def test_after_a_jump_back_no_duty_waits_for_its_time_to_come_again(subject: Sub
     jump(subject, -JUMP)
 
     assert subject.driver.upkeep.take_duty("expire", every=timedelta(seconds=5))
+
+
+def test_a_report_of_a_jump_back_puts_off_no_duty_that_is_due(subject: Subject) -> None:
+    subject.driver.upkeep.take_duty("expire", every=MOMENT)
+    subject.advance(2 * MOMENT)
+    subject.driver.upkeep.clock_jumped(expected=subject.clock.now(), lease=LEASE)
+    subject.advance(-MOMENT)
+
+    assert subject.driver.upkeep.take_duty("expire", every=MOMENT)
 
 
 def test_after_a_jump_back_an_ended_lease_is_taken_over_although_its_job_is_due_later(subject: Subject) -> None:

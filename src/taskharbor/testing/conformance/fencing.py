@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from taskharbor.core.answers import Reason, Refused, Settled, Settlement
 from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.core.ids import new_job_id, new_token
-from taskharbor.core.model import Lease
+from taskharbor.core.model import Claim, Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE
 
 if TYPE_CHECKING:
-    from taskharbor.core.model import Claim
     from taskharbor.testing.conformance.subject import Subject
 
 RETRY = Outcome.retry(after=timedelta(0), failure=BOOM)
@@ -93,6 +92,13 @@ def test_a_worker_cannot_record_an_outcome_of_a_job_in_its_next_life(subject: Su
     subject.take()
 
     assert_powerless(subject, lost, LeaseMismatch)
+
+
+def test_the_same_outcome_recorded_by_another_worker_is_not_taken_for_ones_own(subject: Subject) -> None:
+    lost = lose(subject)
+    subject.settle(subject.take(), RETRY)
+
+    assert isinstance(subject.settle(lost, RETRY), JobNotInflight)
 
 
 def test_a_handler_that_finishes_after_its_job_was_pruned_finds_no_job(subject: Subject) -> None:
@@ -261,5 +267,16 @@ def test_leases_are_reclaimed_beside_an_attempt_that_has_its_row_already(subject
     reclaimed = subject.reserve(limit=10)
 
     assert {claim.job.id for claim in reclaimed} == {twice.job.id, other.job.id}
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RECLAIM]
+
+
+def test_messages_are_claimed_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
+    twice, other = take_twice_under_one_token(subject)
+    subject.advance(LEASE)
+
+    claims = subject.claim(twice.job.id, other.job.id)
+
+    assert [isinstance(claim, Claim) for claim in claims] == [True, True]
     assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
     assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RECLAIM]

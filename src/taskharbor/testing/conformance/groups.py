@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -64,17 +64,22 @@ def test_of_letters_that_died_at_once_the_newest_id_is_the_sample(subject: Subje
 
 
 def test_letters_of_another_queue_type_or_error_make_another_group(subject: Subject) -> None:
-    kill(subject)
-    kill(subject, queue="mail")
-    kill(subject, type="welcome")
-    kill(subject, _OTHER)
+    ways: tuple[dict[str, Any], ...] = ({}, {"queue": "mail"}, {"type": "welcome"}, {"failure": _OTHER})
+    letters = []
+    for way in ways:
+        subject.advance(MOMENT)
+        letters.append(subject.job(kill(subject, **way)))
 
-    assert {(each.queue, each.type, each.fingerprint): each.count for each in told(subject)} == {
+    groups = told(subject)
+
+    assert {(each.queue, each.type, each.fingerprint): each.count for each in groups} == {
         ("default", "greet", BOOM.fingerprint): 1,
         ("mail", "greet", BOOM.fingerprint): 1,
         ("default", "welcome", BOOM.fingerprint): 1,
         ("default", "greet", _OTHER.fingerprint): 1,
     }
+    ends = {each.sample: (each.first_at, each.last_at) for each in groups}
+    assert ends == {letter.id: (letter.dead_at, letter.dead_at) for letter in letters}
 
 
 def test_the_largest_group_is_told_first(subject: Subject) -> None:
@@ -156,6 +161,34 @@ def test_a_requeued_letter_leaves_its_group(subject: Subject) -> None:
 
     [group] = told(subject)
     assert (before, group.count, group.sample) == ({BOOM.fingerprint: 2}, 1, first)
+
+
+def test_a_job_that_lives_on_leaves_groups_alone(subject: Subject) -> None:
+    dead = subject.insert(max_attempts=1)
+    subject.take()
+    subject.advance(LEASE)
+    subject.driver.upkeep.expire(limit=10)
+    before = counted(subject)
+
+    subject.bring(Status.FAILED)
+
+    [group] = told(subject)
+    assert (before, group.count, group.sample) == ({"": 1}, 1, dead)
+
+
+@pytest.mark.parametrize("way", ["requeued", "purged"])
+def test_a_letter_leaves_no_group_but_its_own(subject: Subject, way: str) -> None:
+    gone = kill(subject)
+    others = [kill(subject, queue="mail"), kill(subject, type="welcome"), kill(subject, _OTHER)]
+
+    if way == "requeued":
+        subject.requeue(gone)
+    else:
+        publish(subject, gone)
+        subject.advance(LATEST)
+        purge(subject, job_ids=[gone])
+
+    assert {each.sample: each.count for each in told(subject)} == dict.fromkeys(others, 1)
 
 
 def test_the_last_letter_of_a_group_takes_it_along(subject: Subject) -> None:

@@ -178,10 +178,12 @@ def test_the_same_key_in_another_queue_is_another_job(subject: Subject) -> None:
 
 
 def test_another_key_in_the_same_queue_is_another_job(subject: Subject) -> None:
-    subject.insert(idempotency_key="k")
+    first = subject.insert(idempotency_key="k")
     second = new_job(idempotency_key="K")
 
     assert subject.driver.insert([second]) == [Enqueued(second.id, existed=False)]
+    again = subject.driver.insert([new_job(idempotency_key=key) for key in ("k", "K")])
+    assert again == [Enqueued(first, existed=True), Enqueued(second.id, existed=True)]
 
 
 def test_a_key_stays_taken_when_its_job_has_ended(subject: Subject) -> None:

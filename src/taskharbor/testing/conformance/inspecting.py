@@ -210,6 +210,17 @@ def test_each_queue_tells_how_many_of_its_jobs_are_in_each_state(subject: Subjec
     ]
 
 
+def test_a_state_that_the_last_job_of_a_queue_has_left_is_counted_as_none(subject: Subject) -> None:
+    subject.insert()
+    [before] = subject.queues()
+    subject.take()
+
+    [after] = subject.queues()
+
+    assert [queue.counts[Status.PENDING] for queue in (before, after)] == [1, 0]
+    assert after.counts[Status.PROCESSING] == 1
+
+
 def test_a_queue_tells_since_when_its_longest_waiting_job_is_due(subject: Subject) -> None:
     subject.bring(Status.PROCESSING)
     subject.advance(_SECOND)
@@ -221,6 +232,18 @@ def test_a_queue_tells_since_when_its_longest_waiting_job_is_due(subject: Subjec
     [queue] = subject.queues()
 
     assert queue.oldest_due == due
+
+
+def test_a_queue_tells_of_its_longest_waiting_job_whatever_the_priorities_of_others(subject: Subject) -> None:
+    subject.insert(queue="a", priority=0)
+    due = subject.clock.now()
+    subject.insert(queue="b", priority=0)
+    subject.advance(_SECOND)
+    subject.insert(queue="b", priority=1)
+
+    queues = subject.queues()
+
+    assert [(queue.name, queue.oldest_due) for queue in queues] == [("a", due), ("b", due)]
 
 
 def test_a_job_that_is_not_due_yet_does_not_make_a_queue_late(subject: Subject) -> None:

@@ -137,6 +137,19 @@ def test_events_are_taken_in_the_order_of_the_deaths_and_no_more_than_asked_for(
     assert [[row.event.job_id for row in batch] for batch in batches] == [[first], [second], []]
 
 
+def test_events_of_two_lives_of_a_job_are_taken_and_done_one_by_one(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.advance(_SECOND)
+    subject.requeue(job_id)
+    subject.settle(subject.take(), Outcome.fail("hopeless"))
+
+    [first], [second] = _take(subject, limit=1), _take(subject, limit=1)
+    subject.driver.upkeep.outbox_done([Published(first.event.event_id)])
+
+    assert (first.event.life, second.event.life) == (1, 2)
+    assert [row.published_at is None for row in subject.outbox(job_id)] == [False, True]
+
+
 def _take(subject: Subject, *, limit: int = 10) -> list[OutboxRow]:
     return subject.driver.upkeep.outbox_take(limit=limit, lock=LOCK)
 

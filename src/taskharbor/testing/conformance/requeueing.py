@@ -52,6 +52,17 @@ def test_a_dead_job_starts_anew_and_keeps_what_it_was_given(subject: Subject) ->
     )
 
 
+def test_a_requeue_under_the_token_of_an_attempt_changes_nothing(subject: Subject) -> None:
+    job_id, token = subject.insert(), new_token()
+    [claim] = subject.reserve(token=token)
+    subject.settle(claim, Outcome.fail("hopeless"))
+    before = subject.everything(job_id)
+
+    subject.requeue(job_id, token=token)
+
+    assert subject.everything(job_id) == before
+
+
 def test_a_canceled_job_starts_anew(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.cancel(job_id)
@@ -229,6 +240,15 @@ def test_a_requeue_repeated_after_a_lost_reply_is_answered_as_before(subject: Su
 
     assert answer == Moved(job_id, Status.PENDING)
     assert subject.everything(job_id) == before
+
+
+def test_a_requeue_repeated_for_another_queue_finds_nothing(subject: Subject) -> None:
+    job_id, token = subject.bring(Status.DEAD), new_token()
+    subject.requeue(job_id, token=token)
+
+    answer = subject.requeue(job_id, token=token, queue="mail")
+
+    assert isinstance(answer, JobNotFound)
 
 
 def test_a_requeue_repeated_after_the_next_death_gives_no_third_life(subject: Subject) -> None:

@@ -126,12 +126,14 @@ def test_an_attempt_that_timed_out_is_recorded_as_that(subject: Subject) -> None
 
 def test_a_spent_job_dies_of_a_retry(subject: Subject) -> None:
     job_id = subject.insert(max_attempts=1)
+    due = subject.job(job_id).scheduled_for
 
     answer = subject.settle(subject.take(), RETRY)
 
     job = subject.job(job_id)
     assert answer == Settled(job_id, Status.DEAD)
     assert (job.dead_reason, job.last_error, job.completed_at) == (SPENT, "ValueError: boom", subject.clock.now())
+    assert job.scheduled_for == due
     assert len(subject.outbox(job_id)) == 1
 
 
@@ -143,6 +145,7 @@ def test_a_job_to_be_canceled_is_canceled_by_a_retry(subject: Subject) -> None:
     job = subject.job(claim.job.id)
     assert answer == Settled(claim.job.id, Status.CANCELED)
     assert (job.completed_at, job.last_error, job.dead_at) == (subject.clock.now(), "ValueError: boom", None)
+    assert job.scheduled_for == claim.job.scheduled_for
 
 
 def test_a_spent_job_to_be_canceled_is_canceled_and_not_dead(subject: Subject) -> None:
