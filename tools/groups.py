@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
 LANES: Final = 2
-WIDE: Final = ("planted-kit", "planted-rest")
+WIDE: Final = ("planted-kit", "planted-worker", "planted-api", "planted-core", "planted-stores", "planted-sql")
 """These keep every core busy by themselves: beside others each would only take twice as long."""
 
 APART: Final = (
@@ -51,7 +51,11 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "types": [["mypy"]],
         "contracts": [["lint-imports", "--no-logo"]],
         "planted-kit": [["python", "-m", "tests.planted", "kit"]],
-        "planted-rest": [["python", "-m", "tests.planted", "rest"]],
+        "planted-worker": [["python", "-m", "tests.planted", "worker"]],
+        "planted-api": [["python", "-m", "tests.planted", "api"]],
+        "planted-core": [["python", "-m", "tests.planted", "core"]],
+        "planted-stores": [["python", "-m", "tests.planted", "stores"]],
+        "planted-sql": [["python", "-m", "tests.planted.sql"]],
         "behaviour": [["pytest", "tests", *(f"--ignore={each}" for each in APART), "--ignore-glob=*test_postgres*"]],
         "simulation": [["pytest", "tests/test_simulation.py"]],
         "stores": [["pytest", "tests/conformance"]],

@@ -183,13 +183,15 @@ class Client:
 
         A store that is known to be away is not asked again: that call fails as well.
         """
-        if not self._is_checked:
-            self._check_codec()
         try:
+            if not self._is_checked:
+                self._check_codec()
             return self._driver.insert(jobs, repeat=repeat)
         except StoreUnavailable as error:
             if error.retry_in is not None:
                 raise
+            if not self._is_checked:
+                self._check_codec()
             return self._driver.insert(jobs, repeat=True)
 
     def _store_in_turn(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:

@@ -40,7 +40,7 @@ class Bug:
     tests: str
     edits: tuple[tuple[str, str], ...]
     by: str | None = None
-    """The test that must catch it; any of its file, if there is none."""
+    """The test that must catch it, by its name or its node; any of its file, if there is none."""
 
     def planted_in(self, source: str) -> str:
         for old, new in self.edits:

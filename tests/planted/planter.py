@@ -110,7 +110,7 @@ def plant(bug: Bug) -> Report:
         run_worlds(report, bug.tests)
     else:
         file, *chosen = SUITES.get(bug.tests, [suite(bug)])
-        asked = [file, *chosen] if bug.by is None else [f"{file}::{bug.by}"]
+        asked = [file, *chosen] if bug.by is None else [bug.by if "::" in bug.by else f"{file}::{bug.by}"]
         with redirect_stdout(io.StringIO()):
             pytest.main([*QUIET, *asked], plugins=[report])
     return report
