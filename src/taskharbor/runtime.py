@@ -39,7 +39,7 @@ _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def seconds_since_boot() -> float:
-    """Return seconds on a clock that nobody sets, and that counts while the machine is suspended if it has such a one.
+    """Return seconds on a clock that cannot be set and, if the machine has one, counts while it is suspended.
 
     A lease runs out meanwhile, and a store on another machine is not ahead afterwards.
     """

@@ -2,7 +2,7 @@
 
 Uvicorn closes a connection that is idle between two requests. It has no deadline for a request that was begun, and
 none for a client that does not read its answer: without one, half requests that cost nothing fill the process's
-open files, and nobody else gets in.
+open files, and no other client gets in.
 """
 
 from __future__ import annotations

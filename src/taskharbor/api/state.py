@@ -58,7 +58,7 @@ class Open:
             return
         self._by_key[key_id] -= 1
         if not self._by_key[key_id]:
-            del self._by_key[key_id]  # or keys that are gone would be counted for ever
+            del self._by_key[key_id]  # or keys that are gone would be counted until the process ends
 
     def close(self) -> None:
         """End all of them."""

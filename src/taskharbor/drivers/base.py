@@ -401,7 +401,7 @@ class Upkeep(Protocol):
         """Remove up to *limit* entries of the audit that are at least so old, oldest first, and return how many."""
 
     def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        """Take events to publish, oldest death first; nobody else gets them before now + *lock*.
+        """Take events to publish, oldest death first; no other call gets them before now + *lock*.
 
         Only publishers take events: the store notes when one did, once a minute (`PUBLISHER_NOTED`).
         """

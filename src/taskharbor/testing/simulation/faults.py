@@ -215,7 +215,7 @@ class Store:
             raise StoreUnavailable(fate)
 
     def _beside_locks(self, function: Callable[..., Any], items: Sequence[Any], **named: Any) -> list[Any]:
-        """Call for those of *items* that nobody has locked, and let the others be skipped."""
+        """Call for those of *items* that no other session has locked, and let the others be skipped."""
         locked = [self._world.chance.random() < 0.5 for _ in items]
         answers = iter(
             function([each for each, is_locked in zip(items, locked, strict=True) if not is_locked], **named)
