@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 OFTEN: Final = ("reserve", "settle", "extend", "read_back", "take_duty", "expire", "now", "beat_worker")
 VERBS: Final = (
     *OFTEN, "note_progress", "clock_jumped", "bury", "prune", "roll_up", "forget_audit", "forget_workers",
-    "schedules_due",
+    "outbox_close", "schedules_due",
 )  # fmt: skip
 BY_MESSAGES: Final = ("claim", "dispatched", "outbox_take", "outbox_done")
-OF_SCHEDULES: Final = ("put_schedules", "schedule_fired", "schedules", "get", "cancel")
+OF_SCHEDULES: Final = ("put_schedules", "schedule_fired", "schedules", "get", "summaries", "cancel")
 """What only schedules call for: `tests.schedules.test_restarts` kills at all of them."""
+OF_OPERATORS: Final = ("purge", "outbox")
+"""What no worker calls: `dead purge` does."""
 NEEDS: Final[Mapping[str, dict[str, Any]]] = {"read_back": {"deaf_to": "reserve"}, "clock_jumped": {"strays": True}}
 """What must be wrong with a worker before it makes such a call."""
 SIDES: Final = ("before", "after")
@@ -87,7 +89,7 @@ def test_there_is_a_kill_point_for_every_call_that_a_worker_makes_of_the_store()
     source = "".join(part.read_text() for part in [*parts, SOURCE / "schedules" / "scheduler.py"])
     called = {*re.findall(r"driver\.(?:(?:upkeep|inspector|control)\.)?(\w+)\(", source)}
 
-    assert called - {"listen"} == {*VERBS, *BY_MESSAGES, *OF_SCHEDULES}
+    assert called - {"listen", *OF_OPERATORS} == {*VERBS, *BY_MESSAGES, *OF_SCHEDULES}
 
 
 def test_ended_leases_are_brought_back_once_when_workers_die_before_and_after_doing_so(fleet: Fleet) -> None:
