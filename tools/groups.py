@@ -44,6 +44,9 @@ APART: Final = (
 )
 POSTGRES: Final = sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))
 FAULTS: Final = [f"tests/test_postgres_{each}.py" for each in ("crash", "cuts", "faults", "listening")]
+LOADS: Final = [
+    f"tests/test_postgres_{each}.py" for each in ("bulk", "days", "errors", "failover", "outage", "plans", "retention")
+]
 CRASHES: Final = "tests/worker/test_crashes.py"
 GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
     {
@@ -60,7 +63,8 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "simulation": [["pytest", "tests/test_simulation.py"]],
         "stores": [["pytest", "tests/conformance"]],
         "parity": [["pytest", "tests/parity"]],
-        "postgres": [["pytest", *(each for each in POSTGRES if each not in FAULTS)]],
+        "postgres": [["pytest", *(each for each in POSTGRES if each not in {*FAULTS, *LOADS})]],
+        "loads": [["pytest", *LOADS]],
         "faults": [["pytest", *FAULTS]],
         "system": [["python", "-m", "tools.system_postgres"]],
         "worker": [["pytest", "tests/worker", f"--ignore={CRASHES}"]],
