@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
+QUIET: Final = timedelta(seconds=1)
 DEADLINE: Final = timedelta(seconds=5)
 
 
@@ -97,6 +98,9 @@ class DjangoShop:
 
     def rings(self) -> Any:
         with closing(self._store.driver.listen(["default"])) as listener:
+            # A listener is woken when it has connected, and for jobs of the facts before this one.
+            while listener.wait(QUIET):
+                pass
             with self._atomic():
                 self._joined().insert([new_job()])
                 before = listener.wait(timedelta(0))
