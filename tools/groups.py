@@ -48,6 +48,10 @@ LOADS: Final = [
     f"tests/test_postgres_{each}.py" for each in ("bulk", "days", "errors", "failover", "outage", "plans", "retention")
 ]
 CRASHES: Final = "tests/worker/test_crashes.py"
+ENDINGS: Final = [
+    f"tests/worker/test_{each}.py"
+    for each in ("deaths", "leases", "outcomes", "shutdown", "stopping", "store_errors", "timeouts", "unknown_types")
+]
 GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
     {
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
@@ -67,7 +71,8 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "loads": [["pytest", *LOADS]],
         "faults": [["pytest", *FAULTS]],
         "system": [["python", "-m", "tools.system_postgres"]],
-        "worker": [["pytest", "tests/worker", f"--ignore={CRASHES}"]],
+        "worker": [["pytest", "tests/worker", *(f"--ignore={each}" for each in (CRASHES, *ENDINGS))]],
+        "endings": [["pytest", *ENDINGS]],
         "crashes": [["pytest", CRASHES]],
         "harbor": [["pytest", "tests/harbor", "tests/joining", "tests/typing"]],
         "cli": [["pytest", "tests/cli"]],
