@@ -34,8 +34,8 @@ def create_app(
 
     The harbor stays its owner's: whoever opened it closes it. Without *needs_keys* everybody who
     can reach the application may do everything: for development, or behind a door of your own.
-    With None that is so until the store has a good key. *only_local_hosts* then keeps out whoever
-    calls this machine by another name than localhost, or through a proxy.
+    With None that is so until the store has a good key. *only_local_hosts* then rejects requests
+    that name another host than localhost, or came through a proxy.
 
     >>> from taskharbor import Harbor
     >>> app = create_app(Harbor("memory://"))

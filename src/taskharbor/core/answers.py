@@ -156,7 +156,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """An ended lease that was brought back, and where its job went. ``death`` is set if that is DEAD."""
+    """An expired lease that was ended, and where its job went. ``death`` is set if that is DEAD."""
 
     job_id: JobId
     token: Token

@@ -47,7 +47,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What shall be done with the message of this receipt, and what the store must be told before.
+    """What to do with the message of this receipt handle, and what to record in the store first.
 
     From *until* on, by the monotonic clock, the message is delivered again and ruled on anew.
     """
