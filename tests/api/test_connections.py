@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GET: Final = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF: Final = b"GET /quick HTTP/1.1\r\nHost: loc"
 HALF_BODY: Final = b"POST /reads HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc"
-SOON: Final = 0.2
+SOON: Final = 0.5
 
 
 class App:

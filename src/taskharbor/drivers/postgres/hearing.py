@@ -57,9 +57,9 @@ class Ear:
     def close(self) -> None:
         if self._thread is None:
             return
-        # Send before setting the flag: the thread closes its end of the pair only after it has seen the flag.
-        self._alarm.send(b".")  # closing the socket is not enough: a forked process may hold it open
+        # The flag first: a thread that is woken before it is set would wait again.
         self._is_closed = True
+        self._wake()
         self._thread.join(self._address.deadline.total_seconds())
         self._alarm.close()
 
@@ -67,8 +67,11 @@ class Ear:
         """Connect anew, from the listening thread: this server is no longer the primary."""
         self._is_stale = True
         if self._thread is not None:
-            with suppress(OSError):  # the thread has ended meanwhile
-                self._alarm.send(b".")
+            self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # the thread has ended, and closed its end
+            self._alarm.send(b".")  # closing the socket is not enough: a forked process may hold it open
 
     def _run(self) -> None:
         while not self._is_closed:
