@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from taskharbor.drivers.postgres import PostgresDriver, listening
 from taskharbor.drivers.postgres.hearing import Ear
 from tests.postgres import emptied
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, wait_until
 
 if TYPE_CHECKING:
+    import socket
+
     import pytest
 
 
@@ -31,20 +33,43 @@ class QuickEar(Ear):
 
 
 class AwakeEar(Ear):
-    """Its thread wakes the moment it may: `close` does nothing more until the thread has looked around."""
+    """Its thread wakes the moment it may: `close` does nothing more until it has looked whether it may end."""
 
     def __init__(self, *args: Any) -> None:
-        self.looked = threading.Event()
+        self.is_woken, self.has_looked = threading.Event(), threading.Event()
         super().__init__(*args)
 
-    def _wake(self) -> None:
-        self.looked.clear()
-        super()._wake()
-        assert self.looked.wait(LIMIT)
+    @property
+    def _is_closed(self) -> bool:
+        may_end = self._may_end
+        if self.is_woken.is_set():
+            self.has_looked.set()
+        return may_end
 
-    def _look(self) -> None:
-        super()._look()
-        self.looked.set()
+    @_is_closed.setter
+    def _is_closed(self, value: bool) -> None:
+        self._may_end = value
+
+    def _run(self) -> None:
+        self._awake = Noticed(self._awake, self.is_woken)  # type: ignore[assignment]
+        super()._run()
+
+    def _wake(self) -> None:
+        super()._wake()
+        assert self.has_looked.wait(LIMIT)
+
+
+class Noticed:
+    """A socket of which one knows that it was read."""
+
+    def __init__(self, inner: socket.socket, is_read: threading.Event) -> None:
+        self._inner, self._is_read = inner, is_read
+        self.fileno, self.close = inner.fileno, inner.close
+
+    def recv(self, size: int) -> bytes:
+        read = self._inner.recv(size)
+        self._is_read.set()
+        return read
 
 
 def test_closing_a_listener_whose_thread_ends_at_once_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +91,7 @@ def test_closing_a_listener_whose_thread_wakes_at_once_ends_it(monkeypatch: pyte
         listener = driver.listen(["default"])
         ear = driver._audience._ear  # noqa: SLF001  it is not shown to anyone
         assert isinstance(ear, AwakeEar)
+        wait_until(lambda: ear._echo is None)  # noqa: SLF001  or it would wake in time to see that
         assert ear._thread is not None  # noqa: SLF001  as above
 
         listener.close()

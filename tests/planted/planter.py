@@ -16,8 +16,13 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import click  # noqa: F401
+import fastapi  # noqa: F401
+import httpx  # noqa: F401
 import hypothesis.strategies  # noqa: F401
+import psycopg  # noqa: F401
 import pytest
+import uvicorn.protocols.http.h11_impl  # noqa: F401
 
 from tests.planted.bugs import KIT, MESSAGES, WORLDS, Bug
 
@@ -34,7 +39,8 @@ SUITES: Final = {
 }
 """Files that test several modules."""
 QUIET: Final = (
-    "-q", "-x", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "filterwarnings=",
+    "-q", "-x", "--tb=no", "-o", "filterwarnings=",
+    *(f"-pno:{plugin}" for plugin in ("anyio", "cacheprovider", "randomly", "schemathesis")),
     "--assert=plain",  # pytest rewrites what brings a plugin, TaskHarbor too, and would load it without the bug
 )  # fmt: skip
 
@@ -100,7 +106,8 @@ class Report:
 
 
 def plant(bug: Bug) -> Report:
-    """Run the tests that should catch *bug*. TaskHarbor must not be imported yet in this process."""
+    """Run the tests that should catch *bug*. Its module must not be imported yet in this process."""
+    assert bug.module not in sys.modules
     gc.disable()  # the process is short
     sys.meta_path.insert(0, Planter(bug))
     report = Report()

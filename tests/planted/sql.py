@@ -22,7 +22,6 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg  # noqa: F401  loaded once for all, before the forks
 import pytest
 
 from tests.planted.planter import QUIET, Planter, Report, variants
@@ -40,6 +39,7 @@ SEARCH_DEADLINE: Final = 600.0
 
 def plant(edit: SqlEdit, tests: Sequence[str]) -> Report:
     """Run *tests*, or the whole kit if there are none, on the store without what *edit* leaves out."""
+    assert edit.module not in sys.modules
     sys.meta_path.insert(0, Planter(edit))
     if edit.is_migration:
         leave_out_of_migration(edit)
@@ -115,8 +115,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def plant_all(edits: Mapping[SqlEdit, Sequence[str]], deadline: float) -> Iterator[tuple[SqlEdit, Report]]:
-    """Give each edit a process of its own, forked before TaskHarbor is imported; all share one server."""
+    """Give each edit a process of its own, forked before its store is imported; all share one server."""
     fork = multiprocessing.get_context("fork")
+    importlib.import_module("taskharbor.testing.conformance")  # once for all
     with shared_server(), fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
         pending = {edit: pool.apply_async(plant, (edit, tests)) for edit, tests in edits.items()}
         yield from ((edit, _report(result, deadline)) for edit, result in pending.items())
