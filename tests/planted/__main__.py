@@ -70,7 +70,7 @@ def plant_all(bugs: Iterable[Bug]) -> Table:
 def plant_each(bugs: Iterable[Bug]) -> Table:
     fork = multiprocessing.get_context("fork")
     # Several for each core: a pool takes a moment to replace a process that is done, and many tests wait.
-    with fork.Pool(3 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
+    with fork.Pool(5 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
         pending = [(bug, pool.apply_async(plant, (bug,))) for bug in bugs]
         table = {}
         for bug, result in pending:
