@@ -15,7 +15,7 @@ from tests.postgres import database
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SIZE: Final = 50_000
+SIZE: Final = 100_000
 HISTORIES: Final = ["never looked at", "vacuumed when they were empty", "vacuumed in vain when all was dead"]
 
 Faults = dict[str, list[str]]
@@ -56,7 +56,7 @@ def test_what_is_planned_on_full_tables_is_right_with_statistics(full: Faults) -
     assert full["planned after ANALYZE"] == []
 
 
-def test_taking_a_job_touches_as_many_pages_after_50_000_others_as_after_none() -> None:
+def test_taking_a_job_touches_as_many_pages_after_100_000_others_as_after_none() -> None:
     with database() as url:
         leave_statistics_alone(url)
         before = reserved(url)

@@ -45,8 +45,9 @@ APART: Final = (
 POSTGRES: Final = sorted(f"tests/{each.name}" for each in (ROOT / "tests").glob("test_postgres*.py"))
 FAULTS: Final = [f"tests/test_postgres_{each}.py" for each in ("crash", "cuts", "faults", "listening")]
 LOADS: Final = [
-    f"tests/test_postgres_{each}.py" for each in ("bulk", "days", "errors", "failover", "outage", "plans", "retention")
+    f"tests/test_postgres_{each}.py" for each in ("bulk", "days", "errors", "failover", "outage", "retention")
 ]
+PLANS: Final = "tests/test_postgres_plans.py"
 CRASHES: Final = "tests/worker/test_crashes.py"
 ENDINGS: Final = [
     f"tests/worker/test_{each}.py"
@@ -67,8 +68,9 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "simulation": [["pytest", "tests/test_simulation.py"]],
         "stores": [["pytest", "tests/conformance"]],
         "parity": [["pytest", "tests/parity"]],
-        "postgres": [["pytest", *(each for each in POSTGRES if each not in {*FAULTS, *LOADS})]],
+        "postgres": [["pytest", *(each for each in POSTGRES if each not in {*FAULTS, *LOADS, PLANS})]],
         "loads": [["pytest", *LOADS]],
+        "plans": [["pytest", PLANS]],
         "faults": [["pytest", *FAULTS]],
         "system": [["python", "-m", "tools.system_postgres"]],
         "worker": [["pytest", "tests/worker", *(f"--ignore={each}" for each in (CRASHES, *ENDINGS))]],
