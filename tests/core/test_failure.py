@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from taskharbor.core.decide import Retry
 from taskharbor.core.errors import JobTimedOut
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id
@@ -276,6 +277,31 @@ def test_a_recursion_has_one_fingerprint_however_deep_it_went() -> None:
         raise ValueError
 
     assert fingerprint(lambda: down(3)) == fingerprint(lambda: down(30))
+
+
+def named(module: str, function: str) -> Callable[[Callable[[], object]], None]:
+    """Return a function that calls another one, as if it stood in *module*."""
+    place: dict[str, Any] = {"__name__": module}
+    exec(f"def {function}(call):\n    call()", place)
+    found: Callable[[Callable[[], object]], None] = place[function]
+    return found
+
+
+def test_frames_of_taskharbor_are_not_in_the_fingerprint() -> None:
+    before, after = named("taskharbor.worker.executor", "_call_plain"), named("taskharbor", "run_sync")
+
+    assert fingerprint(lambda: before(reject)) == fingerprint(lambda: after(reject)) == fingerprint(lambda: [reject()])
+
+
+def test_frames_of_a_package_with_a_similar_name_are_in_the_fingerprint() -> None:
+    plugin, other = named("taskharbor_shop.mail", "send"), named("taskharbor_shop.mail", "deliver")
+
+    assert fingerprint(lambda: plugin(reject)) != fingerprint(lambda: other(reject))
+
+
+@pytest.mark.parametrize("error", [Retry("later"), JobTimedOut(new_job_id(), timedelta(minutes=1))])
+def test_errors_of_taskharbor_are_stored_without_the_name_of_their_module(error: Exception) -> None:
+    assert Failure.of(error).type == f"taskharbor.{type(error).__name__}"
 
 
 def test_a_failure_reads_as_its_kind_and_its_words() -> None:

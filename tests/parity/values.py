@@ -63,7 +63,7 @@ dues = st.one_of(
 )
 batches = st.lists(st.tuples(new_jobs, dues), min_size=1, max_size=2)
 
-_TIMED_OUT: Final = Failure(type="taskharbor.core.errors.JobTimedOut", message="too long")
+_TIMED_OUT: Final = Failure(type="taskharbor.JobTimedOut", message="too long")
 failures = st.sampled_from([BOOM, None, _TIMED_OUT, Failure(message="no type"), Failure()])
 outcomes = st.one_of(
     st.builds(Outcome.retry, after=delays, failure=failures),

@@ -103,7 +103,7 @@ def test_a_return_after_the_timeout_is_no_success_even_before_the_next_heartbeat
     assert outcome is not None
     assert (outcome.event, outcome.failure and outcome.failure.type) == (
         Event.RETRY,
-        "taskharbor.core.errors.JobTimedOut",
+        "taskharbor.JobTimedOut",
     )
 
 

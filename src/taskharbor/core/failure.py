@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.errors import JobTimedOut
 from taskharbor.core.text import storable
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Failure:
         return ": ".join(filter(None, (self.type, self.message)))
 
 
-_TIMED_OUT: Final = f"{JobTimedOut.__module__}.{JobTimedOut.__qualname__}"
+_TIMED_OUT: Final = "taskharbor.JobTimedOut"
 
 
 def _first(*ways: Callable[[], str]) -> str:
@@ -68,16 +67,26 @@ def _first(*ways: Callable[[], str]) -> str:
 
 def _type_name(error: BaseException) -> str:
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    # Stored, and hashed below: it must not change when a module of ours is renamed.
+    module = "taskharbor" if _is_ours(kind.__module__) else kind.__module__
+    return f"{module}.{kind.__qualname__}"
+
+
+def _is_ours(module: object) -> bool:
+    return isinstance(module, str) and f"{module}.".startswith("taskharbor.")
 
 
 def _fingerprint(name: str, error: BaseException) -> str:
     """Hash the kind of error and the functions it passed through, each once.
 
-    Not the lines, which change with every deploy, nor the depth of a recursion.
+    Not the lines, which change with every deploy, nor the depth of a recursion, nor functions of
+    TaskHarbor itself: an upgrade must not split a group of dead letters.
     """
     places = [
-        f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
+        f"{module}.{frame.f_code.co_qualname}"
         for frame, _ in traceback.walk_tb(error.__traceback__)
+        if not _is_ours(module := frame.f_globals.get("__name__"))
     ]
     return hashlib.sha256("\n".join([name, *dict.fromkeys(places)]).encode(errors="replace")).hexdigest()[:16]
