@@ -1,7 +1,6 @@
 """Makes memory stores that differ from the memory store in one small thing. No file is touched.
 
-The edits stand in ``differences.txt``, in the form of `tests.planted.bugs`; each applies
-to the one module of the memory driver that holds its text. The edited modules are
+The edits stand in ``differences.txt``, in the form of `tests.planted.bugs`. The edited modules are
 loaded under a package name of their own, beside the true ones, and share the core.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -32,15 +30,7 @@ FOLDER: Final = Path(memory.__path__[0])
 
 
 def all_differences() -> list[Bug]:
-    return [replace(bug, module=_home(bug)) for bug in read(Path(__file__).with_name("differences.txt"))]
-
-
-def _home(bug: Bug) -> str:
-    """Return the module that holds all that *bug* replaces."""
-    homes = [file.stem for file in FOLDER.glob("*.py") if all(old in file.read_text() for old, _ in bug.edits)]
-    if len(homes) != 1:
-        raise LookupError(f"{bug.name}: its text stands in {homes or 'no module'}")
-    return homes[0]
+    return list(read(Path(__file__).with_name("differences.txt")))
 
 
 def differing(difference: Bug) -> Callable[[], Subject]:
@@ -72,7 +62,7 @@ class Finder:
         if package != ALIAS:
             return None
         file = str(FOLDER / f"{module or '__init__'}.py")
-        loader = Loader(fullname, file, self._difference if module == self._difference.module else None)
+        loader = Loader(fullname, file, self._difference if f"{TRUE}.{module}" == self._difference.module else None)
         folders = None if module else [str(FOLDER)]
         return importlib.util.spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=folders)
 

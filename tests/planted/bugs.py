@@ -5,24 +5,28 @@ They stand in folders by what must catch them: ``kit``, its ``paging``, ``racing
 tests/joining/test_refused.py), or the module's own tests. There is one file for each module of TaskHarbor::
 
     # a delay is ignored
+    @ insert_jobs
     -new.scheduled_for or now + new.delay
     +new.scheduled_for or now
 
 A line ``> test_name`` before the edits names the test that must catch it: a whole file may take long.
-What the ``-`` lines say stands exactly once in the module, and gives way to the ``+``
-lines. A bug may have several such edits.
+A line ``@ Class.method`` names the definition that is edited, in whichever module it is. What the ``-`` lines
+say stands exactly once in it, and gives way to the ``+`` lines. A bug may have several such edits.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.planted.definitions import find
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.planted.definitions import Definition
 
 HERE: Final = Path(__file__).parent
 KIT: Final = ("kit", "paging", "racing", "soaking")
@@ -34,19 +38,30 @@ MESSAGES: Final = "messages"
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    definition: str
+    old: str
+    new: str
+
+    def found(self) -> Definition:
+        return find(self.definition, self.old)
+
+
+@dataclass(frozen=True, slots=True)
 class Bug:
     name: str
     module: str
     tests: str
-    edits: tuple[tuple[str, str], ...]
+    edits: tuple[Edit, ...]
     by: str | None = None
     """The test that must catch it, by its name or its node; any of its file, if there is none."""
 
     def planted_in(self, source: str) -> str:
-        for old, new in self.edits:
-            if source.count(old) != 1:
-                raise LookupError(f"{self.name}: {old!r} stands {source.count(old)} times in {self.module}")
-            source = source.replace(old, new)
+        # From the end, so that what was found first is still where it was found.
+        for edit in sorted(self.edits, key=lambda edit: edit.found().start, reverse=True):
+            found = edit.found()
+            at = source.index(edit.old, found.start)
+            source = source[:at] + edit.new + source[at + len(edit.old) :]
         return source
 
 
@@ -58,17 +73,15 @@ def read(file: Path) -> Iterator[Bug]:
     for block in re.split(r"\n(?=# )", file.read_text()):
         name, *lines = block.strip("\n").split("\n")
         by = lines.pop(0).removeprefix("> ") if lines[0].startswith("> ") else None
-        yield Bug(name.removeprefix("# "), f"taskharbor.{file.stem}", file.parent.name, tuple(_edits(lines)), by)
+        edits = tuple(_edits(lines))
+        modules = {edit.found().module for edit in edits}
+        if len(modules) != 1:
+            raise LookupError(f"{name!r} edits {modules or 'nothing'}")
+        yield Bug(name.removeprefix("# "), modules.pop(), file.parent.name, edits, by)
 
 
-def _edits(lines: list[str]) -> Iterator[tuple[str, str]]:
-    old = ""
-    for sign, group in groupby(lines, key=lambda line: line[0]):
-        text = "\n".join(line[1:] for line in group)
-        if sign == "+":
-            yield old, text
-            old = ""
-        else:
-            old = text
-    if old:
-        yield old, ""
+def _edits(lines: list[str]) -> Iterator[Edit]:
+    for part in re.split(r"^@ ", "\n".join(lines), flags=re.MULTILINE)[1:]:
+        definition, *changes = part.rstrip("\n").split("\n")
+        old, new = ("\n".join(line[1:] for line in changes if line[0] == sign) for sign in "-+")
+        yield Edit(definition, old, new)

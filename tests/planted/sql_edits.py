@@ -13,6 +13,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Final
 
+from tests.planted.definitions import definitions_in
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -28,12 +30,14 @@ class SqlEdit:
     file: str
     start: int
     end: int
+    place: str
+    """The constant or function that it is in; of a migration, its name."""
     text: str
-    """The beginning of what is left out; numbered if the file has it more than once."""
+    """The beginning of what is left out; numbered if its place has it more than once."""
 
     @property
     def name(self) -> str:
-        return f"{self.file}: {self.text}"
+        return f"{self.store} {self.place}: {self.text}"
 
     @property
     def store(self) -> str:
@@ -60,13 +64,16 @@ def _files(store: str) -> list[Path]:
 
 
 def edits_of(file: Path) -> Iterator[SqlEdit]:
-    source = file.read_text("utf-8")
-    seen: Counter[str] = Counter()
-    for start, end in sorted(_spans(_without_comments(source, is_sql=file.suffix == ".sql"))):
+    source, is_sql = file.read_text("utf-8"), file.suffix == ".sql"
+    places = [] if is_sql else [*definitions_in(file)]
+    seen: Counter[tuple[str, str]] = Counter()
+    for start, end in sorted(_spans(_without_comments(source, is_sql=is_sql))):
+        around = [each for each in places if each.start <= start and end <= each.end]
+        place = file.stem if is_sql else min(around, key=lambda each: len(each.text)).name
         text = shorten(source[start:end], LONGEST_NAME, placeholder=" …")
-        seen[text] += 1
-        numbered = text if seen[text] == 1 else f"{text} #{seen[text]}"
-        yield SqlEdit(file.relative_to(DRIVERS).as_posix(), start, end, numbered)
+        seen[place, text] += 1
+        numbered = text if seen[place, text] == 1 else f"{text} #{seen[place, text]}"
+        yield SqlEdit(file.relative_to(DRIVERS).as_posix(), start, end, place, numbered)
 
 
 def _spans(source: str) -> Iterator[tuple[int, int]]:
