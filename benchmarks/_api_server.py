@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.api import create_app
-from taskharbor.api.serving import Server, listening
+from taskharbor.api.serving import ApiServer, open_socket
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def application(url: str) -> FastAPI:
 
 
 def main() -> None:
-    with listening("127.0.0.1", 0) as sock:
+    with open_socket("127.0.0.1", 0) as sock:
         print(sock.getsockname()[1], flush=True)
-        Server(application(sys.argv[1])).run(sockets=[sock])
+        ApiServer(application(sys.argv[1])).run(sockets=[sock])
 
 
 if __name__ == "__main__":

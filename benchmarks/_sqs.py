@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.delivery.transport import DEAD_EVENTS, QueueShape
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, QueueSpec
 from tests.delivery.subjects import KEYS, REGION
 from tests.delivery.test_endpoint import control
 
@@ -34,8 +34,8 @@ def transport_to(url: str, *, visibility: timedelta) -> Iterator[SqsTransport]:
     """Give a transport to the endpoint at *url*, where all queues are made."""
     with closing(SqsTransport(endpoint_url=url, region=REGION)) as transport:
         keep = timedelta(days=1)
-        transport.ensure(
-            [QueueShape(name=name, visibility=visibility, retention=keep) for name in (QUEUE, DEAD_EVENTS)]
+        transport.ensure_queues(
+            [QueueSpec(name=name, visibility=visibility, retention=keep) for name in (QUEUE, DEAD_EVENTS_QUEUE)]
         )
         yield transport
 

@@ -23,8 +23,8 @@ from taskharbor.core.answers import Settlement
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
-from taskharbor.keys import issue
-from taskharbor.testing.postgres import Server
+from taskharbor.keys import issue_key
+from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,11 +59,11 @@ def figures() -> dict[str, object]:
 def measured(*, jobs: int, dead: int, pairs: int, creates: int, reads: int) -> dict[str, object]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        Server.start(Path(folder), durable=True) as server,
+        PostgresServer.start(Path(folder), durable=True) as server,
         store(server) as (driver, url),
     ):
-        key = issue("benchmark", ["jobs:read", "jobs:write"], now=driver.inspector.now())
-        driver.control.put_keys([key.key])
+        key = issue_key("benchmark", ["jobs:read", "jobs:write"], now=driver.inspector.now())
+        driver.control.add_keys([key.key])
         with served(url) as port:
             site = Site(port, key.text)
             cost = [(site.cpu_of("/v1/jobs", creates), site.cpu_of("/empty", creates)) for _ in range(pairs)]
@@ -79,18 +79,20 @@ def grow(driver: PostgresDriver, jobs: int, dead: int) -> None:
     """Fill the store: dead letters, finished jobs, and a tenth that waits."""
     boom = Failure(type="ValueError", message="boom", fingerprint="f00d")
     fill(driver, dead)
-    while claims := driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=500, patience=LEASE):
+    while claims := driver.reserve(
+        "default", token=new_token(), worker="w", lease=LEASE, limit=500, overdue_after=LEASE
+    ):
         driver.settle([Settlement(claim.lease, Outcome.fail("hopeless", failure=boom)) for claim in claims])
     for _ in range(0, jobs - dead - jobs // 10, 100_000):
         fill(driver, min(100_000, jobs))
         drain(driver, 500)
     fill(driver, jobs // 10)
-    driver.upkeep.roll_up(keep=timedelta(days=7))
+    driver.maintenance.roll_up(keep=timedelta(days=7))
 
 
 def read_all(site: Site, driver: PostgresDriver, url: str, reads: int) -> dict[str, object]:
     execute(url, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
-    claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
+    claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     return {path: read_one(site, url, path.replace("{id}", str(claims[0].job.id)), reads) for path in PATHS}
 
 

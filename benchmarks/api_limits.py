@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.postgres import store
 from taskharbor import Client, JobRequest
-from taskharbor.keys import issue
-from taskharbor.testing.postgres import Server
+from taskharbor.keys import issue_key
+from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ TIMEOUT_SECONDS: Final = 30.0
 
 
 def figures() -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=False) as server:
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder), durable=False) as server:
         small, large = (list_peak(server, size) for size in (SMALL_BYTES, LARGE_BYTES))
         with store(server) as (driver, url):
             site = Site(url, key_of(driver))
@@ -57,7 +57,7 @@ def figures() -> dict[str, object]:
             }
 
 
-def list_peak(server: Server, size: int) -> float:
+def list_peak(server: PostgresServer, size: int) -> float:
     """Return the peak MB of a server that listed jobs of *size* once."""
     with store(server) as (driver, url):
         for _ in range(JOBS // 10):
@@ -70,8 +70,8 @@ def list_peak(server: Server, size: int) -> float:
 
 
 def key_of(driver: PostgresDriver) -> str:
-    issued = issue("benchmark", ["jobs:read", "jobs:write"], now=driver.inspector.now())
-    driver.control.put_keys([issued.key])
+    issued = issue_key("benchmark", ["jobs:read", "jobs:write"], now=driver.inspector.now())
+    driver.control.add_keys([issued.key])
     return issued.text
 
 

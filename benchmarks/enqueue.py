@@ -25,7 +25,7 @@ from uuid import uuid4
 from benchmarks import _postgres_raw as raw
 from benchmarks.postgres import store
 from taskharbor import Client, JobRequest
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,11 +47,11 @@ INSERT: Final = """
 
 
 def figures() -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=True) as server:
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder), durable=True) as server:
         return {f"{CALLERS} callers": many(server), "one caller": one(server)}
 
 
-def many(server: Server) -> dict[str, object]:
+def many(server: PostgresServer) -> dict[str, object]:
     with store(server) as (driver, url), ExitStack() as open_ones, ThreadPoolExecutor(CALLERS) as pool:
         connections = [open_ones.enter_context(raw.connect(url)) for _ in range(CALLERS)]
         client = Client(driver)
@@ -64,7 +64,7 @@ def many(server: Server) -> dict[str, object]:
         return compared(sides, CALLERS * EACH, driver)
 
 
-def one(server: Server) -> dict[str, object]:
+def one(server: PostgresServer) -> dict[str, object]:
     with store(server) as (driver, url), raw.connect(url) as db:
         client = Client(driver)
         return compared({"client": lambda: enqueue(client, LONE), "raw": lambda: insert(db, LONE)}, LONE, driver)

@@ -13,7 +13,7 @@ import psycopg
 
 from benchmarks.postgres import store
 from taskharbor import Harbor
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ LIMIT: Final = 30.0  # seconds; what is waited for comes within milliseconds
 def figures() -> dict[str, object]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        Server.start(Path(folder), durable=True) as server,
+        PostgresServer.start(Path(folder), durable=True) as server,
         store(server) as (_, url),
         Harbor(url) as harbor,
         psycopg.connect(url) as db,

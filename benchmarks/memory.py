@@ -71,7 +71,7 @@ def cycle(batch: int) -> float:
             worker="w",
             lease=LEASE,
             limit=batch,
-            patience=LEASE,
+            overdue_after=LEASE,
         )
         driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
 

@@ -24,9 +24,9 @@ from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.address import Address
+from taskharbor.drivers.postgres.address import ServerAddress
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ PAYLOAD = b'{"name":"Ada"}'
 
 
 def figures() -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=True) as server:
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder), durable=True) as server:
         return {
             "drained jobs a second": {f"batch {batch}": beside_raw(server, batch) for batch in JOBS},
             f"bulk insert of {BULK:,}": bulk_insert(server),
@@ -53,7 +53,7 @@ def figures() -> dict[str, object]:
         }
 
 
-def beside_raw(server: Server, batch: int) -> dict[str, float]:
+def beside_raw(server: PostgresServer, batch: int) -> dict[str, float]:
     with store(server) as (driver, url), closing(raw.connect(url)) as db:
         count = JOBS[batch]
         pairs = [
@@ -89,7 +89,7 @@ class WrongCount(Exception):
 def drain(driver: PostgresDriver, batch: int, *, most: int | None = None) -> int:
     done = 0
     while most is None or done < most:
-        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=batch, patience=LEASE)
+        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=batch, overdue_after=LEASE)
         if not claims:
             return done
         done += len(driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims]))
@@ -105,7 +105,7 @@ def new_job() -> NewJob:
     return NewJob(id=new_job_id(), type="greet", queue="default", payload=PAYLOAD, created_at=NOW, max_attempts=3)
 
 
-def bulk_insert(server: Server) -> dict[str, object]:
+def bulk_insert(server: PostgresServer) -> dict[str, object]:
     """From requests to committed rows, beside a COPY of rows that are ready, and one that makes ids and JSON itself."""
     with store(server) as (driver, url), closing(raw.connect(url)) as db:
         client = Client(driver)
@@ -142,7 +142,7 @@ def bulk_pair(
     return BULK / ours, BULK / (time.perf_counter() - start)
 
 
-def with_history(server: Server) -> dict[str, object]:
+def with_history(server: PostgresServer) -> dict[str, object]:
     """Compare a database full of finished jobs with an empty one: in rate, and in what a job touches."""
     with store(server) as (full, full_url), store(server) as (empty, empty_url):
         while (done := finished(full_url)) < FINISHED:
@@ -180,11 +180,11 @@ def touched(driver: PostgresDriver, url: str) -> tuple[float, float, float]:
     return count / seconds, buffers / count, wal / count
 
 
-def under_snapshot(server: Server) -> dict[str, float]:
+def under_snapshot(server: PostgresServer) -> dict[str, float]:
     return compared([last_and_first(server) for _ in range(SNAPSHOTS)], "last tenth", "first tenth")
 
 
-def last_and_first(server: Server) -> tuple[float, float]:
+def last_and_first(server: PostgresServer) -> tuple[float, float]:
     """Return the rates of a drain's last tenth and of its first, while somebody's old snapshot is open.
 
     VACUUM can remove nothing then. It comes by before the last tenth, as it would by itself sooner or later: what it
@@ -211,9 +211,9 @@ def tenth(driver: PostgresDriver) -> float:
 
 
 @contextmanager
-def store(server: Server) -> Iterator[tuple[PostgresDriver, str]]:
+def store(server: PostgresServer) -> Iterator[tuple[PostgresDriver, str]]:
     url = server.database(f"bench_{new_token().hex}")
-    migrate.up(PostgresSchema(Address(url=url)), MIGRATIONS)
+    migrate.migrate_up(PostgresSchema(ServerAddress(url=url)), MIGRATIONS)
     with closing(PostgresDriver(url, deadline=timedelta(seconds=60))) as driver:
         yield driver, url
 

@@ -22,11 +22,11 @@ from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.address import Address
+from taskharbor.drivers.postgres.address import ServerAddress
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
-from taskharbor.janitor import MINUTES_KEPT, RETENTION, Janitor
+from taskharbor.janitor import RETENTION, STATS_RETENTION, Janitor
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 
 JOBS: Final = 5_000_000
 KEYED: Final = 50
@@ -66,8 +66,8 @@ FILL_COUNTS: Final = """
 
 
 def figures(jobs: int = JOBS) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder)) as server:
-        migrate.up(PostgresSchema(Address(url=server.url)), MIGRATIONS)
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder)) as server:
+        migrate.migrate_up(PostgresSchema(ServerAddress(url=server.url)), MIGRATIONS)
         leaf = fill(server.url, jobs)
         with closing(PostgresDriver(server.url)) as driver, Finishing(server.url) as finishing:
             finishing.wait(QUIET_SECONDS)
@@ -104,7 +104,7 @@ def fill(url: str, jobs: int) -> str:
 
 def prune_day(driver: PostgresDriver, url: str, leaf: str) -> list[float]:
     """Do the duty of pruning until the day is gone, and return how many seconds each took."""
-    janitor = Janitor(ThreadRuntime(plain=1), driver, lease=LEASE)
+    janitor = Janitor(ThreadRuntime(sync_threads=1), driver, lease=LEASE)
     _, prune = janitor._duties["prune"]  # noqa: SLF001  without the minute between two of them
     seconds: list[float] = []
     with psycopg.connect(url, autocommit=True) as db:
@@ -119,7 +119,7 @@ def prune_day(driver: PostgresDriver, url: str, leaf: str) -> list[float]:
 
 def check(url: str) -> None:
     with closing(PostgresDriver(url)) as driver:
-        driver.upkeep.roll_up(keep=MINUTES_KEPT)
+        driver.maintenance.roll_up(keep=STATS_RETENTION)
     with psycopg.connect(url) as db:
         query = """
             SELECT (SELECT count(*) FROM th_keys), (SELECT count(*) FROM th_attempts), (SELECT count(*) FROM th_outbox),
@@ -169,7 +169,7 @@ class Finishing:
             )
             self._driver.insert([job])
             claims = self._driver.reserve(
-                "default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE
+                "default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE
             )
             start = time.monotonic()
             self._driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])

@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.testing.simulation import EXPECTED, EXPECTED_OF_MESSAGES, judge_all
+from taskharbor.testing.simulation import REQUIRED_COVERAGE, REQUIRED_MESSAGE_COVERAGE, run_seeds
 
 if TYPE_CHECKING:
-    from taskharbor.testing.simulation import Mode, Verdict
+    from taskharbor.testing.simulation import Mode, SeedReport
 
 SECONDS: Final = 300.0
 BATCH: Final = 1_000
@@ -21,8 +21,8 @@ FIRST: Final = 1_000_000  # not those that every run of the tests goes through
 
 def figures(seconds: float = SECONDS, first: int = FIRST) -> dict[str, object]:
     return {
-        "polling": _worlds("polling", seconds / 2, first, EXPECTED),
-        "by messages": _worlds("sqs", seconds / 2, first, EXPECTED_OF_MESSAGES),
+        "polling": _worlds("polling", seconds / 2, first, REQUIRED_COVERAGE),
+        "by messages": _worlds("sqs", seconds / 2, first, REQUIRED_MESSAGE_COVERAGE),
     }
 
 
@@ -30,7 +30,7 @@ def _worlds(mode: Mode, seconds: float, first: int, expected: frozenset[str]) ->
     start = time.monotonic()
     tally = Tally()
     while time.monotonic() - start < seconds:
-        for verdict in judge_all(range(first + tally.worlds, first + tally.worlds + BATCH), mode):
+        for verdict in run_seeds(range(first + tally.worlds, first + tally.worlds + BATCH), mode):
             tally.take(verdict)
     if missing := expected - set(tally.seen):
         raise RuntimeError(f"never seen: {sorted(missing)}")
@@ -54,7 +54,7 @@ class Tally:
         self.faults: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
 
-    def take(self, verdict: Verdict) -> None:
+    def take(self, verdict: SeedReport) -> None:
         if verdict.violations:
             raise RuntimeError(str(verdict))
         self.worlds += 1

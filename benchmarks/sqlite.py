@@ -72,7 +72,7 @@ def ours(driver: SqliteDriver, batch: int) -> float:
         jobs = [new_job() for _ in range(batch)]
         start = time.perf_counter()
         driver.insert(jobs)
-        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=batch, patience=LEASE)
+        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=batch, overdue_after=LEASE)
         driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
         took += time.perf_counter() - start
     return JOBS[batch] / took

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import NewJob
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.listening import LOOK, SqliteListener, Watch
-from taskharbor.drivers.sqlite.ringing import Bell
+from taskharbor.drivers.sqlite.listening import DATA_VERSION_POLL, ChangeWatch, SqliteListener
+from taskharbor.drivers.sqlite.ringing import SqliteNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,15 +40,15 @@ def figures() -> dict[str, object]:
                 "microseconds": costs(file),
                 "seconds of CPU in an hour of waiting": {
                     f"a look every {look.total_seconds() * 1_000:g} ms": cpu_per_hour(file, look)
-                    for look in (LOOK, timedelta(milliseconds=10), timedelta(milliseconds=1))
+                    for look in (DATA_VERSION_POLL, timedelta(milliseconds=10), timedelta(milliseconds=1))
                 },
             }
 
 
 def latencies(driver: SqliteDriver, file: Path) -> dict[str, object]:
-    bell = Bell(file)
+    bell = SqliteNotifier(file)
     with closing(sqlite3.connect(file)) as db:
-        joined = driver.joined(db)
+        joined = driver.join(db)
 
         def commit() -> int:
             joined.insert([new_job()])
@@ -57,12 +57,12 @@ def latencies(driver: SqliteDriver, file: Path) -> dict[str, object]:
 
         return {
             "from the ring until wait returns": heard(
-                file, lambda: begun(lambda: bell.ring([new_job()], now=0)), ROUNDS
+                file, lambda: begun(lambda: bell.notify([new_job()], now=0)), ROUNDS
             ),
             "from the call of insert, with its commit": heard(
                 file, lambda: begun(lambda: driver.insert([new_job()])), ROUNDS
             ),
-            "from a commit that cannot ring": heard(file, commit, ROUNDS_BY_LOOKING, pause=LOOK),
+            "from a commit that cannot ring": heard(file, commit, ROUNDS_BY_LOOKING, pause=DATA_VERSION_POLL),
         }
 
 
@@ -104,14 +104,14 @@ def listen(file: Path, there: Connection, rounds: int) -> None:
 
 
 def costs(file: Path) -> dict[str, float]:
-    bell, jobs = Bell(file), [new_job()]
-    with closing(Watch(file, every=LOOK)) as watch:
-        taken = {"a ring that nobody listens to": microseconds(lambda: bell.ring(jobs, now=0))}
+    bell, jobs = SqliteNotifier(file), [new_job()]
+    with closing(ChangeWatch(file, every=DATA_VERSION_POLL)) as watch:
+        taken = {"a ring that nobody listens to": microseconds(lambda: bell.notify(jobs, now=0))}
         with ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(closing(SqliteListener(file, ["default"])))
-            taken["a ring for four listeners"] = microseconds(lambda: bell.ring(jobs, now=0))
-        return taken | {"a look at the file": microseconds(watch.look)}
+            taken["a ring for four listeners"] = microseconds(lambda: bell.notify(jobs, now=0))
+        return taken | {"a look at the file": microseconds(watch.check)}
 
 
 def microseconds(call: Callable[[], object]) -> float:

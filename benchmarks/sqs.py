@@ -24,8 +24,8 @@ from benchmarks.worker_memory import Count
 from taskharbor import Client, JobRequest
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.service import tuned
-from taskharbor.testing.postgres import Server
+from taskharbor.service import tuned_interpreter
+from taskharbor.testing.postgres import PostgresServer
 from taskharbor.worker import Worker
 from tests.delivery.subjects import REGION, raw_client
 from tests.delivery.test_endpoint import process
@@ -55,8 +55,8 @@ def figures() -> dict[str, object]:
     with (
         _sqs.credentials(),
         tempfile.TemporaryDirectory() as folder,
-        Server.start(Path(folder), durable=True) as server,
-        tuned(),
+        PostgresServer.start(Path(folder), durable=True) as server,
+        tuned_interpreter(),
     ):
         with process() as (_, url):
             calls, drained = calls_for_each_job(server, url)
@@ -77,13 +77,13 @@ def figures() -> dict[str, object]:
     }
 
 
-def calls_for_each_job(server: Server, url: str) -> tuple[dict[str, float], int]:
+def calls_for_each_job(server: PostgresServer, url: str) -> tuple[dict[str, float], int]:
     """Return how often SQS is called for a job where there are many, by the endpoint's own count, and jobs a second."""
     with store(server) as (driver, _), _sqs.transport_to(url, visibility=VISIBILITY) as transport:
         before = _sqs.asked(url)
         fill(driver, JOBS)
         send_all(driver, transport, JOBS)
-        worker = Worker(driver, concurrency=CONCURRENCY, transport=transport, wait=timedelta(0), janitor=False)
+        worker = Worker(driver, concurrency=CONCURRENCY, transport=transport, receive_wait=timedelta(0), janitor=False)
         worker.register("greet", nothing)
         start = time.perf_counter()
         worker.drain()
@@ -96,13 +96,13 @@ def calls_for_each_job(server: Server, url: str) -> tuple[dict[str, float], int]
     return {**rates, "in all": round(sum(calls.values()) / JOBS, 3)}, drained
 
 
-def beside_raw(server: Server, url: str) -> dict[str, float]:
+def beside_raw(server: PostgresServer, url: str) -> dict[str, float]:
     """Return how many messages the enqueuer sends in a second, and how many a loop that knows no store."""
     with _sqs.transport_to(url, visibility=VISIBILITY) as transport:
         return compared([sent_both_ways(server, url, transport) for _ in range(SENDS)], "enqueuer", "raw boto3 loop")
 
 
-def sent_both_ways(server: Server, url: str, transport: SqsTransport) -> tuple[float, float]:
+def sent_both_ways(server: PostgresServer, url: str, transport: SqsTransport) -> tuple[float, float]:
     # A store of its own for each turn: in an older one jobs would be due to be sent again.
     with store(server) as (driver, _), closing(raw_client(url)) as sqs:
         fill(driver, SENT)
@@ -120,7 +120,9 @@ def rate(send: Callable[[], None]) -> float:
 
 
 def send_all(driver: PostgresDriver, transport: SqsTransport, count: int) -> None:
-    enqueuer = DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=[_sqs.QUEUE], unclaimed=2 * count)
+    enqueuer = DueTaskEnqueuer(
+        ThreadRuntime(sync_threads=1), driver, transport, queues=[_sqs.QUEUE], max_unclaimed=2 * count
+    )
     wanted = transport.calls["SendMessageBatch"] + count // TENS
     enqueuer.start()
     try:
@@ -142,7 +144,7 @@ def send_by_hand(sqs: Any) -> None:
         )
 
 
-def both_modes(server: Server, url: str) -> dict[str, Any]:
+def both_modes(server: PostgresServer, url: str) -> dict[str, Any]:
     """Run the same jobs by polling and by messages, each mode on a store of its own, in turns."""
     with (
         store(server) as (polled, _),

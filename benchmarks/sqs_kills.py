@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import _sqs
 from taskharbor.core.states import FINAL, Status
-from taskharbor.deadletters import LOCK
-from taskharbor.delivery.transport import DEAD_EVENTS
+from taskharbor.deadletters import OUTBOX_LOCK
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
 from tests.delivery.test_endpoint import control, process
 from tests.waiting import wait_until
 from tests.worker.fleet import LIMIT, Fleet
@@ -55,7 +55,7 @@ def figures(jobs: int = JOBS) -> dict[str, object]:
         took = _kill_until_done(Load(fleet, jobs), crew)
         cleared = wait_until(lambda: _sqs.depth(url) == 0, limit=LIMIT)
         assert cleared <= 2 * VISIBILITY.total_seconds() + RECEIVE, f"messages stayed for {cleared:.1f} s"
-        wait_until(lambda: not _untold(fleet), limit=LIMIT + LOCK.total_seconds())
+        wait_until(lambda: not _untold(fleet), limit=LIMIT + OUTBOX_LOCK.total_seconds())
         crew.end()
         happened = control(url, {})["happened"]
         return {
@@ -156,7 +156,7 @@ def _deaths(fleet: Fleet, transport: SqsTransport, *, most_lost: int) -> dict[st
 
 def _events(transport: SqsTransport) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
-    while found := transport.receive(DEAD_EVENTS, most=10, wait=timedelta(0), visibility=timedelta(minutes=10)):
+    while found := transport.receive(DEAD_EVENTS_QUEUE, most=10, wait=timedelta(0), visibility=timedelta(minutes=10)):
         events = [json.loads(each.body) for each in found]
         told += [(event["event_id"], event["job_id"]) for event in events]
     return told

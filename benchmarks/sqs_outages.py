@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks._sqs import credentials
 from benchmarks.postgres import store
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.delivery.test_outages import bypass, die, die_unheard, do_without, outlive, scene_at
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ATTEMPTS: Final = 20
 
 
 def figures() -> dict[str, object]:
-    with credentials(), tempfile.TemporaryDirectory() as folder, Server.start(Path(folder)) as server:
+    with credentials(), tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder)) as server:
         measured: dict[str, object] = {}
         with _scene(server) as scene:
             measured["stopped for a minute"] = outlive(scene, seconds=AWAY, jobs=HANDS)
@@ -45,6 +45,6 @@ def figures() -> dict[str, object]:
 
 
 @contextmanager
-def _scene(server: Server) -> Iterator[Scene]:
+def _scene(server: PostgresServer) -> Iterator[Scene]:
     with store(server) as (_, url), scene_at(url) as scene:
         yield scene

@@ -28,7 +28,7 @@ from benchmarks._storage.crowd import Order, together
 from benchmarks._storage.load import PAYLOAD, PINS, Worker, connect
 from benchmarks._storage.meter import Meter, leftovers
 from benchmarks._storage.sql import BACKLOG
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ SERVER: Final = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
 
 
 def figures(scale: float = 1.0, only: str = "") -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), settings=SERVER) as server:
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder), settings=SERVER) as server:
         bench = Bench(server=server, scale=scale, rounds=ROUNDS if scale >= 1 else 3)
         return {
             "conditions": {

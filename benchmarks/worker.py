@@ -15,8 +15,8 @@ from benchmarks import _postgres_raw as raw
 from benchmarks.postgres import compared, store
 from taskharbor import Client, JobRequest
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.service import tuned
-from taskharbor.testing.postgres import Server
+from taskharbor.service import tuned_interpreter
+from taskharbor.testing.postgres import PostgresServer
 from taskharbor.worker import Worker
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TIMEOUT = timedelta(seconds=30)
 
 
 def figures() -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder, Server.start(Path(folder), durable=True) as server:
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder), durable=True) as server:
         return {
             "jobs a second, async handlers, concurrency 1,000": beside_raw(server, nothing, 1_000, JOBS),
             "jobs a second, async handlers, concurrency 16": beside_raw(server, nothing, 16, JOBS // 10),
@@ -50,7 +50,7 @@ def nothing_plain(_job: Any) -> None:
     """The same, in a thread."""
 
 
-def beside_raw(server: Server, handler: Callable[..., Any], concurrency: int, count: int) -> dict[str, float]:
+def beside_raw(server: PostgresServer, handler: Callable[..., Any], concurrency: int, count: int) -> dict[str, float]:
     with store(server) as (driver, url), closing(raw.connect(url)) as db:
         pairs = [(worked(driver, handler, concurrency, count), looped(driver, db, count)) for _ in range(PAIRS)]
     return compared(pairs, "worker", "raw loop")
@@ -61,7 +61,7 @@ def worked(driver: PostgresDriver, handler: Callable[..., Any], concurrency: int
     worker = Worker(driver, concurrency=concurrency, janitor=False)
     worker.register("greet", handler)
     start = time.perf_counter()
-    with tuned():  # as `Worker.run` is, which owns its process
+    with tuned_interpreter():  # as `Worker.run` is, which owns its process
         worker.drain()
     return count / (time.perf_counter() - start)
 
@@ -79,7 +79,7 @@ def fill(driver: PostgresDriver, count: int) -> None:
         client.enqueue_many(JobRequest(type="greet", timeout=TIMEOUT) for _ in range(min(count, 10_000)))
 
 
-def start_latency(server: Server) -> dict[str, dict[str, float]]:
+def start_latency(server: PostgresServer) -> dict[str, dict[str, float]]:
     """From before the call that enqueues to the first line of the handler; bare: INSERT, NOTIFY, LISTEN, claim.
 
     A worker hears at once of what its own driver stores, and by NOTIFY of what is stored elsewhere.

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 ROUNDS: Final = 3  # at the first, second and third call of each verb
-RARE: Final = ("prune", "forget_audit", "forget_workers")  # once a minute: at the first call only
-SENDS: Final = ("dispatch", "dispatched")  # what an enqueuer calls
+RARE: Final = ("prune", "prune_audit", "prune_workers")  # once a minute: at the first call only
+SENDS: Final = ("dispatch", "record_dispatch")  # what an enqueuer calls
 FAULTS: Final = {"duplicate": 0.5}  # what is declined is a message of a job that is done
 DYING: Final = 4  # jobs in every twenty, where events of deaths are sent
 AT_ONCE: Final = 6  # doomed workers: more of them, and two cores do nothing but start Python

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from benchmarks.postgres import store
 from benchmarks.worker import fill
-from taskharbor.service import tuned
-from taskharbor.testing.postgres import Server
+from taskharbor.service import tuned_interpreter
+from taskharbor.testing.postgres import PostgresServer
 from taskharbor.worker import Worker
 
 ROUNDS: Final = 10
@@ -25,9 +25,9 @@ FLAT: Final = 1.05
 def figures() -> dict[str, object]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        Server.start(Path(folder), durable=True) as server,
+        PostgresServer.start(Path(folder), durable=True) as server,
         store(server) as (driver, _),
-        tuned(),
+        tuned_interpreter(),
     ):
         worker, done = Worker(driver, concurrency=1_000), Count()
         worker.register("greet", done.handle)

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.delivery.sqs import PREFIX, SqsTransport
-from taskharbor.delivery.transport import DEAD_EVENTS, TransportUnavailable
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, TransportUnavailable
 from taskharbor.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class Alerts:
 
     def tick(self, wait: timedelta = WAIT) -> int:
         """Take what there is, and return how many events were new."""
-        deliveries = self._transport.receive(DEAD_EVENTS, most=10, wait=wait, visibility=VISIBILITY)
+        deliveries = self._transport.receive(DEAD_EVENTS_QUEUE, most=10, wait=wait, visibility=VISIBILITY)
         new = sum(self._take(event) for delivery in deliveries if (event := read(delivery.body)) is not None)
-        self._transport.delete(DEAD_EVENTS, [delivery.receipt for delivery in deliveries])
+        self._transport.delete(DEAD_EVENTS_QUEUE, [delivery.receipt_handle for delivery in deliveries])
         return new
 
     def _take(self, event: dict[str, Any]) -> bool:

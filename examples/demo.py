@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from taskharbor.cli.root import root, run
+from taskharbor.cli.root import cli, run
 
 if __name__ == "__main__":
-    sys.exit(run(root, ["demo", *sys.argv[1:]]))
+    sys.exit(run(cli, ["demo", *sys.argv[1:]]))

@@ -142,7 +142,7 @@ def watched(url: str) -> Iterator[Watched]:
     driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1)  # one connection: no plan escapes
     watching = Watched(driver)
     try:
-        for connections in (driver._connections, driver._beating):  # noqa: SLF001  the notices are the connection's
+        for connections in (driver._connections, driver._heartbeat_connection):  # noqa: SLF001  the notices are the connection's
             with connections.connection() as db:
                 db.add_notice_handler(watching.hear)
         yield watching
@@ -188,7 +188,7 @@ def _take(watching: Watched) -> list[Claim]:
 
     def reserve(queue: str = "default", limit: int = BATCH) -> list[Claim]:
         return driver.reserve(
-            queue, token=new_token(), worker="worker", lease=LEASE, limit=limit, patience=PATIENCE, types=None
+            queue, token=new_token(), worker="worker", lease=LEASE, limit=limit, overdue_after=PATIENCE, types=None
         )
 
     claims = run("reserve from the head", reserve)
@@ -196,7 +196,7 @@ def _take(watching: Watched) -> list[Claim]:
     run("take over", lambda: reserve("idle"))
     run("extend", lambda: driver.extend([*(claim.lease for claim in claims), nobodys()], lease=LEASE))
     notes = [(lease, Progress(1)) for lease in [*(claim.lease for claim in claims), nobodys()]]
-    run("note progress", lambda: driver.note_progress(notes))
+    run("note progress", lambda: driver.save_progress(notes))
     return claims
 
 
@@ -223,22 +223,22 @@ def _deliver(watching: Watched) -> None:
         driver.claim(job_ids, queue="mail", token=new_token(), worker="worker", lease=LEASE)
 
     dispatches = run("dispatch", lambda: driver.dispatch("mail", limit=BATCH, lock=LOCK, unclaimed=10 * MANY))
-    run("due in", lambda: driver.inspector.due_in("mail"))
-    run("sent", lambda: driver.dispatched([Sent(each, RESEND) for each in dispatches[:30]]))
-    run("unsent", lambda: driver.dispatched([Unsent(each) for each in dispatches[30:40]]))
-    run("declined", lambda: driver.dispatched([Declined(each.job_id, each.seq) for each in dispatches[40:]]))
+    run("due in", lambda: driver.inspector.next_due_in("mail"))
+    run("sent", lambda: driver.record_dispatch([Sent(each, RESEND) for each in dispatches[:30]]))
+    run("unsent", lambda: driver.record_dispatch([Unsent(each) for each in dispatches[30:40]]))
+    run("declined", lambda: driver.record_dispatch([Declined(each.job_id, each.seq) for each in dispatches[40:]]))
     ids = [each.job_id for each in dispatches[:10]]
     run("claim", lambda: claim(*ids, new_job_id()))
     run("claim what is leased", lambda: claim(*ids))
 
 
 def _keep(watching: Watched, claims: list[Claim]) -> None:
-    upkeep, run = watching.driver.upkeep, watching.run
+    upkeep, run = watching.driver.maintenance, watching.run
     run("expire", lambda: upkeep.expire(limit=BATCH))
     run("bury", lambda: upkeep.bury(limit=BATCH))
-    rows = run("outbox take", lambda: upkeep.outbox_take(limit=BATCH, lock=LOCK))
-    run("outbox done", lambda: upkeep.outbox_done([Published(row.event.event_id) for row in rows]))
-    close = partial(upkeep.outbox_close, "no publisher", unseen_for=-LOCK, older_than=LOCK, limit=BATCH)
+    rows = run("outbox take", lambda: upkeep.claim_outbox(limit=BATCH, lock=LOCK))
+    run("outbox done", lambda: upkeep.settle_outbox([Published(row.event.event_id) for row in rows]))
+    close = partial(upkeep.close_outbox, "no publisher", unseen_for=-LOCK, older_than=LOCK, limit=BATCH)
     run("outbox close", close)
     run("outbox close of some", lambda: close(job_ids=[row.event.job_id for row in rows] or [new_job_id()]))
     run("publisher seen at", watching.driver.inspector.publisher_seen_at)
@@ -257,13 +257,13 @@ def _operate(watching: Watched) -> None:
     run("cancel", lambda: driver.cancel(ids))
     token = new_token()
     for verb in ("requeue", "requeue twice"):
-        run(verb, lambda: driver.requeue(ids, token=token, budget=1, by="ops", why="fixed"))
+        run(verb, lambda: driver.requeue(ids, token=token, budget=1, by="ops", reason="fixed"))
 
 
 def _show(watching: Watched) -> None:
     """Read what a page for people shows."""
     inspector, run = watching.driver.inspector, watching.run
-    watching.driver.upkeep.roll_up(keep=timedelta(days=1))
+    watching.driver.maintenance.roll_up(keep=timedelta(days=1))
     nobodys_type = JobFilter(type="unknown")
     page = run("find", lambda: inspector.find(nobodys_type, limit=BATCH))
     run("find below", lambda: inspector.find(nobodys_type, limit=BATCH, after=page.after or new_job_id()))
@@ -271,20 +271,20 @@ def _show(watching: Watched) -> None:
         asked = JobFilter(statuses=frozenset(statuses), tag=("tenant", "7"))
         run("find by state and tag", partial(inspector.find, asked, limit=BATCH))
     run("find by fingerprint", lambda: inspector.find(JobFilter(queue="x", fingerprint="f00d"), limit=BATCH))
-    run("by key", lambda: inspector.by_key("1"))
-    run("dead groups", lambda: inspector.dead_groups(limit=BATCH))
+    run("by key", lambda: inspector.find_by_key("1"))
+    run("dead groups", lambda: inspector.dead_letter_groups(limit=BATCH))
     run("queues", inspector.queues)
-    run("finished", lambda: inspector.finished(since=NOW - timedelta(hours=1)))
+    run("finished", lambda: inspector.finished_counts(since=NOW - timedelta(hours=1)))
     run("workers", inspector.workers)
 
 
 def _audit(watching: Watched) -> None:
     driver, run = watching.driver, watching.run
     entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target=str(n)) for n in range(BATCH)]
-    run("record", lambda: driver.control.record(entries))
+    run("record", lambda: driver.control.record_audit(entries))
     told = run("audit", lambda: driver.inspector.audit(limit=BATCH))
     run("audit below", lambda: driver.inspector.audit(limit=BATCH, before=told[-1].id))
-    run("forget audit", lambda: driver.upkeep.forget_audit(older_than=timedelta(0), limit=BATCH))
+    run("forget audit", lambda: driver.maintenance.prune_audit(older_than=timedelta(0), limit=BATCH))
     run("keys", lambda: driver.inspector.keys(["k1"]))
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import psycopg
 
 from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres.address import Address
+from taskharbor.drivers.postgres.address import ServerAddress
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,11 +84,11 @@ def _shared(version: int) -> str:
 
 
 @cache
-def server() -> Server:
+def server() -> PostgresServer:
     if running := os.environ.get(SHARED):  # noqa: TID251  tests are told by it what to run on
         return _borrowed(int(running.partition("/")[0]))
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-postgres-"))
-    started = Server.start(folder)
+    started = PostgresServer.start(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(started.stop)
     return started
@@ -101,19 +101,19 @@ def _template(version: int) -> str:
     if given and version == NEWEST:
         return given
     name = f"template_{os.getpid()}_{version}"
-    migrate.up(schema_at(server().database(name)), MIGRATIONS[:version])
+    migrate.migrate_up(schema_at(server().database(name)), MIGRATIONS[:version])
     return name
 
 
-def _borrowed(port: int) -> Server:
+def _borrowed(port: int) -> PostgresServer:
     """Return a server that another process started, and stops."""
-    running: Any = object.__new__(Server)
+    running: Any = object.__new__(PostgresServer)
     running._port = port  # noqa: SLF001  nothing else is known of it here
     running.url = running._url("postgres")  # noqa: SLF001  as above
     with psycopg.connect(running.url) as db:
         running.version = db.info.server_version
-    return cast("Server", running)
+    return cast("PostgresServer", running)
 
 
 def schema_at(url: str, *, schema: str = "public") -> PostgresSchema:
-    return PostgresSchema(Address(url=url, schema=schema))
+    return PostgresSchema(ServerAddress(url=url, schema=schema))

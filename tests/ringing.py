@@ -6,13 +6,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.client import Client
-from taskharbor.core.messages import Message, body
+from taskharbor.core.messages import Message, encode_message
 from taskharbor.core.request import JobRequest
-from taskharbor.delivery.transport import Outgoing
+from taskharbor.delivery.transport import OutgoingMessage
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.testing.simulation.queue_service import QueueService
-from taskharbor.testing.simulation.run import StoreClock
+from taskharbor.testing.simulation.run import SimulatedClock
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
 from taskharbor.worker import Worker
@@ -35,7 +35,7 @@ ROUND: Final = 5.0
 class Rig:
     def __init__(self, seed: int = 1) -> None:
         self.world = World(seed)
-        self.driver = MemoryDriver(clock=StoreClock(self.world))
+        self.driver = MemoryDriver(clock=SimulatedClock(self.world))
         self.service = QueueService(lambda: self.world.now)
         self.failed: list[BaseException] = []
 
@@ -43,13 +43,13 @@ class Rig:
         return SimulatedRuntime(Process(self.world, name), failed=lambda _part, error: self.failed.append(error))
 
     def enqueuer(self, driver: Driver | None = None, **options: Any) -> DueTaskEnqueuer:
-        given = {"queues": ["default"], "lock": LOCK, "first": FIRST, "cap": CAP, **options}
+        given = {"queues": ["default"], "lock": LOCK, "resend_after": FIRST, "max_resend": CAP, **options}
         return DueTaskEnqueuer(self.runtime("e"), driver or self.driver, self.service, **given)
 
     def worker(
         self, handlers: Mapping[str, Callable[..., Any]], driver: Driver | None = None, **options: Any
     ) -> Worker:
-        given = {"lease": LEASE, "visibility": VISIBILITY, "patience": FIRST, "name": "w", **options}
+        given = {"lease": LEASE, "visibility": VISIBILITY, "overdue_after": FIRST, "name": "w", **options}
         runtime = self.runtime("w")
         worker = Worker(driver or self.driver, transport=self.service, runtime=runtime, **given)
         for job_type, handler in handlers.items():
@@ -58,7 +58,7 @@ class Rig:
         return worker
 
     def enqueue(self, **fields: Any) -> JobId:
-        client = Client(self.driver, clock=StoreClock(self.world), ids=self.world.job_id)
+        client = Client(self.driver, clock=SimulatedClock(self.world), ids=self.world.job_id)
         return client.enqueue(JobRequest(**{"type": "run", **fields})).id
 
     def job(self, job_id: JobId) -> Job:
@@ -66,10 +66,10 @@ class Rig:
 
     def ring(self, job_id: JobId, *, seq: int | None = None, queue: str = "default") -> None:
         """Send a message as anybody could, at any time."""
-        self.say(body(Message(job_id, self.job(job_id).sends if seq is None else seq)), queue=queue)
+        self.say(encode_message(Message(job_id, self.job(job_id).sends if seq is None else seq)), queue=queue)
 
     def say(self, text: str, *, queue: str = "default") -> None:
-        self.service.send(queue, [Outgoing(text)])
+        self.service.send(queue, [OutgoingMessage(text)])
 
     def run(self, seconds: float = ROUND) -> None:
         self.world.run(seconds)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver, Status, awaiting
-from taskharbor.awaiting import Watcher
+from taskharbor.awaiting import JobWatcher
 from taskharbor.core.answers import Settlement
 from taskharbor.core.errors import JobNotFound, ResultTimeout, StoreUnavailable
 from taskharbor.core.ids import new_job_id, new_token
@@ -71,8 +71,8 @@ def window(driver: MemoryDriver) -> Window:
 
 
 @pytest.fixture
-def watcher(window: Window) -> Iterator[Watcher]:
-    with closing(Watcher(window)) as watcher:
+def watcher(window: Window) -> Iterator[JobWatcher]:
+    with closing(JobWatcher(window)) as watcher:
         yield watcher
 
 
@@ -88,7 +88,7 @@ def enqueued(driver: Driver) -> JobId:
 
 def claimed(driver: Driver, *, count: int = 1) -> list[Claim]:
     token = new_token()
-    return driver.reserve("default", token=token, worker="w", lease=LONG, limit=count, patience=LONG)
+    return driver.reserve("default", token=token, worker="w", lease=LONG, limit=count, overdue_after=LONG)
 
 
 def done(driver: Driver, *, count: int = 1) -> None:
@@ -109,7 +109,7 @@ def watchers() -> int:
 
 @pytest.mark.parametrize("ends_before", [True, False])
 def test_a_wait_ends_with_the_job(
-    driver: MemoryDriver, window: Window, watcher: Watcher, pool: ThreadPoolExecutor, ends_before: bool
+    driver: MemoryDriver, window: Window, watcher: JobWatcher, pool: ThreadPoolExecutor, ends_before: bool
 ) -> None:
     job_id = enqueued(driver)
     if ends_before:
@@ -126,7 +126,7 @@ def test_a_wait_ends_with_the_job(
 
 
 @pytest.mark.parametrize("end", [Outcome.ack(), Outcome.fail("broken"), Outcome.cancel()])
-def test_every_final_state_ends_a_wait(driver: MemoryDriver, watcher: Watcher, end: Outcome) -> None:
+def test_every_final_state_ends_a_wait(driver: MemoryDriver, watcher: JobWatcher, end: Outcome) -> None:
     job_id = enqueued(driver)
     [claim] = claimed(driver)
     driver.settle([Settlement(claim.lease, end)])
@@ -135,7 +135,9 @@ def test_every_final_state_ends_a_wait(driver: MemoryDriver, watcher: Watcher, e
     assert run(watcher.await_final(job_id, LONG)).status.is_final
 
 
-def test_a_job_that_does_not_end_in_time_goes_on_and_the_waiter_is_told(driver: MemoryDriver, watcher: Watcher) -> None:
+def test_a_job_that_does_not_end_in_time_goes_on_and_the_waiter_is_told(
+    driver: MemoryDriver, watcher: JobWatcher
+) -> None:
     job_id = enqueued(driver)
 
     with pytest.raises(ResultTimeout) as caught:
@@ -147,7 +149,7 @@ def test_a_job_that_does_not_end_in_time_goes_on_and_the_waiter_is_told(driver: 
 
 
 @pytest.mark.parametrize("timeout", [timedelta(0), timedelta(seconds=-1)])
-def test_a_timeout_of_nothing_is_over_at_once(driver: MemoryDriver, watcher: Watcher, timeout: timedelta) -> None:
+def test_a_timeout_of_nothing_is_over_at_once(driver: MemoryDriver, watcher: JobWatcher, timeout: timedelta) -> None:
     job_id = enqueued(driver)
 
     with pytest.raises(ResultTimeout):
@@ -156,7 +158,7 @@ def test_a_timeout_of_nothing_is_over_at_once(driver: MemoryDriver, watcher: Wat
         run(watcher.await_final(job_id, timeout))
 
 
-def test_a_job_that_is_not_there_is_not_waited_for(watcher: Watcher) -> None:
+def test_a_job_that_is_not_there_is_not_waited_for(watcher: JobWatcher) -> None:
     with pytest.raises(JobNotFound):
         watcher.wait(new_job_id(), LONG)
     with pytest.raises(JobNotFound):
@@ -164,7 +166,7 @@ def test_a_job_that_is_not_there_is_not_waited_for(watcher: Watcher) -> None:
 
 
 def test_a_thousand_waits_take_one_thread_and_few_statements(
-    driver: MemoryDriver, window: Window, watcher: Watcher
+    driver: MemoryDriver, window: Window, watcher: JobWatcher
 ) -> None:
     Client(driver).enqueue_many(JobRequest(type="greet") for _ in range(1_000))
     claims = claimed(driver, count=1_000)
@@ -183,11 +185,11 @@ def test_a_thousand_waits_take_one_thread_and_few_statements(
 
     assert {job.id for job in jobs} == {claim.job.id for claim in claims}
     assert threads == [1]
-    assert max(window.asked) <= awaiting.MOST
+    assert max(window.asked) <= awaiting.MAX_POLL_JOBS
     assert statements[0] < 30
 
 
-def test_payloads_are_read_once_when_a_job_has_ended(driver: MemoryDriver, window: Window, watcher: Watcher) -> None:
+def test_payloads_are_read_once_when_a_job_has_ended(driver: MemoryDriver, window: Window, watcher: JobWatcher) -> None:
     first, second = enqueued(driver), enqueued(driver)
 
     async def wait_for_both() -> tuple[Job, JobSummary]:
@@ -204,7 +206,7 @@ def test_payloads_are_read_once_when_a_job_has_ended(driver: MemoryDriver, windo
 
 
 def test_a_job_removed_before_its_payload_is_read_is_not_found(
-    driver: MemoryDriver, window: Window, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+    driver: MemoryDriver, window: Window, watcher: JobWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = enqueued(driver)
     driver.cancel([job_id])
@@ -215,7 +217,7 @@ def test_a_job_removed_before_its_payload_is_read_is_not_found(
 
 
 def test_waiters_that_come_one_after_the_other_are_looked_after_together_in_the_end(
-    driver: MemoryDriver, window: Window, watcher: Watcher
+    driver: MemoryDriver, window: Window, watcher: JobWatcher
 ) -> None:
     jobs = [enqueued(driver) for _ in range(50)]
 
@@ -232,7 +234,7 @@ def test_waiters_that_come_one_after_the_other_are_looked_after_together_in_the_
 
 
 def test_several_who_wait_for_one_job_are_one_id_to_the_store_and_are_all_told(
-    driver: MemoryDriver, window: Window, watcher: Watcher
+    driver: MemoryDriver, window: Window, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
 
@@ -249,7 +251,7 @@ def test_several_who_wait_for_one_job_are_one_id_to_the_store_and_are_all_told(
 
 
 def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
-    driver: MemoryDriver, window: Window, watcher: Watcher
+    driver: MemoryDriver, window: Window, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
     start = time.monotonic()
@@ -258,13 +260,13 @@ def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
         watcher.wait(job_id, timedelta(seconds=1))
 
     # After 10, 30, 70, 150, 310, 560 and 810 ms; a slow machine looks less often.
-    assert 1 <= len(window.asked) <= 7 + (time.monotonic() - start - 1) / awaiting.LONGEST
+    assert 1 <= len(window.asked) <= 7 + (time.monotonic() - start - 1) / awaiting.MAX_POLL_SECONDS
 
 
 def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
-    driver: MemoryDriver, window: Window, watcher: Watcher, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    driver: MemoryDriver, window: Window, watcher: JobWatcher, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(awaiting, "LONGEST", LIMIT)
+    monkeypatch.setattr(awaiting, "MAX_POLL_SECONDS", LIMIT)
     never, soon = enqueued(driver), enqueued(driver)
     waiting = pool.submit(watcher.wait, never, LONG)
     wait_until(lambda: len(window.asked) >= 7)  # the next look is 1.28 s away
@@ -279,7 +281,7 @@ def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
 
 
 def test_a_store_out_of_reach_is_borne_until_the_waiters_own_time_is_over(
-    driver: MemoryDriver, window: Window, watcher: Watcher, pool: ThreadPoolExecutor
+    driver: MemoryDriver, window: Window, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
     done(driver)
@@ -297,7 +299,7 @@ def test_a_store_out_of_reach_is_borne_until_the_waiters_own_time_is_over(
     assert patient.result(LIMIT).status is Status.SUCCEEDED
 
 
-def test_an_error_of_another_kind_is_told_at_once(driver: MemoryDriver, window: Window, watcher: Watcher) -> None:
+def test_an_error_of_another_kind_is_told_at_once(driver: MemoryDriver, window: Window, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
     window.error = ValueError("odd")
 
@@ -307,7 +309,7 @@ def test_an_error_of_another_kind_is_told_at_once(driver: MemoryDriver, window: 
         run(watcher.await_final(job_id, LONG))
 
 
-def test_the_thread_is_there_only_while_somebody_waits(driver: MemoryDriver, watcher: Watcher) -> None:
+def test_the_thread_is_there_only_while_somebody_waits(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
     done(driver)
 
@@ -317,7 +319,7 @@ def test_the_thread_is_there_only_while_somebody_waits(driver: MemoryDriver, wat
         wait_until(lambda: watchers() == 0)
 
 
-def test_a_cancelled_wait_is_forgotten(driver: MemoryDriver, watcher: Watcher) -> None:
+def test_a_cancelled_wait_is_forgotten(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
 
     async def wait_and_cancel() -> None:
@@ -331,7 +333,7 @@ def test_a_cancelled_wait_is_forgotten(driver: MemoryDriver, watcher: Watcher) -
 
 
 def test_closing_tells_whoever_waits_and_whoever_comes_later(
-    driver: MemoryDriver, window: Window, watcher: Watcher, pool: ThreadPoolExecutor
+    driver: MemoryDriver, window: Window, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
     waiting = pool.submit(watcher.wait, job_id, LONG)
@@ -347,7 +349,7 @@ def test_closing_tells_whoever_waits_and_whoever_comes_later(
 
 
 def test_coroutines_of_two_event_loops_wait_at_one_watcher(
-    driver: MemoryDriver, window: Window, watcher: Watcher, pool: ThreadPoolExecutor
+    driver: MemoryDriver, window: Window, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
 
@@ -360,7 +362,7 @@ def test_coroutines_of_two_event_loops_wait_at_one_watcher(
 
 def test_a_child_of_a_fork_has_a_watcher_of_its_own(pool: ThreadPoolExecutor) -> None:
     with closing(PostgresDriver(emptied())) as driver:
-        watcher = Watcher(driver.inspector)
+        watcher = JobWatcher(driver.inspector)
         first, second = enqueued(driver), enqueued(driver)
         waiting = pool.submit(watcher.wait, first, LONG)
         wait_until(lambda: watchers() == 1)
@@ -372,7 +374,9 @@ def test_a_child_of_a_fork_has_a_watcher_of_its_own(pool: ThreadPoolExecutor) ->
         assert code == 0
 
 
-def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(driver: MemoryDriver, watcher: Watcher) -> None:
+def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(
+    driver: MemoryDriver, watcher: JobWatcher
+) -> None:
     job_id = enqueued(driver)
 
     async def watch() -> list[tuple[Status, int | None]]:
@@ -383,7 +387,7 @@ def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(driver: Me
             if job.status is Status.PENDING:
                 claims += claimed(driver)
             elif job.progress is None:
-                driver.note_progress([(claims[0].lease, Progress(1, 2))])
+                driver.save_progress([(claims[0].lease, Progress(1, 2))])
             elif not job.status.is_final:
                 driver.settle([Settlement(claims[0].lease, Outcome.ack())])
         return seen
@@ -397,7 +401,7 @@ def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(driver: Me
 
 
 def test_that_a_lease_was_extended_is_no_news_to_whoever_watches(
-    driver: MemoryDriver, window: Window, watcher: Watcher
+    driver: MemoryDriver, window: Window, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
     [claim] = claimed(driver)
@@ -418,7 +422,7 @@ def test_that_a_lease_was_extended_is_no_news_to_whoever_watches(
 
 
 def test_watching_ends_in_time_and_tells_of_a_store_out_of_reach(
-    driver: MemoryDriver, window: Window, watcher: Watcher
+    driver: MemoryDriver, window: Window, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
 
@@ -432,7 +436,7 @@ def test_watching_ends_in_time_and_tells_of_a_store_out_of_reach(
 
 
 def test_waits_on_postgresql_end_with_the_job() -> None:
-    with closing(PostgresDriver(emptied())) as driver, closing(Watcher(driver.inspector)) as watcher:
+    with closing(PostgresDriver(emptied())) as driver, closing(JobWatcher(driver.inspector)) as watcher:
         jobs = [enqueued(driver) for _ in range(3)]
 
         async def wait_for_all() -> list[Job]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskharbor.core.codec import Codec
-    from taskharbor.core.facts import Fact
+    from taskharbor.core.facts import HookEvent
 
 HOUR: Final = timedelta(hours=1)
 NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -353,7 +353,7 @@ def holder(error: Exception) -> JobId | None:
 
 
 def test_a_hook_is_told_of_each_job_once_it_is_stored() -> None:
-    told: list[tuple[Fact, bool]] = []
+    told: list[tuple[HookEvent, bool]] = []
     harbour: Harbour = Harbour(hooks=[lambda fact: told.append((fact, bool(harbour.all())))])
 
     answer = harbour.enqueue(queue="mail")
@@ -363,7 +363,7 @@ def test_a_hook_is_told_of_each_job_once_it_is_stored() -> None:
 
 
 def test_a_hook_is_told_that_a_job_existed_and_nothing_of_a_refused_one() -> None:
-    told: list[Fact] = []
+    told: list[HookEvent] = []
     harbour = Harbour()
     held = harbour.enqueue(payload=1, idempotency_key="held")
     watched = Client(harbour.driver, clock=harbour.clock, hooks=[told.append])
@@ -377,9 +377,9 @@ def test_a_hook_is_told_that_a_job_existed_and_nothing_of_a_refused_one() -> Non
 def test_a_hook_that_breaks_is_logged_and_neither_the_job_nor_the_next_hook_is_harmed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[Fact] = []
+    told: list[HookEvent] = []
 
-    def broken(_fact: Fact) -> NoReturn:
+    def broken(_fact: HookEvent) -> NoReturn:
         raise RuntimeError("the metrics are down")
 
     harbour = Harbour(hooks=[broken, told.append])
@@ -550,7 +550,7 @@ def test_a_store_that_is_known_to_be_away_is_asked_once() -> None:
 
 @pytest.mark.parametrize(("error", "tries"), [(StoreUnavailable("no route"), 2), (OSError("broken pipe"), 1)])
 def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(error: Exception, tries: int) -> None:
-    told: list[Fact] = []
+    told: list[HookEvent] = []
     client = Client(Unreliable(*2 * tries * [error], commits=True), hooks=[told.append])
 
     with pytest.raises(type(error)) as alone:
@@ -692,7 +692,7 @@ def test_a_store_that_is_away_at_the_first_check_is_asked_again() -> None:
 def test_a_record_that_a_rollback_has_undone_is_made_again(tmp_path: Path) -> None:
     driver = SqliteDriver(tmp_path / "jobs.db")
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
-        client = Client(driver.joined(db), codec=ZipCodec())
+        client = Client(driver.join(db), codec=ZipCodec())
         client.enqueue(request())
         db.rollback()
         client.enqueue(request())

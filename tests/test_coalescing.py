@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from pathlib import Path
 
-    from taskharbor.core.facts import Fact
+    from taskharbor.core.facts import HookEvent
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
 
@@ -71,7 +71,9 @@ class Gated(PostgresDriver):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "PATIENCE", LIMIT)  # a slow machine must not look like a leader that is gone
+    monkeypatch.setattr(
+        line, "LEADER_TIMEOUT_SECONDS", LIMIT
+    )  # a slow machine must not look like a leader that is gone
 
 
 @pytest.fixture
@@ -215,7 +217,7 @@ def wait_for(callers: Sequence[Future[Enqueued]]) -> None:
 def test_a_batch_has_a_bounded_number_of_jobs(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "MOST", 10)
+    monkeypatch.setattr(batch, "MAX_BATCH_JOBS", 10)
     first, behind = gathered(client, driver, pool, *[request()] * 25)
 
     driver.may_go.set()
@@ -228,7 +230,7 @@ def test_a_batch_has_a_bounded_number_of_jobs(
 def test_a_batch_has_a_bounded_number_of_bytes_or_one_job(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "BYTES", 100)
+    monkeypatch.setattr(batch, "MAX_BATCH_BYTES", 100)
     payloads = ["small", "small", "x" * 90, "x" * 200, "small"]
     first, behind = gathered(client, driver, pool, *(request(payload=each) for each in payloads))
 
@@ -404,7 +406,7 @@ def test_ctrl_c_while_waiting_takes_the_job_back_and_holds_up_nobody(
 def test_a_signal_handler_that_enqueues_does_not_wait_for_the_leader_it_interrupted(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "PATIENCE", 0.05)
+    monkeypatch.setattr(line, "LEADER_TIMEOUT_SECONDS", 0.05)
     handled: list[Enqueued] = []
 
     def ring(interrupt: Callable[[], float]) -> None:
@@ -425,7 +427,7 @@ def test_a_leader_that_does_not_come_back_holds_up_those_behind_it_for_a_moment_
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, behind = gathered(client, driver, pool)
-    monkeypatch.setattr(line, "PATIENCE", 0.05)
+    monkeypatch.setattr(line, "LEADER_TIMEOUT_SECONDS", 0.05)
 
     behind = [pool.submit(client.enqueue, request()) for _ in range(3)]
 
@@ -435,9 +437,11 @@ def test_a_leader_that_does_not_come_back_holds_up_those_behind_it_for_a_moment_
 
 
 def test_who_is_never_answered_is_told_that_nobody_knows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "PATIENCE", 0.01)
-    monkeypatch.setattr(line, "GIVE_UP", 0.05)
-    monkeypatch.setattr(line.Line, "_has_room", lambda _: False)  # as if a leader had vanished, and kept its place
+    monkeypatch.setattr(line, "LEADER_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(line, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(
+        line.GroupCommit, "_has_room", lambda _: False
+    )  # as if a leader had vanished, and kept its place
 
     with pytest.raises(StoreUnavailable, match="was not heard of since"):
         client.enqueue(request())
@@ -461,7 +465,7 @@ def test_nobody_waits_for_a_key_that_somebody_elses_transaction_holds(driver: Ga
     client = Client(driver)
     driver.may_go.set()
     with psycopg.connect(emptied()) as db, db.transaction():
-        Client(driver.joined(db)).enqueue(request(idempotency_key="held"))
+        Client(driver.join(db)).enqueue(request(idempotency_key="held"))
         held = pool.submit(client.enqueue, request(idempotency_key="held"))
         wait_until(lambda: len(driver.batches) == 1)
 
@@ -473,7 +477,7 @@ def test_nobody_waits_for_a_key_that_somebody_elses_transaction_holds(driver: Ga
 
 
 def test_hooks_are_told_of_each_job_by_its_own_caller(driver: Gated, pool: ThreadPoolExecutor) -> None:
-    told: list[tuple[Fact, threading.Thread]] = []
+    told: list[tuple[HookEvent, threading.Thread]] = []
     client = Client(driver, hooks=[lambda fact: told.append((fact, threading.current_thread()))])
     first, behind = gathered(client, driver, pool, *[request()] * 3)
 
@@ -524,7 +528,7 @@ def test_a_job_enqueued_in_a_transaction_of_the_memory_store_is_taken_back_with_
 
 def test_a_client_in_a_transaction_that_a_driver_has_joined_inserts_in_it_and_at_once(driver: Gated) -> None:
     with psycopg.connect(emptied()) as db, db.transaction():
-        enqueued = Client(driver.joined(db)).enqueue(request())
+        enqueued = Client(driver.join(db)).enqueue(request())
 
         assert db.execute("SELECT id FROM th_jobs").fetchall() == [(enqueued.id,)]
         assert driver.stored() == []
@@ -661,7 +665,7 @@ def test_a_cancelled_coroutine_harms_no_other_one(client: Client, driver: Gated)
 
 
 def test_a_hook_is_told_of_a_job_that_is_stored_after_its_coroutine_was_cancelled(driver: Gated) -> None:
-    told: list[Fact] = []
+    told: list[HookEvent] = []
 
     async def enqueue_and_cancel(client: Client) -> None:
         task = asyncio.create_task(client.aenqueue(request()))
@@ -844,7 +848,7 @@ def test_closing_a_client_ends_its_threads_and_not_its_driver(driver: Gated) -> 
 def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves_and_come_back(
     client: Client, driver: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "IDLE", 0.01)
+    monkeypatch.setattr(crew, "IDLE_SECONDS", 0.01)
     driver.may_go.set()
 
     run(client.aenqueue(request()))

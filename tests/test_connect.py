@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskharbor.core.errors import UsageError
-from taskharbor.drivers.connect import NotAUrl, connect, masked, schema_of, store_of
+from taskharbor.drivers.connect import NotAUrl, connect, mask_url, schema_for, store_kind
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.drivers.migrate import up
+from taskharbor.drivers.migrate import migrate_up
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 
@@ -26,7 +26,7 @@ CANARY = "c4n4ry"
 def test_a_memory_url_opens_a_memory_store(url: str) -> None:
     driver = connect(url)
 
-    assert store_of(url) == "memory"
+    assert store_kind(url) == "memory"
     assert isinstance(driver, MemoryDriver)
 
 
@@ -41,7 +41,7 @@ def test_a_sqlite_url_opens_the_file_that_it_names(tmp_path: Path) -> None:
 
     driver = connect(url)
 
-    assert store_of(url) == "sqlite"
+    assert store_kind(url) == "sqlite"
     assert isinstance(driver, SqliteDriver)
     assert (tmp_path / "jobs.db").exists()
     driver.close()
@@ -63,10 +63,10 @@ def test_three_slashes_start_where_the_process_runs_and_a_fourth_is_the_root(
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub" if "{}" in url else tmp_path)
 
-    at_hand = schema_of(url.format(tmp_path))
+    at_hand = schema_for(url.format(tmp_path))
 
     assert at_hand is not None
-    up(*at_hand)
+    migrate_up(*at_hand)
     assert (tmp_path / file).exists()
 
 
@@ -95,7 +95,7 @@ def test_a_sqlite_url_with_a_password_is_refused_without_showing_it() -> None:
 
 
 def test_a_store_in_memory_has_no_schema() -> None:
-    assert schema_of("memory://") is None
+    assert schema_for("memory://") is None
 
 
 def test_no_driver_is_imported_before_its_store_is_opened() -> None:
@@ -114,7 +114,7 @@ def test_a_postgres_url_is_opened_without_connecting(scheme: str) -> None:
     driver = connect(f"{scheme}://app@127.0.0.1:1/app?schema=jobs&sslmode=disable&pooler=transaction")
 
     assert isinstance(driver, PostgresDriver)
-    assert store_of(f"{scheme}://db/app") == "postgres"
+    assert store_kind(f"{scheme}://db/app") == "postgres"
     driver.close()
 
 
@@ -200,7 +200,7 @@ def test_an_error_about_a_url_carries_no_password_to_wherever_errors_go() -> Non
     ],
 )
 def test_a_url_without_secrets_is_shown_as_it_is(url: str) -> None:
-    assert masked(url) == url
+    assert mask_url(url) == url
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_url_without_secrets_is_shown_as_it_is(url: str) -> None:
     ],
 )
 def test_passwords_and_secret_parameters_are_masked(url: str, shown: str) -> None:
-    assert masked(url.format(CANARY)) == shown
+    assert mask_url(url.format(CANARY)) == shown
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_passwords_and_secret_parameters_are_masked(url: str, shown: str) -> Non
     ],
 )
 def test_of_a_url_that_can_be_read_in_two_ways_only_the_scheme_is_shown(url: str) -> None:
-    assert masked(url.format(CANARY)) == "postgresql://***"
+    assert mask_url(url.format(CANARY)) == "postgresql://***"
 
 
 @given(st.text(), st.text())
@@ -252,7 +252,7 @@ def test_of_a_url_that_can_be_read_in_two_ways_only_the_scheme_is_shown(url: str
 def test_no_password_whatever_it_is_made_of_shows_through(before: str, after: str) -> None:
     url = f"postgresql://app:{before}{CANARY}{after}@db/app"
 
-    assert CANARY not in masked(url)
+    assert CANARY not in mask_url(url)
 
 
 @given(st.text(), st.text())
@@ -261,9 +261,9 @@ def test_no_password_whatever_it_is_made_of_shows_through(before: str, after: st
 def test_no_secret_parameter_whatever_it_is_made_of_shows_through(before: str, after: str) -> None:
     url = f"postgresql://db:5432/app?password={before}{CANARY}{after}&sslmode=require"
 
-    assert CANARY not in masked(url)
+    assert CANARY not in mask_url(url)
 
 
 @given(st.one_of(st.text(), st.text(":/@?&=#ab*%.pwd").map("postgresql://{}".format)))
 def test_masking_twice_is_masking_once(url: str) -> None:
-    assert masked(masked(url)) == masked(url)
+    assert mask_url(mask_url(url)) == mask_url(url)

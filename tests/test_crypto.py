@@ -114,12 +114,12 @@ UNREADABLE: Final[dict[str, tuple[bytes, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("data", "why"), UNREADABLE.values(), ids=UNREADABLE)
-def test_bytes_that_do_not_open_are_refused_with_a_reason(data: bytes, why: str) -> None:
+@pytest.mark.parametrize(("data", "reason"), UNREADABLE.values(), ids=UNREADABLE)
+def test_bytes_that_do_not_open_are_refused_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(PayloadNotDecodable) as caught:
         AesGcmCodec({"k": NEW}).decode(data, context=CONTEXT)
 
-    assert why in caught.value.why
+    assert reason in caught.value.reason
 
 
 UNFIT: Final[dict[str, tuple[dict[Any, Any], str]]] = {
@@ -135,12 +135,12 @@ UNFIT: Final[dict[str, tuple[dict[Any, Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize(("keys", "why"), UNFIT.values(), ids=UNFIT)
-def test_bad_keys_are_refused_at_once_and_never_shown(keys: dict[Any, Any], why: str) -> None:
+@pytest.mark.parametrize(("keys", "reason"), UNFIT.values(), ids=UNFIT)
+def test_bad_keys_are_refused_at_once_and_never_shown(keys: dict[Any, Any], reason: str) -> None:
     with pytest.raises(UsageError) as caught:
         AesGcmCodec(keys)
 
-    assert why in str(caught.value)
+    assert reason in str(caught.value)
     assert NEW[:15].decode() not in repr(caught.value)
 
 

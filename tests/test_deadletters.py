@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.deadletters import Relay, to_queue
-from taskharbor.delivery.transport import DEAD_EVENTS, Failed, TransportRefused
+from taskharbor.deadletters import OutboxRelay, publish_to
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, ItemFailure, TransportRefused
 from tests.ringing import Rig
 from tests.worker.working import Outage, meddled
 
@@ -25,7 +25,7 @@ def _dead(rig: Rig) -> JobId:
         raise ValueError("no such address")
 
     job_id = rig.enqueue(max_attempts=1)
-    worker = rig.worker({"run": fail}, dead_letters=None)
+    worker = rig.worker({"run": fail}, dead_letter_queue=None)
     rig.enqueuer().tick()
     rig.run()
     worker.begin_stop(timedelta(0))
@@ -39,13 +39,13 @@ def _event(rig: Rig, job_id: JobId) -> OutboxRow:
 
 
 def _told(rig: Rig) -> list[dict[str, object]]:
-    return [json.loads(copy.body) for copy in rig.service.queues.get(DEAD_EVENTS, [])]
+    return [json.loads(copy.body) for copy in rig.service.queues.get(DEAD_EVENTS_QUEUE, [])]
 
 
 def test_a_death_is_told_once_with_all_that_people_need() -> None:
     rig = Rig()
     job_id = _dead(rig)
-    relay = Relay(rig.driver, to_queue(rig.service))
+    relay = OutboxRelay(rig.driver, publish_to(rig.service))
 
     relay.tick()
     relay.tick()
@@ -71,7 +71,7 @@ def test_a_death_is_told_once_with_all_that_people_need() -> None:
 def test_what_could_not_be_told_is_told_later_under_the_same_id() -> None:
     rig = Rig()
     job_id = _dead(rig)
-    relay = Relay(rig.driver, to_queue(rig.service))
+    relay = OutboxRelay(rig.driver, publish_to(rig.service))
     rig.service.broken.add("send")
     pauses = []
     for _ in range(5):
@@ -90,10 +90,10 @@ def test_an_event_that_never_gets_through_is_given_up_with_its_reason() -> None:
     rig = Rig()
     job_id = _dead(rig)
 
-    def refuse(_events: Sequence[DeadTaskEvent]) -> Sequence[Failed | None]:
+    def refuse(_events: Sequence[DeadTaskEvent]) -> Sequence[ItemFailure | None]:
         raise TransportRefused("there is no queue", "make it")
 
-    relay = Relay(rig.driver, refuse, most=3)
+    relay = OutboxRelay(rig.driver, refuse, most=3)
     for _ in range(5):
         rig.run(relay.tick().total_seconds())
 
@@ -107,22 +107,22 @@ def test_an_event_that_would_be_refused_again_is_given_up_at_once_and_its_neighb
     rig = Rig()
     large, other = _dead(rig), _dead(rig)
 
-    def publish(events: Sequence[DeadTaskEvent]) -> Sequence[Failed | None]:
-        too_long = Failed("TooLong", "it is too long", is_ours=True)
+    def publish(events: Sequence[DeadTaskEvent]) -> Sequence[ItemFailure | None]:
+        too_long = ItemFailure("TooLong", "it is too long", is_permanent=True)
         return [too_long if event.job_id == large else None for event in events]
 
-    Relay(rig.driver, publish).tick()
+    OutboxRelay(rig.driver, publish).tick()
 
     assert _event(rig, large).given_up_at is not None
     assert _event(rig, other).published_at is not None
 
 
-@pytest.mark.parametrize("verb", ["outbox_take", "outbox_done"])
+@pytest.mark.parametrize("verb", ["claim_outbox", "settle_outbox"])
 def test_a_store_out_of_reach_is_asked_again_soon(verb: str) -> None:
     rig = Rig()
     job_id = _dead(rig)
     outage = Outage(verb)
-    relay = Relay(meddled(rig.driver, outage), to_queue(rig.service))
+    relay = OutboxRelay(meddled(rig.driver, outage), publish_to(rig.service))
     outage.is_on.set()
     assert relay.tick() == timedelta(seconds=1)
     outage.is_on.clear()
@@ -150,7 +150,7 @@ def test_a_death_is_told_at_once_by_the_worker_whose_job_it_was() -> None:
 
 def test_a_queue_for_dead_letters_that_is_away_does_not_keep_the_message_of_the_job() -> None:
     rig = Rig()
-    rig.service.broken.add(f"send {DEAD_EVENTS}")
+    rig.service.broken.add(f"send {DEAD_EVENTS_QUEUE}")
     job_id = _dead(rig)
     rig.worker({"run": lambda _job: None})
     rig.run()

@@ -12,7 +12,7 @@ import pytest
 
 from taskharbor.core.answers import Death
 from taskharbor.core.model import PUBLISHER_AWAY
-from taskharbor.core.outcome import SPENT, Outcome
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
 from taskharbor.core.states import Status
 from taskharbor.deadletters import close_unpublished, purge
 from taskharbor.drivers import migrate
@@ -22,7 +22,7 @@ from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.schema import MIGRATIONS as SQLITE_MIGRATIONS
 from taskharbor.drivers.sqlite.schema import SqliteSchema
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.subject import AGES, LEASE, LOCK, Subject
+from taskharbor.testing.conformance.subject import LEASE, LOCK, TEN_YEARS, Subject
 from tests.postgres import database, schema_at
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def subject_on(driver: Driver, clock: ManualClock) -> Subject:
 
 
 def test_on_the_schema_before_settings_events_are_published_and_none_is_closed(bare: str) -> None:
-    migrate.up(schema_at(bare), MIGRATIONS[:1])
+    migrate.migrate_up(schema_at(bare), MIGRATIONS[:1])
     clock = ManualClock(NOON)
     with closing(PostgresDriver(bare, clock=clock)) as driver:
-        driver.upkeep.roll_up(keep=AGES)
+        driver.maintenance.roll_up(keep=TEN_YEARS)
         subject = subject_on(driver, clock)
         job_id = subject.bring(Status.DEAD)
         subject.advance(PUBLISHER_AWAY)
@@ -65,13 +65,13 @@ def test_on_the_schema_before_settings_events_are_published_and_none_is_closed(b
         assert close_unpublished(driver, older_than=timedelta(0), limit=10) == 0
         assert driver.inspector.publisher_seen_at() is None
         assert purge(driver, [job_id], older_than=timedelta(0)).count == 0
-        assert [row.event.job_id for row in driver.upkeep.outbox_take(limit=10, lock=LOCK)] == [job_id]
+        assert [row.event.job_id for row in driver.maintenance.claim_outbox(limit=10, lock=LOCK)] == [job_id]
 
         spent = subject.insert(max_attempts=1)
         subject.take()
         subject.advance(LEASE)
-        [expired] = driver.upkeep.expire(limit=10)
-        death = Death(job_id=spent, type="greet", queue="default", life=1, attempt_count=1, reason=SPENT)
+        [expired] = driver.maintenance.expire(limit=10)
+        death = Death(job_id=spent, type="greet", queue="default", life=1, attempt_count=1, reason=ATTEMPTS_EXHAUSTED)
         assert expired.death == death
 
 
@@ -79,11 +79,11 @@ def test_on_the_schema_before_settings_events_are_published_and_none_is_closed(b
 def test_a_postgres_event_that_was_taken_before_the_migration_shows_that_there_is_a_publisher(
     attempts: int, bare: str
 ) -> None:
-    migrate.up(schema_at(bare), MIGRATIONS[:1])
+    migrate.migrate_up(schema_at(bare), MIGRATIONS[:1])
     with psycopg.connect(bare, autocommit=True) as db:
         db.execute(EVENT.format(job_id="gen_random_uuid()", at="now()", attempts=attempts).encode())
 
-    migrate.up(schema_at(bare), MIGRATIONS)
+    migrate.migrate_up(schema_at(bare), MIGRATIONS)
 
     with closing(PostgresDriver(bare)) as driver:
         check(driver, is_seen=attempts > 0)
@@ -94,7 +94,7 @@ def test_an_sqlite_event_that_was_taken_before_the_migration_shows_that_there_is
     attempts: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "jobs.db"
-    migrate.up(SqliteSchema(file), SQLITE_MIGRATIONS[:1])
+    migrate.migrate_up(SqliteSchema(file), SQLITE_MIGRATIONS[:1])
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         db.execute(EVENT.format(job_id="randomblob(16)", at=0, attempts=attempts))
 
@@ -112,7 +112,7 @@ def check(driver: Driver, *, is_seen: bool) -> None:
 def test_the_leaf_of_a_day_goes_although_one_of_its_jobs_died_once() -> None:
     clock = ManualClock(NOON)
     with database() as url, closing(PostgresDriver(url, clock=clock)) as driver:
-        driver.upkeep.roll_up(keep=AGES)
+        driver.maintenance.roll_up(keep=TEN_YEARS)
         subject = subject_on(driver, clock)
         job_id = subject.bring(Status.DEAD, idempotency_key="once")
         subject.requeue(job_id)
@@ -120,19 +120,19 @@ def test_the_leaf_of_a_day_goes_although_one_of_its_jobs_died_once() -> None:
         other = subject.bring(Status.SUCCEEDED)
         subject.advance(2 * DAY)
         held = driver.inspector.kept_by_events(older_than=DAY, limit=10)
-        while driver.upkeep.prune(older_than=DAY, limit=10):
+        while driver.maintenance.prune(older_than=DAY, limit=10):
             pass
         kept = set(driver.inspector.get([job_id, other]))
 
         close_unpublished(driver, older_than=timedelta(0), limit=10)
-        while driver.upkeep.prune(older_than=DAY, limit=10):
+        while driver.maintenance.prune(older_than=DAY, limit=10):
             pass
 
         assert held == [job_id]
         assert kept == {job_id}
         assert "th_jobs_finished_20300101" not in leaves(url)
         assert driver.inspector.get([job_id]) == {}
-        assert driver.inspector.by_key("once") == []
+        assert driver.inspector.find_by_key("once") == []
 
 
 def leaves(url: str) -> set[str]:
@@ -142,7 +142,7 @@ def leaves(url: str) -> set[str]:
 
 def test_an_event_that_another_transaction_holds_is_left_alone() -> None:
     with database() as url, closing(PostgresDriver(url, clock=(clock := ManualClock(NOON)))) as driver:
-        driver.upkeep.roll_up(keep=AGES)
+        driver.maintenance.roll_up(keep=TEN_YEARS)
         subject = subject_on(driver, clock)
         locked, free = (subject.bring(Status.DEAD) for _ in range(2))
         with psycopg.connect(url) as db:

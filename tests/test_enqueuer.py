@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.core.errors import StoreUnavailable, UsageError
-from taskharbor.core.messages import parse
+from taskharbor.core.messages import parse_message
 from taskharbor.core.states import Status
-from taskharbor.delivery.transport import Failed, TransportRefused
+from taskharbor.delivery.transport import ItemFailure, TransportRefused
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.enqueuer import GATHER, DueTaskEnqueuer
+from taskharbor.enqueuer import MIN_DUE_WAIT, DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from tests.ringing import CAP, FIRST, LOCK, Rig
 from tests.waiting import wait_until
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
-    from taskharbor.delivery.transport import Outgoing
+    from taskharbor.delivery.transport import OutgoingMessage
     from taskharbor.testing.simulation.queue_service import QueueService
 
 PERIOD = timedelta(seconds=1)
@@ -30,7 +30,7 @@ MOMENT = timedelta(microseconds=1)
 
 
 def _rung(rig: Rig, queue: str = "default") -> list[tuple[JobId, int]]:
-    messages = [parse(copy.body) for copy in rig.service.queues.get(queue, [])]
+    messages = [parse_message(copy.body) for copy in rig.service.queues.get(queue, [])]
     return [(message.job_id, message.seq) for message in messages if message is not None]
 
 
@@ -61,7 +61,11 @@ def test_a_job_is_not_sent_before_it_is_due() -> None:
 
 @pytest.mark.parametrize(
     ("delay", "pause"),
-    [(timedelta(seconds=30), PERIOD), (timedelta(milliseconds=300), timedelta(milliseconds=300)), (MOMENT, GATHER)],
+    [
+        (timedelta(seconds=30), PERIOD),
+        (timedelta(milliseconds=300), timedelta(milliseconds=300)),
+        (MOMENT, MIN_DUE_WAIT),
+    ],
     ids=str,
 )
 def test_it_rests_until_the_next_job_is_due_and_a_period_at_most(delay: timedelta, pause: timedelta) -> None:
@@ -105,7 +109,7 @@ def test_no_more_than_so_many_unclaimed_jobs_are_out_at_once() -> None:
     rig = Rig()
     for _ in range(30):
         rig.enqueue()
-    enqueuer = rig.enqueuer(unclaimed=12)
+    enqueuer = rig.enqueuer(max_unclaimed=12)
 
     for _ in range(3):
         enqueuer.tick()
@@ -160,8 +164,8 @@ def test_a_message_of_which_nothing_is_known_is_left_to_the_end_of_its_lock_too(
     rig = Rig()
 
     class Silent:
-        def send(self, _queue: str, messages: Sequence[Outgoing]) -> list[Any]:
-            return [Failed("Unanswered", "not mentioned", is_ours=False, is_unknown=True) for _ in messages]
+        def send(self, _queue: str, messages: Sequence[OutgoingMessage]) -> list[Any]:
+            return [ItemFailure("Unanswered", "not mentioned", is_permanent=False, is_unknown=True) for _ in messages]
 
     job_id = rig.enqueue()
     DueTaskEnqueuer(rig.runtime("e"), rig.driver, Silent(), queues=["default"], lock=LOCK).tick()  # type: ignore[arg-type]
@@ -211,7 +215,7 @@ def test_a_queue_that_is_refused_does_not_keep_others_from_being_served() -> Non
     service = rig.service
 
     class Picky:
-        def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Any]:
+        def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[Any]:
             if queue == "missing":
                 raise TransportRefused("there is no queue 'missing'", "make it")
             return list(service.send(queue, messages))
@@ -227,7 +231,7 @@ def test_a_queue_that_is_refused_does_not_keep_others_from_being_served() -> Non
 
 def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent() -> None:
     rig = Rig()
-    outage = Outage("dispatched")
+    outage = Outage("record_dispatch")
     enqueuer = rig.enqueuer(meddled(rig.driver, outage))
     job_id = rig.enqueue()
     outage.is_on.set()
@@ -255,7 +259,7 @@ def test_a_job_is_sent_long_before_the_next_period() -> None:
     rig = Rig()
     driver = MemoryDriver()
     enqueuer = DueTaskEnqueuer(
-        ThreadRuntime(plain=1), driver, rig.service, queues=["default"], period=timedelta(seconds=20)
+        ThreadRuntime(sync_threads=1), driver, rig.service, queues=["default"], max_idle=timedelta(seconds=20)
     )
     enqueuer.start()
     try:
@@ -277,7 +281,7 @@ class Watched:
         self.most_at_once = 0
         self.threads: set[str] = set()
 
-    def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Failed | None]:
+    def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
         with self._noting:
             self.threads.add(threading.current_thread().name)
             self._at_once += 1
@@ -293,7 +297,7 @@ def test_where_answers_take_their_time_jobs_are_sent_by_several_threads_and_each
     driver, transport = MemoryDriver(), Watched(rig.service, delay=0.01)
     jobs = {enqueue(driver, "run") for _ in range(300)}
 
-    DueTaskEnqueuer(ThreadRuntime(plain=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
+    DueTaskEnqueuer(ThreadRuntime(sync_threads=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
 
     assert {job_id for job_id, _ in _rung(rig)} == jobs
     assert len(_rung(rig)) == 300
@@ -310,7 +314,7 @@ def test_where_answers_come_at_once_one_thread_sends() -> None:
     for _ in range(300):
         enqueue(driver, "run")
 
-    DueTaskEnqueuer(Instant(plain=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
+    DueTaskEnqueuer(Instant(sync_threads=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
 
     assert len(_rung(rig)) == 300
     assert len(transport.threads) == 1
@@ -322,7 +326,7 @@ def test_while_one_thread_sends_to_a_queue_the_other_does_not() -> None:
     for _ in range(400):
         enqueue(driver, "run")
     enqueuer = DueTaskEnqueuer(
-        ThreadRuntime(plain=1),
+        ThreadRuntime(sync_threads=1),
         driver,
         transport,  # type: ignore[arg-type]
         queues=["default"],

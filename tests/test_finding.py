@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskharbor.core.answers import JobFilter, Settlement, reach
+from taskharbor.core.answers import JobFilter, Settlement, scan_limit
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE, Subject, new_job
@@ -61,7 +61,7 @@ def test_what_waits_is_found_behind_any_number_of_finished_jobs(subject: Subject
 
 def insert_many(subject: Subject) -> None:
     """Store more jobs than are looked at for a page."""
-    subject.driver.insert([new_job() for _ in range(2 * reach(PAGE))])
+    subject.driver.insert([new_job() for _ in range(2 * scan_limit(PAGE))])
 
 
 def settle_all(subject: Subject, outcome: Outcome) -> None:

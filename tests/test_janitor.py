@@ -37,7 +37,7 @@ def test_a_janitor_with_endless_old_jobs_returns_to_its_other_duties(monkeypatch
         clockwork.seconds += how["within"].total_seconds() / 2
         return BATCH if len(asked) < HOURS else 0
 
-    monkeypatch.setattr(driver.upkeep, "prune", prune)
+    monkeypatch.setattr(driver.maintenance, "prune", prune)
 
     Janitor(cast("Runtime", clockwork), driver, lease=LEASE).tick()
 

@@ -7,7 +7,7 @@ import pytest
 
 from taskharbor import MemoryDriver
 from taskharbor.core.errors import UsageError
-from taskharbor.keys import SCOPES, KeyRing, digest, is_allowed, issue
+from taskharbor.keys import SCOPES, KeyCache, is_allowed, issue_key, key_digest
 from taskharbor.testing.clock import ManualClock
 
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
@@ -19,11 +19,11 @@ class Door:
     def __init__(self) -> None:
         self.clock = ManualClock(NOW)
         self.driver = MemoryDriver(clock=self.clock)
-        self.ring = KeyRing(lambda: self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
+        self.ring = KeyCache(lambda: self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
 
     def issue(self, *scopes: str, **options: Any) -> tuple[str, str]:
-        issued = issue("ci", scopes or ("jobs:read",), now=self.clock.now(), **options)
-        assert self.driver.control.put_keys([issued.key]) == [True]
+        issued = issue_key("ci", scopes or ("jobs:read",), now=self.clock.now(), **options)
+        assert self.driver.control.add_keys([issued.key]) == [True]
         return issued.key.id, issued.text
 
     def opens(self, text: str) -> bool:
@@ -40,12 +40,12 @@ def test_a_key_opens_its_scopes_and_is_stored_without_its_secret() -> None:
     assert found is not None
     assert (found.id, found.scopes) == (key_id, ("jobs:read", "jobs:write"))
     stored = door.driver.inspector.keys()[key_id]
-    assert stored.digest == digest(text)
+    assert stored.digest == key_digest(text)
     assert text.rpartition("_")[2] not in repr(stored)
 
 
 def test_the_secret_is_not_in_what_is_printed_of_a_new_key() -> None:
-    issued = issue("ci", ["admin"], now=NOW)
+    issued = issue_key("ci", ["admin"], now=NOW)
 
     assert issued.text not in repr(issued)
 
@@ -62,7 +62,7 @@ def test_what_is_no_key_opens_nothing_and_does_not_reach_the_store(text: str) ->
 def test_another_secret_under_a_known_id_opens_nothing() -> None:
     door = Door()
     key_id, text = door.issue()
-    other = issue("ci", ["admin"], now=NOW)
+    other = issue_key("ci", ["admin"], now=NOW)
 
     assert not door.opens(f"thk_{key_id}_{other.text.split('_', 2)[2]}")
     assert door.opens(text)
@@ -104,7 +104,7 @@ def test_a_good_key_is_looked_up_once_in_five_seconds() -> None:
 def test_a_flood_of_wrong_keys_does_not_fill_the_memory() -> None:
     door = Door()
     for _ in range(3_000):
-        door.opens(issue("ci", ["admin"], now=NOW).text)
+        door.opens(issue_key("ci", ["admin"], now=NOW).text)
 
     assert len(door.ring._known) <= 1_024  # noqa: SLF001  what must stay small
 
@@ -118,10 +118,10 @@ def test_admin_opens_everything_and_any_other_scope_itself() -> None:
 @pytest.mark.parametrize("scopes", [[], ["jobs:everything"], ["jobs:read", "root"]], ids=repr)
 def test_a_key_is_made_for_known_scopes_only(scopes: list[str]) -> None:
     with pytest.raises(UsageError, match="scopes"):
-        issue("ci", scopes, now=NOW)
+        issue_key("ci", scopes, now=NOW)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
 def test_a_key_has_a_name_that_people_can_read(name: str) -> None:
     with pytest.raises(UsageError, match="name"):
-        issue(name, ["admin"], now=NOW)
+        issue_key(name, ["admin"], now=NOW)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def reserve(driver: MemoryDriver, **wanted: Any) -> list[Claim]:
-    defaults: Final[dict[str, Any]] = {"lease": LEASE, "limit": 1, "patience": PATIENCE}
+    defaults: Final[dict[str, Any]] = {"lease": LEASE, "limit": 1, "overdue_after": PATIENCE}
     return driver.reserve("default", token=new_token(), worker="w", **defaults | wanted)
 
 
@@ -83,7 +83,7 @@ def test_a_line_does_not_grow_with_what_has_passed_through_it() -> None:
 
     line = driver._tables.rows.lines["default"]  # noqa: SLF001  what grows is not seen from outside
     assert len(line.scheduled) + len(line.runnable) < 2_000
-    assert len(reserve(driver, patience=-PATIENCE)) == 1
+    assert len(reserve(driver, overdue_after=-PATIENCE)) == 1
 
 
 def go_round(driver: MemoryDriver, job_id: JobId) -> None:

@@ -14,12 +14,12 @@ from taskharbor.core.errors import SchemaOutOfDate
 from taskharbor.drivers.migrate import (
     Migration,
     MisnumberedMigration,
-    as_sql,
-    check,
     check_compatible,
-    load,
-    standing,
-    up,
+    check_schema,
+    load_migrations,
+    migrate_up,
+    migration_status,
+    pending_sql,
 )
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 
@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_fresh_file_gets_every_migration_in_order(file: Path) -> None:
-    applied = up(SqliteSchema(file), [ONE, TWO])
+    applied = migrate_up(SqliteSchema(file), [ONE, TWO])
 
     assert applied == [ONE, TWO]
     assert rows(file, "SELECT number, name FROM th_migrations") == [(1, "0001_one"), (2, "0002_two")]
@@ -48,17 +48,17 @@ def test_a_fresh_file_gets_every_migration_in_order(file: Path) -> None:
 
 
 def test_the_second_time_there_is_nothing_to_do(file: Path) -> None:
-    up(SqliteSchema(file), [ONE, TWO])
+    migrate_up(SqliteSchema(file), [ONE, TWO])
     before = file.read_bytes()
 
-    assert up(SqliteSchema(file), [ONE, TWO]) == []
+    assert migrate_up(SqliteSchema(file), [ONE, TWO]) == []
     assert file.read_bytes() == before
 
 
 def test_an_older_file_gets_only_what_it_lacks(file: Path) -> None:
-    up(SqliteSchema(file), [ONE])
+    migrate_up(SqliteSchema(file), [ONE])
 
-    assert up(SqliteSchema(file), [ONE, TWO]) == [TWO]
+    assert migrate_up(SqliteSchema(file), [ONE, TWO]) == [TWO]
 
 
 def test_a_migration_that_is_not_the_next_one_is_left_alone(file: Path) -> None:
@@ -72,28 +72,28 @@ def test_a_migration_that_is_not_the_next_one_is_left_alone(file: Path) -> None:
 
 def test_a_migration_that_fails_leaves_nothing_behind(file: Path) -> None:
     schema = SqliteSchema(file)
-    up(schema, [ONE])
+    migrate_up(schema, [ONE])
     before = master(file)
 
     with pytest.raises(sqlite3.OperationalError, match="nowhere") as caught:
-        up(schema, [ONE, BROKEN])
+        migrate_up(schema, [ONE, BROKEN])
 
     assert caught.value.__notes__ == ["in migration 0002_broken"]
     assert master(file) == before
     assert rows(file, "SELECT number FROM th_migrations") == [(1,)]
-    assert up(schema, [ONE, TWO]) == [TWO]
+    assert migrate_up(schema, [ONE, TWO]) == [TWO]
 
 
 def test_what_was_applied_before_a_failure_stays_applied(file: Path) -> None:
     with pytest.raises(sqlite3.OperationalError):
-        up(SqliteSchema(file), [ONE, BROKEN])
+        migrate_up(SqliteSchema(file), [ONE, BROKEN])
 
     assert SqliteSchema(file).version() == 1
 
 
-@pytest.mark.parametrize("verb", [up, check, check_compatible, as_sql])
+@pytest.mark.parametrize("verb", [migrate_up, check_schema, check_compatible, pending_sql])
 def test_a_schema_newer_than_the_code_is_refused_and_not_touched(verb: object, file: Path) -> None:
-    up(SqliteSchema(file), [ONE, TWO])
+    migrate_up(SqliteSchema(file), [ONE, TWO])
     before = file.read_bytes()
 
     assert callable(verb)
@@ -105,29 +105,29 @@ def test_a_schema_newer_than_the_code_is_refused_and_not_touched(verb: object, f
 
 
 def test_a_check_of_an_older_schema_says_how_to_migrate(file: Path) -> None:
-    up(SqliteSchema(file), [ONE])
+    migrate_up(SqliteSchema(file), [ONE])
 
     with pytest.raises(SchemaOutOfDate) as caught:
-        check(SqliteSchema(file), [ONE, TWO])
+        check_schema(SqliteSchema(file), [ONE, TWO])
 
     assert str(caught.value) == "the store's schema is 1, this code needs 2: run 'taskharbor migrate up'"
 
 
 def test_a_check_of_a_schema_that_fits_says_nothing(file: Path) -> None:
-    up(SqliteSchema(file), [ONE])
+    migrate_up(SqliteSchema(file), [ONE])
 
-    check(SqliteSchema(file), [ONE])
+    check_schema(SqliteSchema(file), [ONE])
 
 
 def test_code_works_on_its_own_schema_and_on_the_one_before(file: Path) -> None:
-    up(SqliteSchema(file), [ONE])
+    migrate_up(SqliteSchema(file), [ONE])
 
     assert check_compatible(SqliteSchema(file), [ONE]) == 1
     assert check_compatible(SqliteSchema(file), [ONE, TWO]) == 1
 
 
 def test_a_schema_two_versions_behind_is_refused(file: Path) -> None:
-    up(SqliteSchema(file), [ONE])
+    migrate_up(SqliteSchema(file), [ONE])
     three = Migration(number=3, name="0003_three", sql="CREATE TABLE three (a);")
 
     with pytest.raises(
@@ -142,16 +142,16 @@ def test_a_store_without_tables_is_not_the_schema_before_the_first(file: Path) -
 
 
 def test_where_a_store_stands_can_be_asked_of_a_file_that_is_not_there(file: Path) -> None:
-    where = standing(SqliteSchema(file), [ONE, TWO])
+    where = migration_status(SqliteSchema(file), [ONE, TWO])
 
     assert (where.found, where.wanted, where.pending) == (0, 2, (ONE, TWO))
     assert list(file.parent.iterdir()) == []
 
 
 def test_looking_at_a_file_leaves_no_other_beside_it(file: Path) -> None:
-    up(SqliteSchema(file), [ONE])
+    migrate_up(SqliteSchema(file), [ONE])
 
-    standing(SqliteSchema(file), [ONE, TWO])
+    migration_status(SqliteSchema(file), [ONE, TWO])
 
     assert list(file.parent.iterdir()) == [file]
 
@@ -159,8 +159,8 @@ def test_looking_at_a_file_leaves_no_other_beside_it(file: Path) -> None:
 def test_the_printed_script_makes_the_same_schema(tmp_path: Path) -> None:
     by_us, by_hand = tmp_path / "by_us.db", tmp_path / "by_hand.db"
     migrations = [*MIGRATIONS, following("extra")]
-    script = as_sql(SqliteSchema(by_hand), migrations)
-    up(SqliteSchema(by_us), migrations)
+    script = pending_sql(SqliteSchema(by_hand), migrations)
+    migrate_up(SqliteSchema(by_us), migrations)
 
     with closing(sqlite3.connect(by_hand)) as connection:
         connection.executescript(script)
@@ -168,13 +168,13 @@ def test_the_printed_script_makes_the_same_schema(tmp_path: Path) -> None:
     assert master(by_hand) == master(by_us)
     for query in ("PRAGMA journal_mode", "SELECT number, name FROM th_migrations"):
         assert rows(by_hand, query) == rows(by_us, query)
-    assert as_sql(SqliteSchema(by_hand), migrations) == ""
+    assert pending_sql(SqliteSchema(by_hand), migrations) == ""
 
 
 def test_the_printed_script_holds_only_what_is_pending(file: Path) -> None:
-    up(SqliteSchema(file), [ONE])
+    migrate_up(SqliteSchema(file), [ONE])
 
-    script = as_sql(SqliteSchema(file), [ONE, TWO])
+    script = pending_sql(SqliteSchema(file), [ONE, TWO])
 
     assert TWO.sql in script
     assert ONE.sql not in script
@@ -183,14 +183,14 @@ def test_the_printed_script_holds_only_what_is_pending(file: Path) -> None:
 START = """
 import sys
 from pathlib import Path
-from taskharbor.drivers.migrate import Migration, up
+from taskharbor.drivers.migrate import Migration, migrate_up
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 
 first = len(MIGRATIONS) + 1
 more = [Migration(number=n, name=f"{n:04}_toy", sql=f"CREATE TABLE toy_{n} (a);") for n in range(first, first + 5)]
 print("ready", flush=True)
 sys.stdin.readline()
-print(*[migration.number for migration in up(SqliteSchema(Path(sys.argv[1])), [*MIGRATIONS, *more])])
+print(*[migration.number for migration in migrate_up(SqliteSchema(Path(sys.argv[1])), [*MIGRATIONS, *more])])
 """
 
 
@@ -218,7 +218,7 @@ def test_of_eight_processes_that_start_at_once_exactly_one_applies_each_migratio
 def test_migrations_are_read_from_the_files_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = package_of(["0002_two.sql", "0001_one.sql", "notes.txt"], tmp_path, monkeypatch)
 
-    assert load(package) == (
+    assert load_migrations(package) == (
         Migration(number=1, name="0001_one", sql="-- 0001_one.sql"),
         Migration(number=2, name="0002_two", sql="-- 0002_two.sql"),
     )
@@ -242,7 +242,7 @@ def test_a_file_that_breaks_the_numbering_is_named(
     package = package_of(files, tmp_path, monkeypatch)
 
     with pytest.raises(MisnumberedMigration) as caught:
-        load(package)
+        load_migrations(package)
 
     assert str(caught.value).startswith(f"{culprit}: ")
 

@@ -13,7 +13,7 @@ from taskharbor import Client, JobRequest, JsonCodec
 from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import IdempotencyConflict, InvalidRequest
 from taskharbor.drivers.postgres import PostgresDriver, inserting
-from taskharbor.drivers.postgres.inserting import COPIED
+from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
 from taskharbor.testing.conformance.subject import new_job
 from tests.postgres import emptied
 
@@ -43,33 +43,33 @@ def stored(url: str) -> list[Any]:
 
 
 def test_a_payload_that_cannot_be_encoded_stops_all_the_jobs_before_it(driver: PostgresDriver, url: str) -> None:
-    client, good = Client(driver), [JobRequest(type="greet", payload=n) for n in range(2 * COPIED)]
+    client, good = Client(driver), [JobRequest(type="greet", payload=n) for n in range(2 * MIN_COPY_JOBS)]
 
     with pytest.raises(InvalidRequest) as refused:
         client.enqueue_many([*good, JobRequest(type="greet", payload={"at": object()})])
 
-    assert [problem.field for problem in refused.value.problems] == [f"jobs[{2 * COPIED}].payload.at"]
+    assert [problem.field for problem in refused.value.problems] == [f"jobs[{2 * MIN_COPY_JOBS}].payload.at"]
     assert stored(url) == []
-    assert len(client.enqueue_many(good)) == len(stored(url)) == 2 * COPIED
+    assert len(client.enqueue_many(good)) == len(stored(url)) == 2 * MIN_COPY_JOBS
 
 
 def test_a_request_that_breaks_a_rule_is_refused_before_the_store_is_asked() -> None:
-    requests = [JobRequest(type="greet")] * COPIED
+    requests = [JobRequest(type="greet")] * MIN_COPY_JOBS
 
     with (
         closing(PostgresDriver(ABSENT)) as driver,
-        pytest.raises(InvalidRequest, match=rf"jobs\[{COPIED}\]\.priority"),
+        pytest.raises(InvalidRequest, match=rf"jobs\[{MIN_COPY_JOBS}\]\.priority"),
     ):
         Client(driver).enqueue_many([*requests, JobRequest(type="greet", priority=10**6)])
 
 
 def test_plain_jobs_and_others_keep_their_order_and_all_they_have(driver: PostgresDriver, url: str) -> None:
-    special = {COPIED: {"tag": "a"}, COPIED + 2: {"tag": "b"}}
-    requests = [JobRequest(type="greet", payload=n, metadata=special.get(n, {})) for n in range(2 * COPIED)]
+    special = {MIN_COPY_JOBS: {"tag": "a"}, MIN_COPY_JOBS + 2: {"tag": "b"}}
+    requests = [JobRequest(type="greet", payload=n, metadata=special.get(n, {})) for n in range(2 * MIN_COPY_JOBS)]
 
     answers = Client(driver).enqueue_many(requests)
 
-    assert stored(url) == [(str(n).encode(), special.get(n, {})) for n in range(2 * COPIED)]
+    assert stored(url) == [(str(n).encode(), special.get(n, {})) for n in range(2 * MIN_COPY_JOBS)]
     assert [answer.id for answer in answers] == sorted(answer.id for answer in answers)
 
 
@@ -88,9 +88,9 @@ class Curious(JsonCodec):
 def test_a_codec_of_the_users_is_done_before_a_connection_is_taken(driver: PostgresDriver, url: str) -> None:
     client = Client(driver, codec=Curious(driver))
 
-    client.enqueue_many([JobRequest(type="greet", payload=n) for n in range(COPIED)])
+    client.enqueue_many([JobRequest(type="greet", payload=n) for n in range(MIN_COPY_JOBS)])
 
-    assert len(stored(url)) == COPIED
+    assert len(stored(url)) == MIN_COPY_JOBS
 
 
 PORTION = 50
@@ -127,7 +127,7 @@ REPEATS = pytest.mark.parametrize("repeat", [False, True], ids=["copied", "repea
 @pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with keys"])
 @REPEATS
 def test_jobs_that_take_longer_than_the_deadline_together_are_stored(url: str, *, repeat: bool, keys: bool) -> None:
-    deadline, jobs = timedelta(seconds=1), many(2 * COPIED, keys=keys)
+    deadline, jobs = timedelta(seconds=1), many(2 * MIN_COPY_JOBS, keys=keys)
     assert len(jobs) * PAUSE >= 2 * deadline.total_seconds()
 
     with at_each_row(url, f"PERFORM pg_sleep({PAUSE});"), closing(PostgresDriver(url, deadline=deadline)) as driver:
@@ -140,7 +140,7 @@ def test_jobs_that_take_longer_than_the_deadline_together_are_stored(url: str, *
 @pytest.mark.usefixtures("_small_statements")
 @REPEATS
 def test_if_one_of_many_statements_fails_no_job_is_stored(url: str, driver: PostgresDriver, *, repeat: bool) -> None:
-    jobs = [*many(2 * COPIED), new_job(type="bad")]
+    jobs = [*many(2 * MIN_COPY_JOBS), new_job(type="bad")]
     failing = "IF NEW.type = 'bad' THEN RAISE USING ERRCODE = '23514'; END IF;"
 
     with at_each_row(url, failing), pytest.raises(psycopg.errors.CheckViolation):
@@ -155,12 +155,12 @@ def test_if_one_of_many_statements_fails_no_job_is_stored(url: str, driver: Post
 def test_every_job_of_many_statements_is_answered_in_its_place(
     url: str, driver: PostgresDriver, *, repeat: bool
 ) -> None:
-    first = many(COPIED, keys=True)
+    first = many(MIN_COPY_JOBS, keys=True)
     driver.insert(first)
-    same = many(COPIED, keys=True)
-    other = [new_job(idempotency_key=str(n), digest=b"another") for n in range(COPIED)]
-    fresh = [new_job(idempotency_key=f"new {n}") for n in range(COPIED)]
-    jobs = [job for each in zip(same, other, fresh, many(COPIED), strict=True) for job in each]
+    same = many(MIN_COPY_JOBS, keys=True)
+    other = [new_job(idempotency_key=str(n), digest=b"another") for n in range(MIN_COPY_JOBS)]
+    fresh = [new_job(idempotency_key=f"new {n}") for n in range(MIN_COPY_JOBS)]
+    jobs = [job for each in zip(same, other, fresh, many(MIN_COPY_JOBS), strict=True) for job in each]
 
     answers = driver.insert(jobs, repeat=repeat)
 
@@ -171,12 +171,12 @@ def test_every_job_of_many_statements_is_answered_in_its_place(
         assert conflict.holder == held.id
         assert new == Enqueued(fresh[n].id, existed=False)
         assert keyless == Enqueued(jobs[4 * n + 3].id, existed=False)
-    assert len(stored(url)) == 3 * COPIED
+    assert len(stored(url)) == 3 * MIN_COPY_JOBS
 
 
 @pytest.mark.usefixtures("_small_statements")
 def test_what_was_stored_by_many_statements_is_found_by_a_repeat(url: str, driver: PostgresDriver) -> None:
-    jobs = many(2 * COPIED)
+    jobs = many(2 * MIN_COPY_JOBS)
     driver.insert(jobs)
 
     answers = driver.insert(jobs, repeat=True)

@@ -27,7 +27,7 @@ from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import BOOM, PATIENCE, new_job
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import schema_at
 from tests.waiting import wait_until
 
@@ -66,8 +66,8 @@ def drain_with_kills(kills: int, jobs: int) -> dict[str, object]:
     """
     with TemporaryDirectory(prefix="taskharbor-crash-") as name:
         folder = Path(name)
-        with Server.start(folder / "server", durable=True) as server:
-            migrate.up(schema_at(server.url), MIGRATIONS)
+        with PostgresServer.start(folder / "server", durable=True) as server:
+            migrate.migrate_up(schema_at(server.url), MIGRATIONS)
             with closing(PostgresDriver(server.url)) as driver:
                 Log(folder, "first").insert(driver, jobs)
             pauses = _kill_again_and_again(server, folder, kills)
@@ -81,7 +81,7 @@ def drain_with_kills(kills: int, jobs: int) -> dict[str, object]:
     }
 
 
-def _kill_again_and_again(server: Server, folder: Path, kills: int) -> list[float]:
+def _kill_again_and_again(server: PostgresServer, folder: Path, kills: int) -> list[float]:
     """Return how long it took after each restart until every process had got something done."""
     pulses, is_over = SPAWN.Array("d", CREW), SPAWN.Event()
     crew = [SPAWN.Process(target=_work, args=(server.url, folder, n, pulses, is_over)) for n in range(CREW)]
@@ -100,7 +100,7 @@ def _kill_again_and_again(server: Server, folder: Path, kills: int) -> list[floa
             process.kill()
 
 
-def _kill_once(server: Server, pulses: SynchronizedArray[float], *, down_for: float) -> float:
+def _kill_once(server: PostgresServer, pulses: SynchronizedArray[float], *, down_for: float) -> float:
     """Kill the server at some moment, bring it back after a while, and wait for everybody."""
     _let_pass(random.uniform(0.1, 0.8))
     server.kill()
@@ -161,7 +161,9 @@ class Log:
         """Reserve once: what was taken by a call without an answer is found by whoever comes after the lease."""
         token = new_token()
         try:
-            claims = driver.reserve("default", token=token, worker="w", lease=LEASE, limit=BATCH, patience=PATIENCE)
+            claims = driver.reserve(
+                "default", token=token, worker="w", lease=LEASE, limit=BATCH, overdue_after=PATIENCE
+            )
         except StoreUnavailable:
             self.unavailable += 1
             return

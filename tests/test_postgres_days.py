@@ -100,7 +100,7 @@ def is_table(url: str, name: str) -> bool:
 
 
 def prune_a_step(subject: Subject) -> int:
-    return subject.driver.upkeep.prune(older_than=RETENTION, limit=1_000, within=NO_TIME)
+    return subject.driver.maintenance.prune(older_than=RETENTION, limit=1_000, within=NO_TIME)
 
 
 def prune_until(subject: Subject, is_true: Callable[[], bool]) -> None:
@@ -143,7 +143,7 @@ def test_a_day_goes_in_a_bounded_number_of_calls_each_of_another_process(
 def test_each_call_removes_no_more_jobs_row_by_row_than_its_limit(subject: Subject, url: str) -> None:
     busy_day(subject)
 
-    removed = [subject.driver.upkeep.prune(older_than=RETENTION, limit=1) for _ in range(4)]
+    removed = [subject.driver.maintenance.prune(older_than=RETENTION, limit=1) for _ in range(4)]
 
     assert removed == [1, 1, 1, 1]
     assert (count(url, "th_keys"), count(url, "th_attempts")) == (0, 0)
@@ -269,7 +269,7 @@ MANY_WITH_EVENTS: Final = """
 @pytest.fixture
 def version_1(clock: ManualClock) -> Iterator[tuple[Subject, str]]:
     with database(migrated=False) as url:
-        migrate.up(schema_at(url), MIGRATIONS[:1])
+        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
         with closing(PostgresDriver(url, clock=clock, deadline=SHORT)) as driver:
             roll_up(made := as_subject(driver, clock))
             yield made, url

@@ -29,12 +29,12 @@ from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver, lines
 from taskharbor.drivers.postgres.claiming import place
-from taskharbor.drivers.postgres.inserting import COPIED
+from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.racing import race
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import database, emptied, schema_at
 from tests.waiting import LIMIT, wait_until
 
@@ -63,7 +63,7 @@ def driver(url: str) -> Iterator[PostgresDriver]:
 
 def reserve(driver: PostgresDriver, *, limit: int = 1, lease: timedelta = LEASE) -> list[Claim]:
     token = new_token()
-    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, patience=PATIENCE)
+    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, overdue_after=PATIENCE)
 
 
 def insert_some(driver: PostgresDriver, count: int) -> None:
@@ -206,19 +206,19 @@ def test_every_descriptor_is_given_back(url: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A server that asks one of its users for a password."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     rules = folder / "rules.conf"
     rules.write_text("host all app 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n")
-    with Server.start(folder, settings={"hba_file": str(rules)}) as server:
-        migrate.up(schema_at(server.url), MIGRATIONS)
+    with PostgresServer.start(folder, settings={"hba_file": str(rules)}) as server:
+        migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         with psycopg.connect(server.url, autocommit=True) as db:
             db.execute("CREATE ROLE app LOGIN SUPERUSER PASSWORD 'first'")
         yield server
 
 
-def test_the_password_is_asked_for_each_new_connection(guarded: Server) -> None:
+def test_the_password_is_asked_for_each_new_connection(guarded: PostgresServer) -> None:
     passwords = ["first"]
     asked: list[str] = []
 
@@ -241,7 +241,7 @@ def test_the_password_is_asked_for_each_new_connection(guarded: Server) -> None:
     assert (before, asked[len(before) :]) == (["first", "first"], ["second"])  # the first one looks at the schema
 
 
-def test_a_password_in_the_url_is_enough(guarded: Server) -> None:
+def test_a_password_in_the_url_is_enough(guarded: PostgresServer) -> None:
     def password() -> str:
         raise AssertionError
 
@@ -280,7 +280,7 @@ def test_progress_on_a_locked_row_is_not_waited_for_and_that_of_its_neighbours_i
     with psycopg.connect(url) as other:
         lock(other, notes[1][0].job_id)
         start = time.monotonic()
-        answers = driver.note_progress(notes)
+        answers = driver.save_progress(notes)
         took = time.monotonic() - start
 
     assert answers == [True, False, True]
@@ -310,7 +310,7 @@ def test_ended_leases_on_locked_rows_are_neither_taken_over_nor_expired(driver: 
         taken = reserve(driver, limit=3)
         other.rollback()
         lock(other, locked.job.id)
-        brought_back = driver.upkeep.expire(limit=3)
+        brought_back = driver.maintenance.expire(limit=3)
 
     assert [claim.job.id for claim in taken] == [lost.job.id]
     assert brought_back == [Expired(expired.job.id, expired.lease.token, Status.FAILED)]
@@ -320,7 +320,7 @@ def test_a_job_and_an_order_are_committed_together_or_not_at_all(driver: Postgre
     with psycopg.connect(url) as shop:
         shop.execute("CREATE TEMPORARY TABLE orders (id integer)")
         shop.commit()
-        client = Client(driver.joined(shop))
+        client = Client(driver.join(shop))
 
         shop.execute("INSERT INTO orders VALUES (1)")
         lost = client.enqueue(JobRequest(type="ship", payload=1))
@@ -352,7 +352,7 @@ def test_a_transaction_of_any_kind_of_connection_can_be_joined(
     first, second = new_job(**key), new_job(**key)
 
     with psycopg.connect(url, **how) as shop:
-        joined = driver.joined(shop)
+        joined = driver.join(shop)
         with shop.transaction():
             answers = joined.insert([first, second])
 
@@ -365,7 +365,7 @@ def test_a_connection_without_a_transaction_cannot_be_joined(driver: PostgresDri
         psycopg.connect(url, autocommit=True) as shop,
         pytest.raises(UsageError, match="begin a transaction first"),
     ):
-        driver.joined(shop).insert([new_job()])
+        driver.join(shop).insert([new_job()])
 
     assert jobs_of(driver) == {}
 
@@ -386,7 +386,7 @@ def test_ten_thousand_jobs_at_once_are_stored_as_they_would_be_one_by_one(
 ) -> None:
     fields = [kinds[n % len(kinds)] for n in range(10_000)]
     many, few = [new_job(**each) for each in fields], [new_job(**each) for each in fields[: len(kinds)]]
-    assert len(few) < COPIED < len(many)
+    assert len(few) < MIN_COPY_JOBS < len(many)
 
     with closing(PostgresDriver(url, clock=ManualClock())) as driver:
         answers = driver.insert(many)
@@ -401,12 +401,12 @@ def test_ten_thousand_jobs_at_once_are_stored_as_they_would_be_one_by_one(
 
 
 def test_jobs_that_are_due_at_once_are_so_however_many_are_inserted(driver: PostgresDriver) -> None:
-    driver.insert([new_job() for _ in range(COPIED)])
+    driver.insert([new_job() for _ in range(MIN_COPY_JOBS)])
 
-    assert len(reserve(driver, limit=COPIED)) == COPIED
+    assert len(reserve(driver, limit=MIN_COPY_JOBS)) == MIN_COPY_JOBS
 
 
-@pytest.mark.parametrize("size", [60, COPIED])
+@pytest.mark.parametrize("size", [60, MIN_COPY_JOBS])
 def test_batches_with_the_same_keys_in_any_order_store_each_once_and_never_deadlock(size: int) -> None:
     with database() as url:
         with closing(PostgresDriver(url)) as driver:
@@ -421,14 +421,14 @@ def test_batches_with_the_same_keys_in_any_order_store_each_once_and_never_deadl
 def test_a_large_batch_answers_for_keys_that_are_free_or_taken_or_named_twice(driver: PostgresDriver) -> None:
     holder = new_job(idempotency_key="held", digest=b"1")
     driver.insert([holder])
-    free = [new_job(idempotency_key=str(number)) for number in range(COPIED)]
+    free = [new_job(idempotency_key=str(number)) for number in range(MIN_COPY_JOBS)]
     twin, repeat, other = new_job(idempotency_key="0"), replace(holder, id=new_job().id), new_job()
     conflict = replace(repeat, id=new_job().id, digest=b"2")
 
     *answers, refused = driver.insert([*free, twin, repeat, other, conflict])
 
-    assert answers[:COPIED] == [Enqueued(job.id, existed=False) for job in free]
-    assert answers[COPIED:] == [
+    assert answers[:MIN_COPY_JOBS] == [Enqueued(job.id, existed=False) for job in free]
+    assert answers[MIN_COPY_JOBS:] == [
         Enqueued(free[0].id, existed=True),
         Enqueued(holder.id, existed=True),
         Enqueued(other.id, existed=False),
@@ -453,7 +453,7 @@ def test_a_deadlock_with_a_users_transaction_ends_with_each_key_stored_once(driv
     again = [replace(job, id=new_job().id) for job in (first, second)]
 
     with psycopg.connect(url) as shop, ThreadPoolExecutor(1) as pool:
-        joined = driver.joined(shop)
+        joined = driver.join(shop)
         joined.insert([second])
         theirs = pool.submit(driver.insert, again)  # has the key a, and waits for b
         wait_until(lambda: waits_for_a_lock(url))
@@ -493,12 +493,12 @@ def line_of(driver: PostgresDriver, count: int, **fields: Any) -> list[NewJob]:
 
 def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: PostgresDriver, clock: list[float]) -> None:
     line_of(driver, 200, priority=5)
-    reserve(driver, limit=lines.MANY)
+    reserve(driver, limit=lines.MIN_CURSOR_BATCH)
     [urgent] = line_of(driver, 1, priority=0)
 
-    at_once = reserve(driver, limit=lines.MANY)
-    clock[0] += lines.FRESH + 0.01
-    later = reserve(driver, limit=lines.MANY)
+    at_once = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
+    clock[0] += lines.MIN_RESCAN_SECONDS + 0.01
+    later = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
 
     assert urgent.id not in ids(at_once)
     assert ids(later)[0] == urgent.id
@@ -506,39 +506,44 @@ def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: Post
 
 @pytest.mark.parametrize(
     ("usual", "took", "rests_for"),
-    [(0.001, 0.002, lines.FRESH), (0.3, 0.3, lines.FRESH), (0.1, 0.2, 5.0), (0.001, 5.0, lines.STALE)],
+    [
+        (0.001, 0.002, lines.MIN_RESCAN_SECONDS),
+        (0.3, 0.3, lines.MIN_RESCAN_SECONDS),
+        (0.1, 0.2, 5.0),
+        (0.001, 5.0, lines.MAX_RESCAN_SECONDS),
+    ],
     ids=["a quick look", "one as slow as every batch", "one that passes dead entries", "one that passes very many"],
 )
 def test_the_more_a_look_at_the_head_takes_than_a_batch_from_a_place_the_later_comes_the_next(
     usual: float, took: float, rests_for: float, driver: PostgresDriver, clock: list[float]
 ) -> None:
-    line_of(driver, lines.MANY)
-    batch = reserve(driver, limit=lines.MANY)
-    line = lines.Lines()
+    line_of(driver, lines.MIN_CURSOR_BATCH)
+    batch = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
+    line = lines.ScanCursors()
 
     def take(seconds: float) -> Place | None:
-        start = line.start("default", lines.MANY)
+        start = line.start("default", lines.MIN_CURSOR_BATCH)
         clock[0] += seconds
-        line.note("default", batch, limit=lines.MANY, start=start)
+        line.note("default", batch, limit=lines.MIN_CURSOR_BATCH, start=start)
         return start.place
 
     assert [take(took), take(usual)] == [None, place(batch[-1])]
-    clock[0] += lines.FRESH
+    clock[0] += lines.MIN_RESCAN_SECONDS
     assert take(took) is None
 
     clock[0] += rests_for - 0.01
-    assert line.start("default", lines.MANY).place == place(batch[-1])
+    assert line.start("default", lines.MIN_CURSOR_BATCH).place == place(batch[-1])
     clock[0] += 0.02
-    assert line.start("default", lines.MANY).place is None
+    assert line.start("default", lines.MIN_CURSOR_BATCH).place is None
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_job_before_the_place_in_the_line_is_found_by_a_batch_that_comes_back_short(driver: PostgresDriver) -> None:
     line = line_of(driver, 60, priority=5)
-    reserve(driver, limit=lines.MANY)
+    reserve(driver, limit=lines.MIN_CURSOR_BATCH)
     [urgent] = line_of(driver, 1, priority=0)
 
-    batch = reserve(driver, limit=lines.MANY)
+    batch = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
 
     assert sorted(ids(batch)) == sorted([urgent.id, *[job.id for job in line[50:]]])
     assert [place(claim) for claim in batch] == sorted(place(claim) for claim in batch)
@@ -547,10 +552,10 @@ def test_a_job_before_the_place_in_the_line_is_found_by_a_batch_that_comes_back_
 @pytest.mark.usefixtures("clock")
 def test_small_batches_begin_at_the_head_of_the_line(driver: PostgresDriver) -> None:
     line_of(driver, 200, priority=5)
-    reserve(driver, limit=lines.MANY)
+    reserve(driver, limit=lines.MIN_CURSOR_BATCH)
     [urgent] = line_of(driver, 1, priority=0)
 
-    assert ids(reserve(driver, limit=lines.MANY - 1))[0] == urgent.id
+    assert ids(reserve(driver, limit=lines.MIN_CURSOR_BATCH - 1))[0] == urgent.id
 
 
 @pytest.mark.usefixtures("clock")
@@ -559,7 +564,7 @@ def test_batches_follow_each_other_in_the_order_of_the_line(driver: PostgresDriv
     random.Random(7).shuffle(jobs)
     driver.insert(jobs)
 
-    batches = [reserve(driver, limit=lines.MANY) for _ in range(5)]
+    batches = [reserve(driver, limit=lines.MIN_CURSOR_BATCH) for _ in range(5)]
 
     taken = [place(claim) for batch in batches for claim in batch]
     assert (len(taken), taken) == (200, sorted(taken))
@@ -578,7 +583,7 @@ def test_no_job_is_missed_by_many_who_drain_while_others_insert(driver: Postgres
 
     def drain() -> list[JobId]:
         taken = []
-        while (batch := ids(reserve(driver, limit=lines.MANY))) or not is_over.is_set():
+        while (batch := ids(reserve(driver, limit=lines.MIN_CURSOR_BATCH))) or not is_over.is_set():
             taken += batch
         return taken
 

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.core.errors import UsageError
 from taskharbor.drivers import migrate
-from taskharbor.drivers.connect import connect, schema_of
+from taskharbor.drivers.connect import connect, schema_for
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from tests.pgbouncer import pooler
 from tests.postgres import database, emptied, schema_at, server
@@ -40,7 +40,7 @@ def encoded(encoding: str) -> Iterator[str]:
 def test_a_database_that_cannot_hold_every_text_is_refused_by_migrate(encoding: str) -> None:
     with encoded(encoding) as url:
         with pytest.raises(UsageError) as refused:
-            migrate.up(schema_at(url), MIGRATIONS)
+            migrate.migrate_up(schema_at(url), MIGRATIONS)
         version = schema_at(url).version()
 
     assert str(refused.value).startswith(f"database is encoded in {encoding}: it must be in UTF8, which holds every")
@@ -50,17 +50,17 @@ def test_a_database_that_cannot_hold_every_text_is_refused_by_migrate(encoding: 
 
 def test_the_command_line_refuses_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with encoded("SQL_ASCII") as url:
-        ended = run(root, ["migrate", "up", "--url", url])
+        ended = run(cli, ["migrate", "up", "--url", url])
 
     _, said = capsys.readouterr()
-    assert (ended, said.count("\n")) == (Exit.USAGE, 1)
+    assert (ended, said.count("\n")) == (ExitCode.USAGE, 1)
     assert "database is encoded in SQL_ASCII" in said
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
 def test_the_script_refuses_it_too(encoding: str) -> None:
     with encoded(encoding) as url:
-        script = migrate.as_sql(schema_at(url), MIGRATIONS)
+        script = migrate.pending_sql(schema_at(url), MIGRATIONS)
         with (
             psycopg.connect(url, autocommit=True) as db,
             pytest.raises(psycopg.errors.RaiseException, match=f"database is encoded in {encoding}"),
@@ -73,7 +73,7 @@ def test_the_script_refuses_it_too(encoding: str) -> None:
 
 def test_the_database_that_the_message_names_is_accepted() -> None:
     with encoded("UTF8") as url:
-        migrate.up(schema_at(url), MIGRATIONS)
+        migrate.migrate_up(schema_at(url), MIGRATIONS)
 
         assert kept(url) == TEXTS
 
@@ -118,8 +118,8 @@ def test_migrations_do_not_depend_on_the_encoding_of_the_environment(
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", encoding)
     with database(migrated=False) as url:
-        found = schema_of(url)
+        found = schema_for(url)
         assert found is not None
-        migrate.up(*found)
+        migrate.migrate_up(*found)
 
         assert kept(url) == TEXTS

@@ -183,13 +183,13 @@ def works(asked: Asked, driver: PostgresDriver) -> None:
 
 NO_TIME: Final = timedelta(0)
 CALLS: Final[dict[str, Callable[[PostgresDriver], object]]] = {
-    "bury": lambda driver: driver.upkeep.bury(limit=10),
-    "purge": lambda driver: driver.upkeep.purge(older_than=NO_TIME, limit=10),
-    "take duty": lambda driver: driver.upkeep.take_duty("sweep", every=NO_TIME),
-    "forget workers": lambda driver: driver.upkeep.forget_workers(unseen_for=NO_TIME),
-    "forget audit": lambda driver: driver.upkeep.forget_audit(older_than=NO_TIME, limit=10),
-    "take from the outbox": lambda driver: driver.upkeep.outbox_take(limit=10, lock=NO_TIME),
-    "roll up": lambda driver: driver.upkeep.roll_up(keep=NO_TIME),
+    "bury": lambda driver: driver.maintenance.bury(limit=10),
+    "purge": lambda driver: driver.maintenance.purge(older_than=NO_TIME, limit=10),
+    "take duty": lambda driver: driver.maintenance.claim_duty("sweep", every=NO_TIME),
+    "forget workers": lambda driver: driver.maintenance.prune_workers(unseen_for=NO_TIME),
+    "forget audit": lambda driver: driver.maintenance.prune_audit(older_than=NO_TIME, limit=10),
+    "take from the outbox": lambda driver: driver.maintenance.claim_outbox(limit=10, lock=NO_TIME),
+    "roll up": lambda driver: driver.maintenance.roll_up(keep=NO_TIME),
     "pause": lambda driver: driver.control.pause(["default"], by="me"),
     "resume": lambda driver: driver.control.resume(["default"]),
     "find": lambda driver: driver.inspector.find(JobFilter(), limit=10),

@@ -17,7 +17,7 @@ from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import LEASE, new_job
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import schema_at
 from tests.test_postgres_faults import hold_at_once
 from tests.verbs import reserved
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Pair:
     """Two servers, of which one can be written to."""
 
-    def __init__(self, first: Server, second: Server) -> None:
+    def __init__(self, first: PostgresServer, second: PostgresServer) -> None:
         self.servers = first, second
         self.primary, self.other = first, second
         self.set_read_only(first, to="off")
@@ -59,32 +59,32 @@ class Pair:
         with psycopg.connect(self.primary.url) as db:
             return [job_id for (job_id,) in db.execute("SELECT id FROM th_jobs ORDER BY id")]
 
-    def set_read_only(self, server: Server, *, to: str) -> None:
+    def set_read_only(self, server: PostgresServer, *, to: str) -> None:
         with psycopg.connect(server.url, autocommit=True) as db:
             db.execute("SET default_transaction_read_only = off")
             db.execute(f"ALTER SYSTEM SET default_transaction_read_only = {to}".encode())
             db.execute("SELECT pg_reload_conf()")
         wait_until(lambda: self._is_read_only(server) == to)
 
-    def _is_read_only(self, server: Server) -> str:
+    def _is_read_only(self, server: PostgresServer) -> str:
         with psycopg.connect(server.url) as db:
             [value] = db.execute("SHOW default_transaction_read_only").fetchone() or [""]
             return str(value)
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, PostgresServer]]:
     with (
-        Server.start(tmp_path_factory.mktemp("first")) as first,
-        Server.start(tmp_path_factory.mktemp("second")) as second,
+        PostgresServer.start(tmp_path_factory.mktemp("first")) as first,
+        PostgresServer.start(tmp_path_factory.mktemp("second")) as second,
     ):
         for server in (first, second):
-            migrate.up(schema_at(server.url), MIGRATIONS)
+            migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         yield first, second
 
 
 @pytest.fixture
-def pair(servers: tuple[Server, Server]) -> Pair:
+def pair(servers: tuple[PostgresServer, PostgresServer]) -> Pair:
     for server in servers:
         with psycopg.connect(server.url, autocommit=True) as db:
             db.execute("SET default_transaction_read_only = off")
@@ -149,7 +149,7 @@ def test_the_other_connections_move_with_the_heartbeats(pair: Pair, driver: Post
     driver.extend([claim.lease], lease=LEASE)
     pair.swap()
     with pytest.raises(StoreUnavailable, match="read-only"):
-        driver.note_progress([(claim.lease, Progress(1))])
+        driver.save_progress([(claim.lease, Progress(1))])
 
     driver.insert([job := new_job()])
 

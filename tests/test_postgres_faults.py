@@ -22,7 +22,7 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import emptied, schema_at
 from tests.proxy import Proxy
 from tests.verbs import VERBS, reserved, statuses
@@ -221,18 +221,18 @@ def test_a_server_that_was_never_there_is_not_waited_for(proxy: Proxy) -> None:
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A server that may be stopped and killed."""
-    with Server.start(tmp_path_factory.mktemp("mortal"), settings={"restart_after_crash": "on"}) as server:
-        migrate.up(schema_at(server.url), MIGRATIONS)
+    with PostgresServer.start(tmp_path_factory.mktemp("mortal"), settings={"restart_after_crash": "on"}) as server:
+        migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         yield server
 
 
-def stop(server: Server) -> None:
+def stop(server: PostgresServer) -> None:
     server.stop()
 
 
-def kill(server: Server) -> None:
+def kill(server: PostgresServer) -> None:
     server.kill()
 
 
@@ -241,7 +241,7 @@ ENDS: Final = [stop, kill]
 
 @pytest.mark.parametrize("end", ENDS)
 def test_idle_connections_to_a_server_that_was_restarted_are_replaced_unseen(
-    end: Callable[[Server], None], mortal: Server
+    end: Callable[[PostgresServer], None], mortal: PostgresServer
 ) -> None:
     with closing(PostgresDriver(mortal.url, size=4)) as driver:
         hold_at_once(driver, 4)
@@ -255,7 +255,7 @@ def test_idle_connections_to_a_server_that_was_restarted_are_replaced_unseen(
 
 @pytest.mark.parametrize("end", ENDS)
 def test_every_thread_works_again_soon_after_a_restart_in_the_middle_of_its_calls(
-    end: Callable[[Server], None], mortal: Server
+    end: Callable[[PostgresServer], None], mortal: PostgresServer
 ) -> None:
     with closing(PostgresDriver(mortal.url, size=8, deadline=timedelta(seconds=2))) as driver:
         crew = [Caller(driver) for _ in range(8)]

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.drivers.postgres import PostgresDriver, listening
-from taskharbor.drivers.postgres.hearing import Ear
+from taskharbor.drivers.postgres.hearing import ListenConnection
 from tests.postgres import emptied
 from tests.waiting import LIMIT, wait_until
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-class QuickEar(Ear):
+class QuickEar(ListenConnection):
     """Its thread ends the moment it may: when `close` sets the flag, before `close` does anything else."""
 
     @property
@@ -28,11 +28,11 @@ class QuickEar(Ear):
     def _is_closed(self, value: bool) -> None:
         self._may_end = value
         if value and self._thread is not None:
-            self._alarm.send(b".")
+            self._wake_sender.send(b".")
             self._thread.join(LIMIT)
 
 
-class AwakeEar(Ear):
+class AwakeEar(ListenConnection):
     """Its thread wakes the moment it may: `close` does nothing more until it has looked whether it may end."""
 
     def __init__(self, *args: Any) -> None:
@@ -51,7 +51,7 @@ class AwakeEar(Ear):
         self._may_end = value
 
     def _run(self) -> None:
-        self._awake = Noticed(self._awake, self.is_woken)  # type: ignore[assignment]
+        self._wake_receiver = Noticed(self._wake_receiver, self.is_woken)  # type: ignore[assignment]
         super()._run()
 
     def _wake(self) -> None:
@@ -73,10 +73,10 @@ class Noticed:
 
 
 def test_closing_a_listener_whose_thread_ends_at_once_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "Ear", QuickEar)
+    monkeypatch.setattr(listening, "ListenConnection", QuickEar)
     with closing(PostgresDriver(emptied())) as driver:
         listener = driver.listen(["default"])
-        ear = driver._audience._ear  # noqa: SLF001  it is not shown to anyone
+        ear = driver._audience._listen_connection  # noqa: SLF001  it is not shown to anyone
         assert isinstance(ear, QuickEar)
         assert ear._thread is not None  # noqa: SLF001  as above
 
@@ -86,12 +86,12 @@ def test_closing_a_listener_whose_thread_ends_at_once_raises_nothing(monkeypatch
 
 
 def test_closing_a_listener_whose_thread_wakes_at_once_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "Ear", AwakeEar)
+    monkeypatch.setattr(listening, "ListenConnection", AwakeEar)
     with closing(PostgresDriver(emptied())) as driver:
         listener = driver.listen(["default"])
-        ear = driver._audience._ear  # noqa: SLF001  it is not shown to anyone
+        ear = driver._audience._listen_connection  # noqa: SLF001  it is not shown to anyone
         assert isinstance(ear, AwakeEar)
-        wait_until(lambda: ear._echo is None)  # noqa: SLF001  or it would wake in time to see that
+        wait_until(lambda: ear._expected_echo is None)  # noqa: SLF001  or it would wake in time to see that
         assert ear._thread is not None  # noqa: SLF001  as above
 
         listener.close()

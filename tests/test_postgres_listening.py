@@ -14,7 +14,7 @@ from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver, hearing, ringing
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import emptied, schema_at
 from tests.proxy import Proxy
 from tests.waiting import wait_until
@@ -41,22 +41,22 @@ def driver(url: str) -> Iterator[PostgresDriver]:
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A server that may be stopped and killed."""
-    with Server.start(tmp_path_factory.mktemp("mortal")) as server:
-        migrate.up(schema_at(server.url), MIGRATIONS)
+    with PostgresServer.start(tmp_path_factory.mktemp("mortal")) as server:
+        migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         yield server
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let listeners test themselves after a moment, and expect to hear themselves soon."""
-    monkeypatch.setattr(hearing, "PROOF", 0.1)
-    monkeypatch.setattr(hearing, "ECHO", 0.5)
+    monkeypatch.setattr(hearing, "SELF_TEST_SECONDS", 0.1)
+    monkeypatch.setattr(hearing, "ECHO_TIMEOUT_SECONDS", 0.5)
 
 
 def connection_of(driver: PostgresDriver) -> object:
-    ear = driver._audience._ear  # noqa: SLF001  nobody else sees it
+    ear = driver._audience._listen_connection  # noqa: SLF001  nobody else sees it
     return ear and ear._db  # noqa: SLF001  as above
 
 
@@ -71,8 +71,10 @@ def insert_elsewhere(url: str) -> None:
         elsewhere.insert([new_job()])
 
 
-@pytest.mark.parametrize("end", [Server.stop, Server.kill])
-def test_a_listener_hears_again_after_the_server_was_restarted(end: Callable[[Server], None], mortal: Server) -> None:
+@pytest.mark.parametrize("end", [PostgresServer.stop, PostgresServer.kill])
+def test_a_listener_hears_again_after_the_server_was_restarted(
+    end: Callable[[PostgresServer], None], mortal: PostgresServer
+) -> None:
     with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
         before = connection_of(driver)
         end(mortal)
@@ -84,7 +86,7 @@ def test_a_listener_hears_again_after_the_server_was_restarted(end: Callable[[Se
         assert listener.wait(DEADLINE)
 
 
-def test_a_listener_that_was_deaf_for_a_while_says_that_there_may_be_jobs(mortal: Server) -> None:
+def test_a_listener_that_was_deaf_for_a_while_says_that_there_may_be_jobs(mortal: PostgresServer) -> None:
     with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
         mortal.stop()
         gone = listener.wait(DEADLINE)
@@ -93,7 +95,7 @@ def test_a_listener_that_was_deaf_for_a_while_says_that_there_may_be_jobs(mortal
         assert (gone, listener.wait(DEADLINE)) == (True, True)
 
 
-def test_a_listener_may_be_made_while_the_server_is_away(mortal: Server) -> None:
+def test_a_listener_may_be_made_while_the_server_is_away(mortal: PostgresServer) -> None:
     with closing(PostgresDriver(mortal.url)) as driver:
         mortal.stop()
         with closing(driver.listen(["default"])) as listener:
@@ -162,7 +164,7 @@ def test_a_bell_that_fails_once_rings_the_next_time(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
-        monkeypatch.setattr(ringing, "_CALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
+        monkeypatch.setattr(ringing, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
         driver.insert([new_job()])
         wait_until(lambda: not driver._bell._queues)  # noqa: SLF001  nothing else shows that it took its turn
         silent = not listener.wait(4 * MOMENT)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.core.errors import SchemaOutOfDate, StoreUnavailable, TaskHarborError, UsageError
 from taskharbor.drivers import migrate
 from taskharbor.drivers.connect import connect
@@ -19,7 +19,7 @@ from taskharbor.drivers.migrate import Migration
 from taskharbor.drivers.postgres import PostgresDriver, driver, schema
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.pgbouncer import pooler
 from tests.postgres import database, emptied, schema_at, server
 
@@ -59,13 +59,13 @@ class Terminal:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, verb: str, url: str) -> tuple[Exit, str]:
+    def __call__(self, verb: str, url: str) -> tuple[ExitCode, str]:
         """Return the exit code, and the line on stderr, or all of stdout where there is none."""
         self._capsys.readouterr()
-        ended = run(root, ["migrate", verb, "--url", url])
+        ended = run(cli, ["migrate", verb, "--url", url])
         out, err = self._capsys.readouterr()
-        assert err.count("\n") == (ended != Exit.OK)
-        return Exit(ended), checked(err.rstrip("\n")) or out
+        assert err.count("\n") == (ended != ExitCode.OK)
+        return ExitCode(ended), checked(err.rstrip("\n")) or out
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_url_that_cannot_be_read_is_refused_with_the_right_form(url: str, term
     assert "postgresql://user@host:5432/database" in checked(str(refused.value))
     assert CANARY not in "".join(traceback.format_exception(refused.value))
     ended, line = terminal("status", url)
-    assert (ended, "postgresql://user@host:5432/database" in line) == (Exit.USAGE, True)
+    assert (ended, "postgresql://user@host:5432/database" in line) == (ExitCode.USAGE, True)
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:1", "nowhere.invalid:5432"])
@@ -104,47 +104,47 @@ def test_a_server_that_is_not_there_is_named_with_what_to_check(where: str, term
     ended, line = terminal("status", url)
 
     assert f"database 'app' on {where.partition(':')[0]}: nobody answers there; see that the server runs" in message
-    assert (ended, message in line) == (Exit.CANNOT_CONNECT, True)
+    assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A server with four places, one of them kept for superusers, which asks one of its users for a password."""
     folder: Path = tmp_path_factory.mktemp("small")
     rules = folder / "rules.conf"
     rules.write_text("host postgres app 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n")
     places = {"max_connections": "4", "superuser_reserved_connections": "1", "max_wal_senders": "0"}
-    with Server.start(folder, settings={"hba_file": str(rules), "autovacuum": "off", **places}) as server:
-        migrate.up(schema_at(server.url), MIGRATIONS)
+    with PostgresServer.start(folder, settings={"hba_file": str(rules), "autovacuum": "off", **places}) as server:
+        migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         with psycopg.connect(server.url, autocommit=True) as db:
             db.execute(f"CREATE ROLE app LOGIN PASSWORD '{CANARY}'")
             db.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO app")
         yield server
 
 
-def of_app(server: Server, password: str = CANARY) -> str:
+def of_app(server: PostgresServer, password: str = CANARY) -> str:
     return server.url.replace("postgres@", f"app:{password}@")
 
 
 @pytest.mark.parametrize("password", ["", f"wrong{CANARY}"])
-def test_a_wrong_or_missing_password_is_told_as_such(password: str, small: Server, terminal: Terminal) -> None:
+def test_a_wrong_or_missing_password_is_told_as_such(password: str, small: PostgresServer, terminal: Terminal) -> None:
     url = of_app(small, password)
 
     message = refusal(url)
     ended, line = terminal("status", url)
 
     assert "it refuses this user or password; correct them" in message
-    assert (ended, message in line) == (Exit.CANNOT_CONNECT, True)
+    assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_a_user_who_may_not_connect_is_told_where_that_is_decided(small: Server, terminal: Terminal) -> None:
+def test_a_user_who_may_not_connect_is_told_where_that_is_decided(small: PostgresServer, terminal: Terminal) -> None:
     url = of_app(small).replace("/postgres", "/template1")
 
     message = refusal(url)
     ended, line = terminal("status", url)
 
     assert "this user may not connect; see pg_hba.conf" in message
-    assert (ended, message in line) == (Exit.CANNOT_CONNECT, True)
+    assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
 def test_a_user_that_does_not_exist_is_told_as_such(terminal: Terminal) -> None:
@@ -154,7 +154,7 @@ def test_a_user_that_does_not_exist_is_told_as_such(terminal: Terminal) -> None:
     ended, line = terminal("status", url)
 
     assert "this user may not connect" in message
-    assert (ended, message in line) == (Exit.CANNOT_CONNECT, True)
+    assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
 def test_an_unknown_database_is_told_as_such(terminal: Terminal) -> None:
@@ -164,10 +164,10 @@ def test_an_unknown_database_is_told_as_such(terminal: Terminal) -> None:
     ended, line = terminal("status", url)
 
     assert "database 'nowhere' on 127.0.0.1: this database does not exist; create it, or correct its name" in message
-    assert (ended, message in line) == (Exit.CANNOT_CONNECT, True)
+    assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_a_user_without_rights_is_told_to_get_them(small: Server) -> None:
+def test_a_user_without_rights_is_told_to_get_them(small: PostgresServer) -> None:
     with psycopg.connect(small.url, autocommit=True) as db:
         db.execute("REVOKE INSERT ON th_jobs_waiting FROM app")
 
@@ -179,7 +179,7 @@ def test_a_user_without_rights_is_told_to_get_them(small: Server) -> None:
 
 
 @contextmanager
-def crowded(small: Server) -> Iterator[None]:
+def crowded(small: PostgresServer) -> Iterator[None]:
     """Take every place that is there for all."""
     with ExitStack() as crowd:
         for _ in range(3):
@@ -187,16 +187,16 @@ def crowded(small: Server) -> Iterator[None]:
         yield
 
 
-def test_a_server_without_a_free_place_is_told_as_such(small: Server, terminal: Terminal) -> None:
+def test_a_server_without_a_free_place_is_told_as_such(small: PostgresServer, terminal: Terminal) -> None:
     with crowded(small):
         message = refusal(of_app(small))
         ended, line = terminal("status", of_app(small))
 
     assert "all its connections are taken; close some, raise max_connections, or give drivers fewer (size)" in message
-    assert (ended, message in line) == (Exit.CANNOT_CONNECT, True)
+    assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_a_place_that_becomes_free_before_the_deadline_is_waited_for(small: Server) -> None:
+def test_a_place_that_becomes_free_before_the_deadline_is_waited_for(small: PostgresServer) -> None:
     with closing(PostgresDriver(of_app(small), deadline=SHORT, size=1)) as store:
         store.inspector.now()
         with psycopg.connect(small.url, autocommit=True) as db:
@@ -214,8 +214,8 @@ def test_a_database_without_our_tables_is_told_how_to_get_them(terminal: Termina
         check, line = terminal("check", url)
 
     assert message == f"the store's schema is 0, this code needs {len(MIGRATIONS)}: run 'taskharbor migrate up'"
-    assert (status, shown.splitlines()[0]) == (Exit.OK, "schema   0")
-    assert (check, message in line) == (Exit.SCHEMA_OUT_OF_DATE, True)
+    assert (status, shown.splitlines()[0]) == (ExitCode.OK, "schema   0")
+    assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 
 
 def test_a_schema_that_is_not_there_is_told_how_to_get_it(terminal: Terminal) -> None:
@@ -225,7 +225,7 @@ def test_a_schema_that_is_not_there_is_told_how_to_get_it(terminal: Terminal) ->
     check, line = terminal("check", url)
 
     assert "run 'taskharbor migrate up'" in message
-    assert (check, message in line) == (Exit.SCHEMA_OUT_OF_DATE, True)
+    assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 
 
 @pytest.fixture
@@ -248,8 +248,8 @@ def test_a_schema_older_than_the_code_is_told_how_to_bring_it_up_to_date(termina
 
     found = len(MIGRATIONS)
     assert message == f"the store's schema is {found}, this code needs {found + 2}: run 'taskharbor migrate up'"
-    assert (status, "9999_later" in shown) == (Exit.OK, True)
-    assert (check, message in line) == (Exit.SCHEMA_OUT_OF_DATE, True)
+    assert (status, "9999_later" in shown) == (ExitCode.OK, True)
+    assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 
 
 def test_a_schema_newer_than_the_code_is_told_to_update_the_code(terminal: Terminal) -> None:
@@ -260,7 +260,7 @@ def test_a_schema_newer_than_the_code_is_told_to_update_the_code(terminal: Termi
         check, line = terminal("check", url)
 
     assert message == f"the store's schema is 99, this code needs {len(MIGRATIONS)}: update TaskHarbor"
-    assert (check, message in line) == (Exit.SCHEMA_OUT_OF_DATE, True)
+    assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 
 
 def test_a_schema_that_does_not_fit_is_no_store_that_is_out_of_reach() -> None:
@@ -277,7 +277,7 @@ def test_a_server_that_only_reads_says_where_to_go(*, migrated: bool, terminal: 
         status, _ = terminal("status", url)
         message = refusal(url) if migrated else terminal("up", url)[1]
 
-    assert status == Exit.OK
+    assert status == ExitCode.OK
     assert "it is read-only here; connect to the primary" in message
 
 
@@ -332,7 +332,7 @@ def test_a_pooler_that_nobody_told_of_is_found_out_before_a_job_is_touched(
             stored = store.insert([new_job()])
 
     assert POOLED in message
-    assert (status, shown.splitlines()[-1]) == (Exit.OK, "pending  none")
+    assert (status, shown.splitlines()[-1]) == (ExitCode.OK, "pending  none")
     assert len(stored) == 1
 
 
@@ -343,4 +343,4 @@ def test_a_mode_of_poolers_that_needs_no_word_is_refused_with_the_right_one(term
     ended, line = terminal("status", url)
 
     assert "pooler=transaction is for a pooler in transaction mode; leave it out otherwise" in message
-    assert (ended, message in line) == (Exit.USAGE, True)
+    assert (ended, message in line) == (ExitCode.USAGE, True)

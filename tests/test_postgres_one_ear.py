@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.awaiting import Watcher
+from taskharbor.awaiting import JobWatcher
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.conformance.subject import new_job
@@ -68,7 +68,7 @@ def test_workers_and_who_waits_for_a_result_hear_by_one_connection_that_goes_wit
         worker.register("greet", handle)
         worker.start()
     job_id = Client(driver).enqueue(JobRequest(type="greet")).id
-    with closing(Watcher(driver.inspector)) as watcher:
+    with closing(JobWatcher(driver.inspector)) as watcher:
         waiting = threading.Thread(target=lambda: counted.append(watcher.wait(job_id, DEADLINE).status))
         waiting.start()
         assert started.wait(LIMIT)

@@ -16,7 +16,7 @@ import pytest
 from taskharbor import Client, JobRequest
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres import PostgresDriver, outage
-from taskharbor.drivers.postgres.inserting import COPIED
+from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.outage import Outage
 from tests.postgres import emptied
 from tests.proxy import Proxy
@@ -54,7 +54,7 @@ def keyed(client: Client) -> object:
 
 
 def many(client: Client) -> object:
-    return client.enqueue_many([JobRequest(type="greet")] * COPIED)
+    return client.enqueue_many([JobRequest(type="greet")] * MIN_COPY_JOBS)
 
 
 def awaited(client: Client) -> object:
@@ -155,7 +155,7 @@ def test_every_call_works_again_soon_after_the_server_answers(driver: PostgresDr
 def test_how_long_to_wait_survives_the_way_between_processes() -> None:
     copied = pickle.loads(pickle.dumps(StoreUnavailable("gone", retry_in=DEADLINE)))
 
-    assert (copied.why, copied.retry_in) == ("gone", DEADLINE)
+    assert (copied.reason, copied.retry_in) == ("gone", DEADLINE)
 
 
 class Server:

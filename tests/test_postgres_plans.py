@@ -110,7 +110,7 @@ def reserved(url: str) -> Ran:
             watching.run(
                 "reserve",
                 lambda: watching.driver.reserve(
-                    "default", token=new_token(), worker="worker", lease=LEASE, limit=100, patience=PATIENCE
+                    "default", token=new_token(), worker="worker", lease=LEASE, limit=100, overdue_after=PATIENCE
                 ),
             )
         return watching.ran[-1]

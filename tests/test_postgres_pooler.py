@@ -70,7 +70,7 @@ def subject(url: str) -> Iterator[Subject]:
     @contextmanager
     def transaction() -> Iterator[Insert]:
         with psycopg.connect(url, prepare_threshold=None) as db:
-            yield driver.joined(db).insert
+            yield driver.join(db).insert
 
     with closing(PostgresDriver(url, clock=clock, is_pooled=True)) as driver:
         yield Subject(driver=driver, clock=clock, spend=spend, transaction=transaction)
@@ -87,7 +87,7 @@ def test_many_threads_take_every_job_through_its_whole_life_behind_a_pooler(url:
         with ThreadPoolExecutor(CREW) as pool:
             settled = [each for crew in pool.map(work, [driver] * CREW, timeout=LIMIT) for each in crew]
         jobs = {job.id: job for job in driver.inspector.find(JobFilter(), limit=2_000).jobs}
-        driver.upkeep.roll_up(keep=timedelta(days=1))
+        driver.maintenance.roll_up(keep=timedelta(days=1))
         [queue] = driver.inspector.queues()
 
     assert jobs.keys() == {*accepted}
@@ -103,8 +103,8 @@ def insert_in_every_way(driver: Any, url: str) -> list[JobId]:
     driver.insert(batch)
     driver.insert(copied)
     with psycopg.connect(url, prepare_threshold=None) as shop:
-        driver.joined(shop).insert([joined])
-        again = driver.joined(shop).insert([new_job(idempotency_key="k", digest=b"1")])
+        driver.join(shop).insert([joined])
+        again = driver.join(shop).insert([new_job(idempotency_key="k", digest=b"1")])
     assert again == [Enqueued(joined.id, existed=True)]
     return [job.id for job in (one, joined, *batch, *copied)]
 
@@ -114,7 +114,7 @@ def work(driver: Any) -> list[JobId]:
     settled: list[JobId] = []
     while True:
         token = new_token()
-        claims = driver.reserve("default", token=token, worker="w", lease=LEASE, limit=7, patience=PATIENCE)
+        claims = driver.reserve("default", token=token, worker="w", lease=LEASE, limit=7, overdue_after=PATIENCE)
         if not claims:
             return settled
         driver.extend([claim.lease for claim in claims], lease=LEASE)

@@ -16,8 +16,8 @@ import pytest
 
 from taskharbor import Harbor, RetryPolicy, Status
 from taskharbor.api import serving
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.core.ids import new_token
 from taskharbor.core.retry import Fixed
 from taskharbor.drivers import migrate
@@ -122,15 +122,15 @@ def test_what_operators_do(shop: Shop) -> None:
 
     driver.cancel([canceled.id])
     driver.reschedule([later.id], delay=timedelta(hours=1))
-    moved = driver.requeue([dead.id], token=new_token(), budget=1, by="ops", why="fixed", payload=b'{"n": 1}')
+    moved = driver.requeue([dead.id], token=new_token(), budget=1, by="ops", reason="fixed", payload=b'{"n": 1}')
     driver.control.pause(["default"], by="ops")
     driver.control.resume(["default"])
-    driver.upkeep.roll_up(keep=timedelta(days=1))
-    driver.upkeep.prune(older_than=timedelta(days=1), limit=10)  # the kit tells what goes
+    driver.maintenance.roll_up(keep=timedelta(days=1))
+    driver.maintenance.prune(older_than=timedelta(days=1), limit=10)  # the kit tells what goes
 
     assert [getattr(each, "status", each) for each in moved] == [Status.PENDING]
     assert [view.name for view in driver.inspector.queues()] == ["default"]
-    assert driver.inspector.dead_groups(limit=10) is not None
+    assert driver.inspector.dead_letter_groups(limit=10) is not None
 
 
 def test_schedules_fire(shop: Shop) -> None:
@@ -167,7 +167,7 @@ def test_the_api_answers_with_keys_and_without(shop: Shop) -> None:
 
 def test_the_commands_work(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[object] = []
-    monkeypatch.setattr(serving.Server, "run", lambda self, **_: served.append(self))
+    monkeypatch.setattr(serving.ApiServer, "run", lambda self, **_: served.append(self))
     job_id: JobId = shop.add.enqueue(1, 2).id
     lines = [
         ["enqueue", "add", "one=1", "other=2"],
@@ -187,11 +187,11 @@ def test_the_commands_work(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
         ["api", "--port", "0"],
     ]
 
-    codes = {" ".join(line): run(root, [*line, "--url", url]) for line in lines}
+    codes = {" ".join(line): run(cli, [*line, "--url", url]) for line in lines}
 
-    assert codes == dict.fromkeys(codes, Exit.OK)
+    assert codes == dict.fromkeys(codes, ExitCode.OK)
     assert len(served) == 1
-    assert run(root, ["codec", "set", "zip", "--url", url]) == Exit.CONFLICT  # there is no table to record it in
+    assert run(cli, ["codec", "set", "zip", "--url", url]) == ExitCode.CONFLICT  # there is no table to record it in
 
 
 def test_a_worker_goes_on_while_the_newest_migration_is_applied_and_after(
@@ -204,7 +204,7 @@ def test_a_worker_goes_on_while_the_newest_migration_is_applied_and_after(
         running = shop.wait.enqueue()
         wait_until(lambda: shop.status(running) is Status.PROCESSING)
 
-        migrate.up(schema_at(url), MIGRATIONS)
+        migrate.migrate_up(schema_at(url), MIGRATIONS)
 
         # A process that starts now has the new schema; the worker has what it saw at its start. Both work.
         newcomer = Shop(url)

@@ -21,7 +21,7 @@ from taskharbor.drivers.postgres.retention import DAYS_AHEAD
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.pruning import RETENTION
-from taskharbor.testing.conformance.subject import AGES, MOMENT, Subject, new_job
+from taskharbor.testing.conformance.subject import TEN_YEARS, TICK, Subject, new_job
 from tests.postgres import database, schema_at
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def subject(url: str) -> Iterator[Subject]:
         @contextmanager
         def transaction() -> Iterator[Insert]:
             with psycopg.connect(url) as db:
-                yield driver.joined(db).insert
+                yield driver.join(db).insert
 
         roll_up(made := Subject(driver=driver, clock=clock, spend=None, transaction=transaction))
         yield made
@@ -73,13 +73,13 @@ def test_a_day_goes_as_a_whole_however_small_the_bite(subject: Subject, url: str
 
 
 def test_a_day_stays_until_its_last_job_may_go(subject: Subject, url: str) -> None:
-    subject.advance(DAY / 2 - MOMENT)
+    subject.advance(DAY / 2 - TICK)
     [job_id] = finish(subject, 1)
     subject.advance(RETENTION)
 
     assert prune(subject) == 0
     assert lying_in(url, TODAY) == {job_id}
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     assert prune(subject) == 1
 
 
@@ -141,12 +141,12 @@ def test_dead_letters_stay_until_they_are_purged(subject: Subject, url: str) -> 
 
     assert prune(subject) == 0
     assert lying_in(url, "th_jobs_dead") == set(job_ids)
-    assert [subject.driver.upkeep.purge(older_than=RETENTION, limit=2) for _ in range(3)] == [2, 1, 0]
+    assert [subject.driver.maintenance.purge(older_than=RETENTION, limit=2) for _ in range(3)] == [2, 1, 0]
 
 
 def test_days_are_made_seven_ahead_when_the_schema_is() -> None:
     with database(migrated=False) as url:
-        migrate.up(schema_at(url), MIGRATIONS)
+        migrate.migrate_up(schema_at(url), MIGRATIONS)
 
         [(today,)] = rows(url, "SELECT (applied_at AT TIME ZONE 'UTC')::date FROM th_migrations WHERE number = 1")
         assert leaves(url) == [leaf_of(today + n * DAY) for n in range(DAYS_AHEAD + 1)]
@@ -167,9 +167,9 @@ def test_where_nobody_made_days_nothing_is_refused_and_it_goes_in_bites(subject:
     job_ids = finish(subject, 5)
 
     assert lying_in(url, "th_jobs_finished_default") == set(job_ids)
-    subject.advance(RETENTION - MOMENT)
+    subject.advance(RETENTION - TICK)
     assert prune(subject, limit=2) == 0
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     assert [prune(subject, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
@@ -288,7 +288,7 @@ def test_a_call_without_time_takes_one_step_and_leaves_the_rest_to_the_next(subj
 
     removed = []
     while TODAY in leaves(url):
-        removed.append(subject.driver.upkeep.prune(older_than=RETENTION, limit=ENOUGH, within=timedelta(0)))
+        removed.append(subject.driver.maintenance.prune(older_than=RETENTION, limit=ENOUGH, within=timedelta(0)))
 
     assert removed == [0, 0, 3, 0]  # examined, detached, counted, dropped
 
@@ -296,7 +296,7 @@ def test_a_call_without_time_takes_one_step_and_leaves_the_rest_to_the_next(subj
 def test_on_the_schema_before_a_job_with_an_event_stays_in_its_day() -> None:
     clock = ManualClock(NOON)
     with database(migrated=False) as url:
-        migrate.up(schema_at(url), MIGRATIONS[:1])
+        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
         with closing(PostgresDriver(url, clock=clock)) as driver:
             subject = Subject(driver=driver, clock=clock, spend=None, transaction=lambda: nullcontext(driver.insert))
             roll_up(subject)
@@ -333,21 +333,21 @@ def finish(subject: Subject, jobs: int) -> list[JobId]:
 def take(subject: Subject, jobs: int) -> list[Settlement]:
     """Take new jobs, and say that they shall succeed."""
     subject.driver.insert([new_job() for _ in range(jobs)])
-    claims = subject.reserve(limit=jobs, lease=AGES)
+    claims = subject.reserve(limit=jobs, lease=TEN_YEARS)
     assert len(claims) == jobs
     return [Settlement(claim.lease, Outcome.ack()) for claim in claims]
 
 
 def prune(subject: Subject, *, limit: int = ENOUGH) -> int:
-    return subject.driver.upkeep.prune(older_than=RETENTION, limit=limit)
+    return subject.driver.maintenance.prune(older_than=RETENTION, limit=limit)
 
 
 def roll_up(subject: Subject) -> None:
-    subject.driver.upkeep.roll_up(keep=AGES)
+    subject.driver.maintenance.roll_up(keep=TEN_YEARS)
 
 
 def publish(subject: Subject, job_id: JobId) -> None:
-    subject.driver.upkeep.outbox_done([Published(row.event.event_id) for row in subject.outbox(job_id)])
+    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(job_id)])
 
 
 def leaf_of(day: datetime) -> str:

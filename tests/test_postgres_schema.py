@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.core.errors import SchemaOutOfDate, StoreUnavailable, UsageError
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -63,7 +63,7 @@ def test_of_many_who_migrate_at_once_one_does_it_and_all_find_it_done(name: str,
 
     def up(_: int) -> list[str]:
         start.wait()
-        return [each.name for each in migrate.up(schema_at(bare, schema=name), MIGRATIONS)]
+        return [each.name for each in migrate.migrate_up(schema_at(bare, schema=name), MIGRATIONS)]
 
     with ThreadPoolExecutor(STARTERS) as pool:
         applied = [each for names in pool.map(up, range(STARTERS)) for each in names]
@@ -82,7 +82,7 @@ def test_two_who_waited_for_each_other_both_find_it_done_under_any_default_isola
 
     with psycopg.connect(bare) as other, ThreadPoolExecutor(2) as pool:
         other.execute(held)
-        applied = [pool.submit(migrate.up, schema_at(bare), MIGRATIONS) for _ in range(2)]
+        applied = [pool.submit(migrate.migrate_up, schema_at(bare), MIGRATIONS) for _ in range(2)]
         wait_until(lambda: len(rows(bare, waiting)) == 2)
         other.rollback()
 
@@ -92,7 +92,7 @@ def test_two_who_waited_for_each_other_both_find_it_done_under_any_default_isola
 def test_migrating_again_changes_nothing(url: str) -> None:
     before = catalog(url, "public")
 
-    assert migrate.up(schema_at(url), MIGRATIONS) == []
+    assert migrate.migrate_up(schema_at(url), MIGRATIONS) == []
     assert catalog(url, "public") == before
 
 
@@ -100,14 +100,14 @@ def test_a_migration_that_fails_leaves_nothing_behind_and_is_named(bare: str) ->
     broken = migrate.Migration(number=1, name="0001_broken", sql="CREATE TABLE th_jobs (); SELECT 1 / 0;")
 
     with pytest.raises(psycopg.errors.DivisionByZero) as caught:
-        migrate.up(schema_at(bare, schema="jobs"), [broken])
+        migrate.migrate_up(schema_at(bare, schema="jobs"), [broken])
 
     assert caught.value.__notes__ == ["in migration 0001_broken"]
     assert rows(bare, "SELECT to_regnamespace('jobs') IS NULL") == [(True,)]
 
 
 def test_a_schema_of_any_name_holds_all_there_is_of_a_store(bare: str) -> None:
-    migrate.up(schema_at(bare, schema="jobs"), MIGRATIONS)
+    migrate.migrate_up(schema_at(bare, schema="jobs"), MIGRATIONS)
 
     live_a_life(bare, schema="jobs")
 
@@ -120,7 +120,7 @@ def test_the_search_path_of_a_role_is_nobodys_business(name: str, bare: str) -> 
     with psycopg.connect(bare) as db:
         db.execute("CREATE SCHEMA elsewhere")
         db.execute(f"ALTER DATABASE {db.info.dbname} SET search_path = elsewhere".encode())
-    migrate.up(schema_at(bare, schema=name), MIGRATIONS)
+    migrate.migrate_up(schema_at(bare, schema=name), MIGRATIONS)
 
     live_a_life(bare, schema=name)
 
@@ -128,7 +128,7 @@ def test_the_search_path_of_a_role_is_nobodys_business(name: str, bare: str) -> 
 
 
 def test_two_schemas_of_one_database_do_not_see_each_other(url: str) -> None:
-    migrate.up(schema_at(url, schema="jobs"), MIGRATIONS)
+    migrate.migrate_up(schema_at(url, schema="jobs"), MIGRATIONS)
     with subject_on(url, "jobs") as ours, subject_on(url, "public") as theirs:
         job_id = ours.bring(Status.DEAD, idempotency_key="once")
         ours.driver.control.pause(["default"], by="ops")
@@ -149,7 +149,7 @@ def test_a_name_that_is_no_schemas_is_refused_before_anybody_is_called(name: str
 
 def test_a_schema_of_63_letters_works(bare: str) -> None:
     name = "j" * 63
-    migrate.up(schema_at(bare, schema=name), MIGRATIONS)
+    migrate.migrate_up(schema_at(bare, schema=name), MIGRATIONS)
 
     live_a_life(bare, schema=name)
 
@@ -171,19 +171,19 @@ def test_a_driver_refuses_tables_that_are_newer_than_itself(url: str) -> None:
 def test_the_printed_sql_makes_the_same_schema_as_up(
     tool: str, name: str, bare: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(root, ["migrate", "sql", "--url", f"{bare}?schema={name}"]) == Exit.OK
+    assert run(cli, ["migrate", "sql", "--url", f"{bare}?schema={name}"]) == ExitCode.OK
     script = capsys.readouterr().out
 
     {"psycopg": by_psycopg, "psql": by_psql}[tool](bare, script)
 
-    assert run(root, ["migrate", "check", "--url", f"{bare}?schema={name}"]) == Exit.OK
+    assert run(cli, ["migrate", "check", "--url", f"{bare}?schema={name}"]) == ExitCode.OK
     with database(migrated=False) as other:
-        migrate.up(schema_at(other, schema=name), MIGRATIONS)
+        migrate.migrate_up(schema_at(other, schema=name), MIGRATIONS)
         assert catalog(bare, name) == catalog(other, name) != []
 
 
 def test_the_printed_sql_run_twice_is_refused_and_changes_nothing(bare: str) -> None:
-    script = migrate.as_sql(schema_at(bare), MIGRATIONS)
+    script = migrate.pending_sql(schema_at(bare), MIGRATIONS)
     by_psycopg(bare, script)
     before = catalog(bare, "public")
 
@@ -197,16 +197,16 @@ def test_the_printed_sql_run_twice_is_refused_and_changes_nothing(bare: str) -> 
 def test_who_may_make_tables_need_not_be_allowed_to_make_schemas(way: str, bare: str) -> None:
     with role(bare, "GRANT USAGE, CREATE ON SCHEMA public TO {}") as plain:
         if way == "up":
-            migrate.up(schema_at(plain), MIGRATIONS)
+            migrate.migrate_up(schema_at(plain), MIGRATIONS)
         else:
-            by_psycopg(plain, migrate.as_sql(schema_at(plain), MIGRATIONS))
+            by_psycopg(plain, migrate.pending_sql(schema_at(plain), MIGRATIONS))
 
         assert schema_at(plain).version() == len(MIGRATIONS)
 
 
 def test_who_may_not_make_tables_is_told_so(bare: str) -> None:
     with role(bare) as plain, pytest.raises(StoreUnavailable, match=r"lacks a right; grant it.*permission denied"):
-        migrate.up(schema_at(plain, schema="jobs"), MIGRATIONS)
+        migrate.migrate_up(schema_at(plain, schema="jobs"), MIGRATIONS)
 
 
 def test_who_may_not_read_our_tables_is_told_so(url: str) -> None:
@@ -231,16 +231,16 @@ def test_who_may_read_but_not_write_is_told_so_and_can_look(url: str) -> None:
 def test_up_names_what_it_applied_and_the_second_time_says_that_nothing_is_left(
     bare: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(root, ["migrate", "up", "--url", bare]) == Exit.OK
+    assert run(cli, ["migrate", "up", "--url", bare]) == ExitCode.OK
     assert capsys.readouterr() == ("\n".join(NAMES) + "\n", "")
 
-    assert run(root, ["migrate", "up", "--url", bare]) == Exit.OK
+    assert run(cli, ["migrate", "up", "--url", bare]) == ExitCode.OK
     assert capsys.readouterr() == ("", f"the schema is up to date: {len(NAMES)}\n")
 
 
 @pytest.mark.parametrize("verb", ["status", "sql", "check"])
 def test_only_up_changes_the_database(verb: str, bare: str) -> None:
-    run(root, ["migrate", verb, "--url", f"{bare}?schema=jobs"])
+    run(cli, ["migrate", verb, "--url", f"{bare}?schema=jobs"])
 
     assert rows(bare, "SELECT to_regnamespace('jobs') IS NULL") == [(True,)]
 
@@ -249,20 +249,20 @@ def test_only_up_changes_the_database(verb: str, bare: str) -> None:
 def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(root, ["migrate", verb, "--url", url, "--json"]) == Exit.OK
+    assert run(cli, ["migrate", verb, "--url", url, "--json"]) == ExitCode.OK
 
     told = json.loads(capsys.readouterr().out)
     assert told == {"store": "postgres", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
 
 
 def test_status_shows_what_is_there_and_what_is_pending(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root, ["migrate", "status", "--url", bare]) == Exit.OK
+    assert run(cli, ["migrate", "status", "--url", bare]) == ExitCode.OK
 
     assert capsys.readouterr().out == f"schema   0\nwanted   {len(NAMES)}\npending  {' '.join(NAMES)}\n"
 
 
 def test_check_exits_with_9_and_says_how_to_migrate(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root, ["migrate", "check", "--url", bare]) == Exit.SCHEMA_OUT_OF_DATE
+    assert run(cli, ["migrate", "check", "--url", bare]) == ExitCode.SCHEMA_OUT_OF_DATE
 
     assert capsys.readouterr() == ("", MISSING)
 
@@ -271,7 +271,7 @@ def test_check_exits_with_9_and_says_how_to_migrate(bare: str, capsys: pytest.Ca
 def test_a_schema_newer_than_the_code_exits_with_9(verb: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     make_newer(url)
 
-    assert run(root, ["migrate", verb, "--url", url]) == Exit.SCHEMA_OUT_OF_DATE
+    assert run(cli, ["migrate", verb, "--url", url]) == ExitCode.SCHEMA_OUT_OF_DATE
     assert capsys.readouterr() == ("", IN_USE)
 
 
@@ -279,7 +279,7 @@ def test_a_schema_newer_than_the_code_exits_with_9(verb: str, url: str, capsys: 
 def test_a_database_that_is_not_there_exits_with_3_and_one_line(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = f"{server().url.rpartition('/')[0]}/nowhere"
 
-    assert run(root, ["migrate", verb, "--url", nowhere]) == Exit.CANNOT_CONNECT
+    assert run(cli, ["migrate", verb, "--url", nowhere]) == ExitCode.CANNOT_CONNECT
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "database 'nowhere' on 127.0.0.1: this database does not exist" in err
@@ -291,8 +291,8 @@ def live_a_life(url: str, *, schema: str) -> None:
         all_day(Watched(driver))
         subject.advance(LATEST)
         subject.queues()
-        subject.driver.upkeep.prune(older_than=RETENTION, limit=10)
-        subject.driver.upkeep.purge(older_than=RETENTION, limit=10)
+        subject.driver.maintenance.prune(older_than=RETENTION, limit=10)
+        subject.driver.maintenance.purge(older_than=RETENTION, limit=10)
         with subject.transaction() as insert:
             insert([new_job(priority=-1)])
         subject.settle(subject.take(), Outcome.fail("hopeless"))
@@ -306,7 +306,7 @@ def subject_on(url: str, schema: str) -> Iterator[Subject]:
         @contextmanager
         def transaction() -> Iterator[Insert]:
             with psycopg.connect(url) as db:
-                yield driver.joined(db).insert
+                yield driver.join(db).insert
 
         yield Subject(driver=driver, clock=clock, spend=None, transaction=transaction)
 

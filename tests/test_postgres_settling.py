@@ -49,7 +49,7 @@ def driver(url: str) -> Iterator[PostgresDriver]:
 def reserve(
     driver: PostgresDriver, *, limit: int = 1, lease: timedelta = LEASE, token: Token | None = None
 ) -> list[Claim]:
-    asked: dict[str, Any] = {"worker": "w", "lease": lease, "limit": limit, "patience": PATIENCE}
+    asked: dict[str, Any] = {"worker": "w", "lease": lease, "limit": limit, "overdue_after": PATIENCE}
     return driver.reserve("default", token=token or new_token(), **asked)
 
 
@@ -109,7 +109,7 @@ def test_in_a_users_transaction_a_locked_row_is_waited_for(driver: PostgresDrive
 
     with psycopg.connect(url) as other, psycopg.connect(url) as shop, ThreadPoolExecutor(1) as pool:
         lock(other, claim.job.id)
-        answer = pool.submit(driver.joined(shop).settle, [Settlement(claim.lease, Outcome.ack())])
+        answer = pool.submit(driver.join(shop).settle, [Settlement(claim.lease, Outcome.ack())])
         wait_until(lambda: waits_for_a_lock(url))
         other.rollback()
 
@@ -277,7 +277,7 @@ def test_no_token_is_used_again_after_a_lost_reply_whose_lease_has_ended(verb: s
         held = direct.inspector.get([job.id])[job.id]
         assert held.attempt_count <= 1
         assert direct.inspector.attempts([job.id]) == []
-        direct.upkeep.expire(limit=10)
+        direct.maintenance.expire(limit=10)
         tokens = [attempt.token for attempt in direct.inspector.attempts([job.id])]
         assert tokens == [token] * held.attempt_count
 
@@ -301,7 +301,7 @@ def test_innocent_jobs_are_moved_beside_one_whose_attempt_is_recorded_already(dr
     poisoned(NONE)
     reclaimed = reserve(driver, limit=2, lease=NONE)
     poisoned(NONE)
-    expired = driver.upkeep.expire(limit=10)
+    expired = driver.maintenance.expire(limit=10)
 
     assert [type(answer) for answer in settled] == [Settled, Settled]
     assert [claim.job.attempt_count for claim in reclaimed] == [2, 2]

@@ -79,7 +79,7 @@ def test_jobs_of_a_later_day_in_the_default_leaf_keep_no_earlier_day_from_being_
 def test_a_job_whose_event_was_given_up_stays_in_its_day_when_that_is_detached(day: Subject, url: str) -> None:
     job_id = day.bring(Status.DEAD)
     given_up = [Unpublished(row.event.event_id, "no", None) for row in day.outbox(job_id)]
-    assert day.driver.upkeep.outbox_done(given_up) == [True]
+    assert day.driver.maintenance.settle_outbox(given_up) == [True]
     day.requeue(job_id)
     day.settle(day.take(), Outcome.ack())
 
@@ -106,7 +106,7 @@ def test_events_of_other_jobs_do_not_keep_a_day_from_being_detached(day: Subject
 def test_on_the_schema_before_a_day_goes_as_a_whole_however_small_the_batch() -> None:
     clock = ManualClock(NOON)
     with database(migrated=False) as url:
-        migrate.up(schema_at(url), MIGRATIONS[:1])
+        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
         with closing(PostgresDriver(url, clock=clock)) as driver:
             subject = with_leaves(driver, clock)
             finish(subject, 3)

@@ -20,7 +20,7 @@ from tests.test_postgres_retention import NOON, TODAY, UNTIL_IT_GOES, count, fin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
     from taskharbor.drivers.postgres.steps import Steps
     from taskharbor.testing.conformance.subject import Subject
 
@@ -66,11 +66,11 @@ def test_dead_letters_whose_removal_takes_longer_than_the_deadline_are_purged(sl
     slow.advance(UNTIL_IT_GOES)
     slow_down(url, "th_attempts")
 
-    assert slow.driver.upkeep.purge(older_than=RETENTION, limit=1) == 1
+    assert slow.driver.maintenance.purge(older_than=RETENTION, limit=1) == 1
 
 
-def connections_of(subject: Subject) -> Connections:
-    found: Connections = subject.driver._connections  # type: ignore[attr-defined]  # noqa: SLF001  what callers do not see
+def connections_of(subject: Subject) -> PostgresPool:
+    found: PostgresPool = subject.driver._connections  # type: ignore[attr-defined]  # noqa: SLF001  what callers do not see
     return found
 
 

@@ -26,14 +26,14 @@ RECORD: Final = WorkerRecord(
 
 def test_a_worker_is_recorded_without_its_lost_slots_before_the_migration_and_with_them_after() -> None:
     with database(migrated=False) as url:
-        migrate.up(schema_at(url), MIGRATIONS[:1])
+        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
         with closing(PostgresDriver(url)) as driver:
-            driver.upkeep.beat_worker(RECORD)
-            driver.upkeep.beat_worker(RECORD)
+            driver.maintenance.record_worker(RECORD)
+            driver.maintenance.record_worker(RECORD)
             [before] = driver.inspector.workers()
-        migrate.up(schema_at(url), MIGRATIONS)
+        migrate.migrate_up(schema_at(url), MIGRATIONS)
         with closing(PostgresDriver(url)) as driver:
-            driver.upkeep.beat_worker(RECORD)
+            driver.maintenance.record_worker(RECORD)
             [after] = driver.inspector.workers()
 
     assert (before.id, before.lost_slots) == ("w", 0)

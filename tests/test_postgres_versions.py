@@ -11,7 +11,7 @@ import pytest
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS
-from taskharbor.keys import issue
+from taskharbor.keys import issue_key
 from tests.postgres import database, schema_at
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 @pytest.fixture
 def driver() -> Iterator[PostgresDriver]:
     with database(migrated=False) as url:
-        migrate.up(schema_at(url), MIGRATIONS[:1])
+        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
         with closing(PostgresDriver(url)) as driver:
             yield driver
 
 
 def test_keys_work_without_a_column_for_their_last_use(driver: PostgresDriver) -> None:
-    key = issue("ci", ["admin"], now=datetime(2030, 1, 1, tzinfo=UTC)).key
+    key = issue_key("ci", ["admin"], now=datetime(2030, 1, 1, tzinfo=UTC)).key
 
-    driver.control.put_keys([key])
+    driver.control.add_keys([key])
     driver.control.note_key_use([key.id])
 
     assert driver.inspector.keys() == {key.id: key}

@@ -14,7 +14,7 @@ import pytest
 
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.janitor import ClockGuard
-from taskharbor.runtime import ThreadRuntime, finished
+from taskharbor.runtime import ThreadRuntime, run_coroutine
 from taskharbor.testing.clock import ManualClock
 
 AT_LAST = 10.0
@@ -22,21 +22,21 @@ MANY = 8
 
 
 def test_plain_work_that_waits_for_each_other_runs_at_once_again_and_again() -> None:
-    with closing(ThreadRuntime(plain=MANY)) as runtime:
+    with closing(ThreadRuntime(sync_threads=MANY)) as runtime:
         for _ in range(50):
             meeting = threading.Barrier(MANY + 1)
             for _ in range(MANY):
-                runtime.run_plain(lambda meeting=meeting: meeting.wait(AT_LAST))  # type: ignore[misc]
+                runtime.run_sync(lambda meeting=meeting: meeting.wait(AT_LAST))  # type: ignore[misc]
 
             meeting.wait(AT_LAST)
 
 
 def test_plain_work_that_waits_keeps_nobody_who_came_later_from_running() -> None:
     let_go, ended = threading.Event(), SimpleQueue[int]()
-    with closing(ThreadRuntime(plain=2)) as runtime:
-        runtime.run_plain(lambda: ended.put(-1) if let_go.wait(AT_LAST) else None)
+    with closing(ThreadRuntime(sync_threads=2)) as runtime:
+        runtime.run_sync(lambda: ended.put(-1) if let_go.wait(AT_LAST) else None)
         for number in range(MANY):
-            runtime.run_plain(lambda number=number: ended.put(number))  # type: ignore[misc]
+            runtime.run_sync(lambda number=number: ended.put(number))  # type: ignore[misc]
 
         assert [ended.get(timeout=AT_LAST) for _ in range(MANY)] == list(range(MANY))
 
@@ -50,13 +50,13 @@ def test_work_for_which_no_thread_could_be_started_is_not_done_later(monkeypatch
     def refuse(_thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    with closing(ThreadRuntime(plain=2)) as runtime:
+    with closing(ThreadRuntime(sync_threads=2)) as runtime:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError):
-                runtime.run_plain(lambda: done.put("refused"))
+                runtime.run_sync(lambda: done.put("refused"))
 
-        runtime.run_plain(lambda: done.put("taken"))
+        runtime.run_sync(lambda: done.put("taken"))
 
         assert done.get(timeout=AT_LAST) == "taken"
 
@@ -73,7 +73,7 @@ def test_coroutines_that_are_handed_over_together_have_contexts_of_their_own() -
     def never() -> None:
         raise AssertionError
 
-    with closing(ThreadRuntime(plain=1)) as runtime:
+    with closing(ThreadRuntime(sync_threads=1)) as runtime:
         colour.set("the caller's")
         runtime.run_async([(paint(name), never) for name in ("red", "green", "blue")])
 
@@ -86,8 +86,8 @@ def test_what_a_coroutine_raises_reaches_the_one_who_waits_for_it() -> None:
     async def fail() -> Any:
         raise LookupError("lost")
 
-    with closing(ThreadRuntime(plain=1)) as runtime, pytest.raises(LookupError, match="lost"):
-        finished(runtime, fail(), timeout=timedelta(seconds=AT_LAST))
+    with closing(ThreadRuntime(sync_threads=1)) as runtime, pytest.raises(LookupError, match="lost"):
+        run_coroutine(runtime, fail(), timeout=timedelta(seconds=AT_LAST))
 
 
 def test_the_clock_of_a_runtime_counts_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +98,8 @@ def test_the_clock_of_a_runtime_counts_while_the_machine_is_suspended(monkeypatc
     monkeypatch.setattr(time, "clock_gettime", lambda clock: gettime(clock) + suspended[0] * (clock == boot))
     clock = ManualClock()
     driver = MemoryDriver(clock=clock)
-    monkeypatch.setattr(driver.upkeep, "clock_jumped", lambda **_: jumps.append("jumped"))
-    with closing(ThreadRuntime(plain=1)) as runtime:
+    monkeypatch.setattr(driver.maintenance, "report_clock_jump", lambda **_: jumps.append("jumped"))
+    with closing(ThreadRuntime(sync_threads=1)) as runtime:
         guard = ClockGuard(runtime, driver, lease=timedelta(seconds=30))
         guard.tick()
 

@@ -9,9 +9,9 @@ import sys
 AT_EVERY_LINE = """
 import faulthandler, signal, sys
 from taskharbor import service
-from taskharbor.service import until_signal
+from taskharbor.service import run_until_signal
 
-service.LOOK = 0.005
+service.SIGNAL_POLL_SECONDS = 0.005
 faulthandler.dump_traceback_later(20, exit=True)
 
 def run(moment):
@@ -27,7 +27,7 @@ def run(moment):
         sys.settrace(count)
         sys._getframe(1).f_trace = count
     stopped = []
-    until_signal(start, lambda: stopped.append(sys.settrace(None)), is_over=lambda: False)
+    run_until_signal(start, lambda: stopped.append(sys.settrace(None)), is_over=lambda: False)
     assert len(stopped) == 1
 
 for moment in range(1, 40):

@@ -8,53 +8,53 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskharbor.testing.simulation import EXPECTED, EXPECTED_OF_MESSAGES, judge, judge_all, simulate
+from taskharbor.testing.simulation import REQUIRED_COVERAGE, REQUIRED_MESSAGE_COVERAGE, run_seed, run_seeds, simulate
 
 if TYPE_CHECKING:
-    from taskharbor.testing.simulation import Mode, Verdict
+    from taskharbor.testing.simulation import Mode, SeedReport
 
 SEEDS: Final = range(500)
 SEEDS_OF_MESSAGES: Final = range(320)
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> list[Verdict]:
-    return list(judge_all(SEEDS))
+def verdicts() -> list[SeedReport]:
+    return list(run_seeds(SEEDS))
 
 
 @pytest.fixture(scope="module")
-def verdicts_on_messages() -> list[Verdict]:
-    return list(judge_all(SEEDS_OF_MESSAGES, "sqs"))
+def verdicts_on_messages() -> list[SeedReport]:
+    return list(run_seeds(SEEDS_OF_MESSAGES, "sqs"))
 
 
-def test_no_world_breaks_a_promise(verdicts: list[Verdict]) -> None:
+def test_no_world_breaks_a_promise(verdicts: list[SeedReport]) -> None:
     broken = [verdict for verdict in verdicts if verdict.violations]
 
     assert not broken, "\n".join(map(str, broken))
 
 
-def test_no_world_with_messages_breaks_a_promise(verdicts_on_messages: list[Verdict]) -> None:
+def test_no_world_with_messages_breaks_a_promise(verdicts_on_messages: list[SeedReport]) -> None:
     broken = [verdict for verdict in verdicts_on_messages if verdict.violations]
 
     assert not broken, "\n".join(map(str, broken))
 
 
-def test_every_rare_thing_happens_in_some_world_with_messages(verdicts_on_messages: list[Verdict]) -> None:
+def test_every_rare_thing_happens_in_some_world_with_messages(verdicts_on_messages: list[SeedReport]) -> None:
     seen = {sight for verdict in verdicts_on_messages for sight in verdict.seen}
 
-    assert seen >= EXPECTED_OF_MESSAGES
-    assert seen <= EXPECTED | EXPECTED_OF_MESSAGES
+    assert seen >= REQUIRED_MESSAGE_COVERAGE
+    assert seen <= REQUIRED_COVERAGE | REQUIRED_MESSAGE_COVERAGE
 
 
-def test_every_rare_thing_happens_in_some_world(verdicts: list[Verdict]) -> None:
+def test_every_rare_thing_happens_in_some_world(verdicts: list[SeedReport]) -> None:
     seen = {sight for verdict in verdicts for sight in verdict.seen}
 
-    assert seen == EXPECTED
+    assert seen == REQUIRED_COVERAGE
 
 
-def test_a_seed_makes_the_same_history_again(verdicts: list[Verdict]) -> None:
-    assert judge(17).digest == judge(17).digest == verdicts[17].digest
-    assert judge(18).digest != verdicts[17].digest
+def test_a_seed_makes_the_same_history_again(verdicts: list[SeedReport]) -> None:
+    assert run_seed(17).digest == run_seed(17).digest == verdicts[17].digest
+    assert run_seed(18).digest != verdicts[17].digest
 
 
 @pytest.mark.parametrize("mode", ["polling", "sqs"])

@@ -51,7 +51,7 @@ def test_a_job_is_still_there_when_the_file_is_opened_again(file: Path) -> None:
 def test_a_job_and_an_order_are_committed_together_or_not_at_all(driver: SqliteDriver, file: Path) -> None:
     with closing(sqlite3.connect(file)) as shop:
         shop.execute("CREATE TABLE orders (id INTEGER)")
-        client = Client(driver.joined(shop))
+        client = Client(driver.join(shop))
 
         shop.execute("INSERT INTO orders VALUES (1)")
         lost = client.enqueue(JobRequest(type="ship", payload=1))
@@ -68,12 +68,12 @@ def test_a_job_and_an_order_are_committed_together_or_not_at_all(driver: SqliteD
 
 def test_a_connection_to_another_file_cannot_be_joined(driver: SqliteDriver, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "other.db")) as other, pytest.raises(UsageError, match="own file"):
-        driver.joined(other)
+        driver.join(other)
 
 
 def test_a_connection_without_a_transaction_cannot_be_joined(driver: SqliteDriver, file: Path) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as autocommit:
-        joined = driver.joined(autocommit)
+        joined = driver.join(autocommit)
 
         with pytest.raises(UsageError, match="begin a transaction first"):
             joined.insert([new_job()])
@@ -207,9 +207,9 @@ def test_jobs_that_raw_sql_moved_are_counted_too(driver: SqliteDriver, file: Pat
         db.execute(revive, (second,))
         db.execute("DELETE FROM th_jobs WHERE id = ?", (third,))
 
-    before = driver.inspector.queues(), driver.inspector.finished(since=EPOCH)
-    driver.upkeep.roll_up(keep=timedelta(days=36_500))
-    after = driver.inspector.queues(), driver.inspector.finished(since=EPOCH)
+    before = driver.inspector.queues(), driver.inspector.finished_counts(since=EPOCH)
+    driver.maintenance.roll_up(keep=timedelta(days=36_500))
+    after = driver.inspector.queues(), driver.inspector.finished_counts(since=EPOCH)
     [queue], [finished] = before
 
     assert before == after

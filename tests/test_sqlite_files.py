@@ -17,8 +17,8 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.connection import Connections
-from taskharbor.drivers.sqlite.ringing import folder_of
+from taskharbor.drivers.sqlite.connection import SqlitePool
+from taskharbor.drivers.sqlite.ringing import socket_dir
 from taskharbor.worker import Worker
 from tests.waiting import LIMIT, wait_until
 
@@ -50,7 +50,7 @@ def test_files_of_a_new_store_are_for_their_owner_alone(file: Path) -> None:
         beside = [file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm")]
 
         assert [_mode(each) for each in (file, *beside)] == [0o600] * 3
-        assert _mode(folder_of(file)) == 0o700
+        assert _mode(socket_dir(file)) == 0o700
 
 
 def test_a_file_that_exists_keeps_its_mode(file: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_file_that_exists_keeps_its_mode(file: Path) -> None:
 
 
 def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> None:
-    connections, order = Connections(file, clock=None, deadline=LONG, synchronous="OFF"), list[str]()
+    connections, order = SqlitePool(file, clock=None, deadline=LONG, synchronous="OFF"), list[str]()
     first = connections.write()
 
     def write(name: str, *, urgent: bool) -> threading.Thread:
@@ -88,7 +88,7 @@ def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> N
 def test_an_urgent_writer_that_gives_up_lets_the_others_write(file: Path) -> None:
     with closing(SqliteDriver(file, deadline=BRIEF)) as driver:
         Client(driver).enqueue(JobRequest(type="greet"))
-        [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LONG, limit=1, patience=LONG)
+        [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="a handler's own write transaction"):
@@ -99,7 +99,7 @@ def test_an_urgent_writer_that_gives_up_lets_the_others_write(file: Path) -> Non
 
 def test_a_thread_behind_another_that_waits_for_the_file_names_the_same_cause(file: Path) -> None:
     SqliteDriver(file).close()
-    connections = Connections(file, clock=None, deadline=LONG, synchronous="OFF")
+    connections = SqlitePool(file, clock=None, deadline=LONG, synchronous="OFF")
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
 

@@ -15,8 +15,8 @@ import pytest
 
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.listening import SqliteListener, Watch
-from taskharbor.drivers.sqlite.ringing import folder_of
+from taskharbor.drivers.sqlite.listening import ChangeWatch, SqliteListener
+from taskharbor.drivers.sqlite.ringing import socket_dir
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
 from tests.namespaces import call_in
 
@@ -92,7 +92,7 @@ def test_a_listener_that_does_not_wait_holds_nobody_up_and_hears_of_everything_a
 @pytest.mark.usefixtures("driver")
 def test_only_the_user_may_look_at_who_listens(file: Path) -> None:
     with listening(file):
-        assert stat.S_IMODE(folder_of(file).stat().st_mode) == 0o700
+        assert stat.S_IMODE(socket_dir(file).stat().st_mode) == 0o700
 
 
 @pytest.mark.usefixtures("driver")
@@ -102,7 +102,7 @@ def test_when_nobody_listens_any_more_nothing_of_it_is_left(file: Path) -> None:
     with listening(file), listening(file):
         pass
 
-    assert not folder_of(file).exists()
+    assert not socket_dir(file).exists()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -121,19 +121,19 @@ def test_the_socket_of_a_listener_that_was_killed_is_swept_away_by_the_next_ring
     assert here.poll(DEADLINE.total_seconds())
     os.kill(victim.pid or 0, signal.SIGKILL)
     victim.join(DEADLINE.total_seconds())
-    before = len(list(folder_of(file).iterdir()))
+    before = len(list(socket_dir(file).iterdir()))
 
     with listening(file) as listener:
         driver.insert([new_job()])
 
         assert listener.wait(DEADLINE)
-        assert (before, len(list(folder_of(file).iterdir()))) == (1, 1)
+        assert (before, len(list(socket_dir(file).iterdir()))) == (1, 1)
     victim.close()
 
 
 def test_a_ring_removes_nothing_but_sockets(driver: SqliteDriver, file: Path) -> None:
     with listening(file):
-        note = folder_of(file) / "note"
+        note = socket_dir(file) / "note"
         note.write_text("not a socket")
         driver.insert([new_job()])
 
@@ -147,9 +147,9 @@ def test_where_the_path_is_too_long_for_a_socket_the_folder_is_among_temporary_f
         driver.insert([new_job()])
 
         assert listener.wait(DEADLINE)
-        assert folder_of(file).exists()
-        assert file.parent not in folder_of(file).parents
-    assert not folder_of(file).exists()
+        assert socket_dir(file).exists()
+        assert file.parent not in socket_dir(file).parents
+    assert not socket_dir(file).exists()
 
 
 def test_a_file_is_listened_at_under_each_of_its_names(driver: SqliteDriver, file: Path) -> None:
@@ -180,7 +180,7 @@ def led_elsewhere(folder: Path) -> None:
 def test_where_no_socket_can_be_trusted_a_job_is_noticed_all_the_same(
     driver: SqliteDriver, file: Path, trouble: Any
 ) -> None:
-    trouble(folder_of(file))
+    trouble(socket_dir(file))
 
     with listening(file, look=MOMENT) as listener:
         driver.insert([new_job()])
@@ -191,9 +191,9 @@ def test_where_no_socket_can_be_trusted_a_job_is_noticed_all_the_same(
 
 def test_where_the_folder_is_read_only_a_job_is_noticed_all_the_same(driver: SqliteDriver, file: Path) -> None:
     driver.insert([new_job()])
-    folder_of(file).mkdir(0o700)
+    socket_dir(file).mkdir(0o700)
 
-    report = call_in(folder_of(file), insert_and_listen, mounted="ro,mode=700")
+    report = call_in(socket_dir(file), insert_and_listen, mounted="ro,mode=700")
 
     assert report == {"read-only": True, "rang": True}
 
@@ -206,12 +206,12 @@ def insert_and_listen(folder: Path) -> dict[str, bool]:
 
 
 def test_who_looks_for_jobs_and_finds_none_wakes_nobody(driver: SqliteDriver, file: Path) -> None:
-    with closing(Watch(file, every=NEVER)) as watch:
-        driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=PATIENCE)
-        idle = watch.look()
+    with closing(ChangeWatch(file, every=NEVER)) as watch:
+        driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE)
+        idle = watch.check()
         driver.insert([new_job()])
 
-        assert (idle, watch.look()) == (False, True)
+        assert (idle, watch.check()) == (False, True)
 
 
 def listen_on_the_other_side(listener: SqliteListener, report: Connection) -> None:

@@ -105,7 +105,7 @@ def _work(file: Path, name: str, seconds: float) -> None:
         answers = driver.insert([new_job(max_attempts=MANY) for _ in range(random.randint(1, 5))])
         log.write([("accepted", each.id, None) for each in answers if isinstance(each, Enqueued)])
         _take_and_ack(driver, log, name)
-        driver.upkeep.expire(limit=random.randint(1, 5))
+        driver.maintenance.expire(limit=random.randint(1, 5))
     driver.close()
 
 
@@ -116,7 +116,7 @@ def _drain(driver: SqliteDriver, log: Log) -> None:
 
 def _take_and_ack(driver: SqliteDriver, log: Log, worker: str) -> Sequence[Claim]:
     token = new_token()
-    claims = driver.reserve("default", token=token, worker=worker, lease=LEASE, limit=10, patience=PATIENCE)
+    claims = driver.reserve("default", token=token, worker=worker, lease=LEASE, limit=10, overdue_after=PATIENCE)
     log.write([("ran", claim.job.id, token) for claim in claims])
     answers = driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
     log.write([("settled", each.job_id, token) for each in answers if isinstance(each, Settled)])

@@ -15,7 +15,7 @@ import pytest
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.states import FINAL, TRANSITIONS, Event, Status
-from taskharbor.drivers.migrate import up
+from taskharbor.drivers.migrate import migrate_up
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema, statements
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def db(file: Path) -> Iterator[sqlite3.Connection]:
-    up(SqliteSchema(file), MIGRATIONS)
+    migrate_up(SqliteSchema(file), MIGRATIONS)
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         yield connection
 
@@ -188,14 +188,14 @@ def test_the_tables_can_join_those_of_an_application(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE orders (id)")
 
-    assert up(SqliteSchema(file), MIGRATIONS) == list(MIGRATIONS)
+    assert migrate_up(SqliteSchema(file), MIGRATIONS) == list(MIGRATIONS)
 
 
 def test_the_version_that_another_program_keeps_is_neither_believed_nor_written_over(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA user_version = 7")
 
-    assert up(SqliteSchema(file), MIGRATIONS) == list(MIGRATIONS)
+    assert migrate_up(SqliteSchema(file), MIGRATIONS) == list(MIGRATIONS)
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (7,)
 
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_database_is_left_as_it_is(file: Path) -> None:
     file.write_text("Dear diary, nothing happened today.")
 
     with pytest.raises(StoreUnavailable, match="it is no SQLite database"):
-        up(SqliteSchema(file), MIGRATIONS)
+        migrate_up(SqliteSchema(file), MIGRATIONS)
 
     assert file.read_text() == "Dear diary, nothing happened today."
 
@@ -238,7 +238,7 @@ def test_a_file_that_another_holds_is_waited_for_until_the_deadline(file: Path) 
             StoreUnavailable,
             match="another process, or a handler's own write transaction, has kept its write lock for too long",
         ):
-            up(SqliteSchema(file, deadline=timedelta(milliseconds=20)), MIGRATIONS)
+            migrate_up(SqliteSchema(file, deadline=timedelta(milliseconds=20)), MIGRATIONS)
 
 
 def test_a_file_that_may_only_be_read_can_be_looked_at_but_not_migrated() -> None:
@@ -252,7 +252,7 @@ def test_a_file_that_may_only_be_read_can_be_looked_at_but_not_migrated() -> Non
         with as_a_plain_user():
             found = SqliteSchema(file).version()
             with pytest.raises(StoreUnavailable, match="it is read-only for this user"):
-                up(SqliteSchema(file), MIGRATIONS)
+                migrate_up(SqliteSchema(file), MIGRATIONS)
 
     assert found == 0
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_an_outcome_that_cannot_be_stored_is_answered_by_that_and_its_neighbours_are_recorded(tmp_path: Path) -> None:
     with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
         driver.insert([new_job() for _ in range(6)])
-        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=6, patience=PATIENCE)
+        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=6, overdue_after=PATIENCE)
         outcomes = [Outcome.ack(b"1"), Outcome.retry(after=LEASE, failure=BOOM)] * 3
         outcomes[3] = Outcome.release(bound=2**70)
 

@@ -65,7 +65,7 @@ def test_a_reply_changes_nothing_of_a_job_that_raw_sql_ended(reply: Any, subject
     run(file, END, job_id.bytes)
     before = subject.everything(job_id)
 
-    assert subject.driver.dispatched([reply(dispatch)]) == [False]
+    assert subject.driver.record_dispatch([reply(dispatch)]) == [False]
     assert subject.everything(job_id) == before
 
 
@@ -103,7 +103,7 @@ def test_a_spent_job_that_changed_since_it_was_found_is_not_buried(
     run(file, "UPDATE th_jobs SET attempt_count = max_attempts WHERE id = ?", job_id.bytes)
     change_before_the_write(change, job_id.bytes, subject, file, monkeypatch)
 
-    assert subject.driver.upkeep.bury(limit=10) == []
+    assert subject.driver.maintenance.bury(limit=10) == []
     assert subject.job(job_id).status is not Status.DEAD
     assert subject.outbox(job_id) == []
 
@@ -112,7 +112,7 @@ def change_before_the_write(
     change: str, value: Any, subject: Subject, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let another connection run *change* after the driver has read, and before it writes."""
-    connections: Any = cast("Any", subject.driver.upkeep)._connections  # noqa: SLF001  no verb is that slow
+    connections: Any = cast("Any", subject.driver.maintenance)._connections  # noqa: SLF001  no verb is that slow
     write = connections.write
 
     def changed(**options: Any) -> Any:

@@ -94,7 +94,7 @@ def test_a_file_is_written_to_for_the_first_record_only(driver: SqliteDriver, fi
 
 def test_a_record_in_a_joined_transaction_goes_with_its_rollback(driver: SqliteDriver, file: Path) -> None:
     with closing(sqlite3.connect(file)) as db:
-        client = Client(driver.joined(db), codec=AES)
+        client = Client(driver.join(db), codec=AES)
         client.enqueue(REQUEST)
         client.enqueue(REQUEST)  # and again, before anything is committed
         db.rollback()
@@ -109,7 +109,7 @@ def test_a_record_in_a_joined_transaction_goes_with_its_rollback(driver: SqliteD
 def test_a_joined_write_transaction_does_not_wait_for_itself(driver: SqliteDriver, file: Path) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")  # SQLite's one writer: the driver's own connection would wait for it
-        Client(driver.joined(db)).enqueue(REQUEST)
+        Client(driver.join(db)).enqueue(REQUEST)
         db.execute("COMMIT")
 
     assert driver.inspector.settings() == {"codec": "json"}
@@ -120,14 +120,14 @@ def test_a_joined_transaction_with_another_codec_is_refused(driver: SqliteDriver
     Client(driver, codec=AES).enqueue(REQUEST)
 
     with closing(sqlite3.connect(file, isolation_level=isolation)) as db, pytest.raises(CodecMismatch):
-        Client(driver.joined(db)).enqueue(REQUEST)
+        Client(driver.join(db)).enqueue(REQUEST)
 
     assert jobs(driver) == 1
 
 
 def test_a_record_is_kept_when_the_joined_transaction_of_a_server_rolls_back(server: PostgresDriver) -> None:
     with psycopg.connect(emptied()) as db:
-        Client(server.joined(db), codec=AES).enqueue(REQUEST)
+        Client(server.join(db), codec=AES).enqueue(REQUEST)
         # In a transaction of its own: another session would wait for this one.
         assert server.inspector.settings() == {"codec": "aes-gcm+json"}
         db.rollback()
@@ -137,9 +137,9 @@ def test_a_record_is_kept_when_the_joined_transaction_of_a_server_rolls_back(ser
 
 def test_a_second_joined_enqueue_runs_no_statement_for_the_codec(server: PostgresDriver) -> None:
     with psycopg.connect(emptied()) as db:
-        Client(server.joined(db)).enqueue(REQUEST)
+        Client(server.join(db)).enqueue(REQUEST)
         before = server.statements
-        Client(server.joined(db)).enqueue(REQUEST)
+        Client(server.join(db)).enqueue(REQUEST)
 
         assert server.statements == before
 
@@ -149,7 +149,7 @@ def test_an_async_joined_transaction_records_and_is_refused(server: PostgresDriv
 
     async def enqueue(codec: Any) -> None:
         async with await psycopg.AsyncConnection.connect(url) as db:
-            await Client(server, codec=codec).aenqueue_in(server.ajoined(db), REQUEST)
+            await Client(server, codec=codec).aenqueue_in(server.ajoin(db), REQUEST)
 
     asyncio.run(enqueue(AES))
     asyncio.run(enqueue(AES))
@@ -197,7 +197,7 @@ def test_a_lost_reply_is_resolved_and_asked_again(server: PostgresDriver, monkey
 
 def test_a_schema_without_settings_lets_every_codec_write() -> None:
     with database(migrated=False) as url:
-        migrate.up(schema_at(url), MIGRATIONS[:1])
+        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
         with closing(PostgresDriver(url)) as driver:
             Client(driver, codec=AES).enqueue(REQUEST)
             Client(driver).enqueue(REQUEST)

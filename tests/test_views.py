@@ -17,7 +17,7 @@ from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import Job, Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.testing.clock import ManualClock
-from taskharbor.views import actions, attempt_view, job_view, last_failure, moment, queue_view, stored_value
+from taskharbor.views import actions, attempt_view, iso_time, job_view, last_failure, queue_view, stored_value
 
 NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 JOB: Final = JobId(UUID("01890a5d-ac96-774b-bcce-b302099a8057"))
@@ -191,16 +191,16 @@ def test_bytes_of_another_codec_are_shown_as_bytes_and_break_nothing(data: bytes
 
 
 def test_a_time_is_shown_in_utc() -> None:
-    assert moment(datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))) == "2030-01-01T10:00:00Z"
+    assert iso_time(datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))) == "2030-01-01T10:00:00Z"
 
 
 def test_the_history_of_a_job_shows_each_attempt_and_what_it_died_of() -> None:
     clock = ManualClock(NOW)
     driver = MemoryDriver(clock=clock)
     stored = Client(driver, clock=clock).enqueue(JobRequest(type="greet")).id
-    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
+    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     driver.settle([Settlement(claim.lease, Outcome.fail("hopeless", failure=BOOM))])
-    driver.requeue([stored], token=new_token(), budget=1, by="ada", why="mended")
+    driver.requeue([stored], token=new_token(), budget=1, by="ada", reason="mended")
 
     attempts = driver.inspector.attempts([stored])
 
@@ -217,7 +217,7 @@ def test_a_queue_shows_every_status_and_how_long_its_oldest_job_has_waited() -> 
     driver = MemoryDriver(clock=clock)
     Client(driver, clock=clock).enqueue(JobRequest(type="greet"))
     clock.advance(LEASE)
-    driver.upkeep.roll_up(keep=timedelta(days=1))
+    driver.maintenance.roll_up(keep=timedelta(days=1))
 
     [queue] = driver.inspector.queues()
     shown = queue_view(queue, now=clock.now())

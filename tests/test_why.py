@@ -14,7 +14,7 @@ from taskharbor.core.ids import JobId, new_job_id, new_token
 from taskharbor.core.model import Claim, WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.testing.clock import ManualClock
-from taskharbor.why import COUNTED, Cause, Why, why
+from taskharbor.why import MAX_COUNTED, Cause, Diagnosis, diagnose
 
 NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 LEASE: Final = timedelta(seconds=30)
@@ -34,15 +34,17 @@ class Yard:
         record = WorkerRecord(
             id="w", host="h", pid=1, queues=queues, types=types, concurrency=4, started_at=self.clock.now()
         )
-        self.driver.upkeep.beat_worker(record)
+        self.driver.maintenance.record_worker(record)
 
     def take(self) -> Claim:
-        [claim] = self.driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
+        [claim] = self.driver.reserve(
+            "default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE
+        )
         return claim
 
-    def ask(self, job_id: JobId) -> Why:
-        self.driver.upkeep.roll_up(keep=timedelta(days=1))
-        return why(self.driver.inspector, job_id)
+    def ask(self, job_id: JobId) -> Diagnosis:
+        self.driver.maintenance.roll_up(keep=timedelta(days=1))
+        return diagnose(self.driver.inspector, job_id)
 
 
 @pytest.fixture
@@ -67,11 +69,11 @@ def test_a_job_that_ended_says_how(yard: Yard) -> None:
 
 @pytest.mark.parametrize("is_requeued", [False, True])
 def test_a_job_that_an_event_keeps_from_being_removed_says_so(is_requeued: bool, yard: Yard) -> None:
-    yard.driver.upkeep.outbox_take(limit=1, lock=LEASE)  # there is a publisher
+    yard.driver.maintenance.claim_outbox(limit=1, lock=LEASE)  # there is a publisher
     job_id = yard.enqueue()
     yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless"))])
     if is_requeued:
-        yard.driver.requeue([job_id], token=new_token(), budget=1, by="ann", why="fixed")
+        yard.driver.requeue([job_id], token=new_token(), budget=1, by="ann", reason="fixed")
         yard.driver.settle([Settlement(yard.take().lease, Outcome.ack())])
 
     answer = yard.ask(job_id)
@@ -83,7 +85,7 @@ def test_a_job_that_an_event_keeps_from_being_removed_says_so(is_requeued: bool,
 @pytest.mark.parametrize("away", [None, timedelta(days=7)], ids=["never seen", "away for long"])
 def test_without_a_publisher_no_event_keeps_a_job(away: timedelta | None, yard: Yard) -> None:
     if away is not None:
-        yard.driver.upkeep.outbox_take(limit=1, lock=LEASE)
+        yard.driver.maintenance.claim_outbox(limit=1, lock=LEASE)
         yard.clock.advance(away)
     job_id = yard.enqueue()
     yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless"))])
@@ -174,7 +176,7 @@ def test_a_dispatched_job_waits_for_its_message_and_says_what_happens_without_it
     yard.start_worker()
     [dispatch] = yard.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
     assert "is not confirmed as sent" in yard.ask(job_id).text
-    yard.driver.dispatched([Sent(dispatch, LEASE)])
+    yard.driver.record_dispatch([Sent(dispatch, LEASE)])
 
     answer = yard.ask(job_id)
 
@@ -207,11 +209,11 @@ def test_jobs_ahead_are_those_due_that_are_taken_first(yard: Yard) -> None:
 
 def test_a_long_line_is_told_by_the_stores_own_counts(yard: Yard) -> None:
     yard.start_worker()
-    *_, last = [yard.enqueue() for _ in range(COUNTED + 30)]
+    *_, last = [yard.enqueue() for _ in range(MAX_COUNTED + 30)]
 
     answer = yard.ask(last)
 
-    assert (answer.ahead, answer.text) == (COUNTED + 29, f"about {COUNTED + 29} jobs of its queue come first")
+    assert (answer.ahead, answer.text) == (MAX_COUNTED + 29, f"about {MAX_COUNTED + 29} jobs of its queue come first")
 
 
 def test_with_nothing_in_its_way_a_job_is_next(yard: Yard) -> None:

@@ -12,10 +12,10 @@ from taskharbor.core.answers import (
     Expired,
     Extended,
     JobFilter,
-    Moved,
     Sent,
     Settled,
     Settlement,
+    Transitioned,
     Unsent,
 )
 from taskharbor.core.errors import IllegalTransition
@@ -23,7 +23,7 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Claim, Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.postgres.inserting import COPIED
+from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, RESEND, new_job
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def reserved(driver: Driver, *, jobs: int = 1, lease: timedelta = LEASE, **field
 
 def reserve(driver: Driver, *, limit: int, lease: timedelta = LEASE) -> list[Claim]:
     token = new_token()
-    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, patience=PATIENCE)
+    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, overdue_after=PATIENCE)
 
 
 def statuses(driver: Driver) -> list[tuple[Status, int]]:
@@ -85,7 +85,7 @@ def reserving(direct: Driver) -> Asked:
     token = new_token()
 
     def call(driver: Driver) -> list[Claim]:
-        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, patience=PATIENCE)
+        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, overdue_after=PATIENCE)
 
     def check(claims: Any) -> None:
         held = direct.read_back([token])
@@ -104,7 +104,7 @@ def taking_over(direct: Driver) -> Asked:
     token = new_token()
 
     def call(driver: Driver) -> list[Claim]:
-        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, patience=PATIENCE)
+        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, overdue_after=PATIENCE)
 
     def check(claims: Any) -> None:
         held = direct.read_back([token])
@@ -154,7 +154,7 @@ def noting_progress(direct: Driver) -> Asked:
         assert answers == [True]
         assert direct.inspector.get([claim.job.id])[claim.job.id].progress == Progress(1, 2)
 
-    return Asked(lambda driver: driver.note_progress([(claim.lease, Progress(1, 2))]), check)
+    return Asked(lambda driver: driver.save_progress([(claim.lease, Progress(1, 2))]), check)
 
 
 def settling(direct: Driver) -> Asked:
@@ -180,11 +180,11 @@ def requeueing(direct: Driver) -> Asked:
     token, ids = new_token(), [claim.job.id]
 
     def check(answers: Any) -> None:
-        assert answers == [Moved(claim.job.id, Status.PENDING)]
+        assert answers == [Transitioned(claim.job.id, Status.PENDING)]
         assert direct.inspector.get(ids)[claim.job.id].life == 2
         assert [each.event for each in direct.inspector.attempts(ids)] == [Event.FAIL, Event.REQUEUE]
 
-    return Asked(lambda driver: driver.requeue(ids, token=token, budget=3, by="ops", why="fixed"), check)
+    return Asked(lambda driver: driver.requeue(ids, token=token, budget=3, by="ops", reason="fixed"), check)
 
 
 def rescheduling(direct: Driver) -> Asked:
@@ -192,7 +192,7 @@ def rescheduling(direct: Driver) -> Asked:
     moment = datetime(2031, 1, 1, tzinfo=UTC)
 
     def check(answers: Any) -> None:
-        assert answers == [Moved(job.id, Status.PENDING)]
+        assert answers == [Transitioned(job.id, Status.PENDING)]
         assert direct.inspector.get([job.id])[job.id].scheduled_for == moment
 
     return Asked(lambda driver: driver.reschedule([job.id], scheduled_for=moment), check)
@@ -204,7 +204,7 @@ def canceling(direct: Driver) -> Asked:
     def check(answers: Any) -> None:
         if answers is None:  # who repeats it learns which of both it was
             [answer] = direct.cancel([job.id])
-            assert isinstance(answer, Moved | IllegalTransition)
+            assert isinstance(answer, Transitioned | IllegalTransition)
         assert statuses(direct) == [(Status.CANCELED, 0)]
 
     return Asked(lambda driver: driver.cancel([job.id]), check, is_answered=False)
@@ -231,12 +231,12 @@ def reporting(direct: Driver) -> Asked:
 
     def check(answers: Any) -> None:
         assert answers in (None, [True, True, True])
-        direct.dispatched(results)
+        direct.record_dispatch(results)
         jobs = direct.inspector.get([sent.job_id, unsent.job_id, declined.job_id])
         assert jobs[sent.job_id].sent_at is not None
         assert [job.resends for job in jobs.values()] == [1, 0, 1], "counted back once, not twice"
 
-    return Asked(lambda driver: driver.dispatched(results), check, is_answered=False)
+    return Asked(lambda driver: driver.record_dispatch(results), check, is_answered=False)
 
 
 def expiring(direct: Driver) -> Asked:
@@ -244,11 +244,11 @@ def expiring(direct: Driver) -> Asked:
 
     def check(answers: Any) -> None:
         assert answers in (None, [Expired(claim.job.id, claim.lease.token, Status.FAILED)])
-        direct.upkeep.expire(limit=10)
+        direct.maintenance.expire(limit=10)
         assert statuses(direct) == [(Status.FAILED, 1)]
         assert len(direct.inspector.attempts([claim.job.id])) == 1
 
-    return Asked(lambda driver: driver.upkeep.expire(limit=10), check, is_answered=False)
+    return Asked(lambda driver: driver.maintenance.expire(limit=10), check, is_answered=False)
 
 
 def reading(direct: Driver) -> Asked:
@@ -263,8 +263,8 @@ def reading(direct: Driver) -> Asked:
 VERBS: Final[dict[str, Callable[[Driver], Asked]]] = {
     "insert one": inserting(1, repeat(None)),
     "insert under keys": inserting(3, ["a", "b", "c"]),
-    "insert by COPY": inserting(COPIED, repeat(None)),
-    "insert under keys by COPY": inserting(COPIED, [str(n) for n in range(COPIED)]),
+    "insert by COPY": inserting(MIN_COPY_JOBS, repeat(None)),
+    "insert under keys by COPY": inserting(MIN_COPY_JOBS, [str(n) for n in range(MIN_COPY_JOBS)]),
     "reserve": reserving,
     "take over": taking_over,
     "claim": claiming,
@@ -275,7 +275,7 @@ VERBS: Final[dict[str, Callable[[Driver], Asked]]] = {
     "reschedule": rescheduling,
     "cancel": canceling,
     "dispatch": dispatching,
-    "dispatched": reporting,
+    "record_dispatch": reporting,
     "expire": expiring,
     "read": reading,
 }

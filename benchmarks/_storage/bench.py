@@ -13,7 +13,7 @@ from benchmarks._storage.sql import BACKLOG
 
 if TYPE_CHECKING:
     from benchmarks._storage.crowd import Report
-    from taskharbor.testing.postgres import Server
+    from taskharbor.testing.postgres import PostgresServer
 
 RATE: Final = "jobs a second"
 
@@ -23,7 +23,7 @@ Measure = Callable[[Design, str], Figures]  # of a design, on the database at a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    server: Server
+    server: PostgresServer
     scale: float
     rounds: int
     _stocks: dict[str, str] = field(default_factory=dict)

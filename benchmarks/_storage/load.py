@@ -102,7 +102,7 @@ class Worker:
         asked = {
             "queue": queue,
             "types": None,
-            "patience": timedelta(seconds=60),
+            "overdue_after": timedelta(seconds=60),
             "limit": self.batch,
             "token": token,
         }

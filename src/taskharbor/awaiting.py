@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import JobNotFound, ResultTimeout, StoreUnavailable
 from taskharbor.core.model import Job
-from taskharbor.runtime import fulfil
+from taskharbor.runtime import resolve_futures
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from taskharbor.core.model import JobSummary
     from taskharbor.drivers.base import Inspector
 
-    Told = JobSummary | Exception
+    Answer = JobSummary | Exception
 
-FIRST: Final = 0.01  # seconds until a job is looked at for the first time; doubled from look to look
-LONGEST: Final = 0.25  # seconds between two looks at a job
-MOST: Final = 500
+FIRST_POLL_SECONDS: Final = 0.01  # seconds until a job is looked at for the first time; doubled from look to look
+MAX_POLL_SECONDS: Final = 0.25  # seconds between two looks at a job
+MAX_POLL_JOBS: Final = 500
 """Jobs that are read in one statement."""
 
 
-class Watcher:
+class JobWatcher:
     """Looks at jobs for those who wait for them, in one thread however many they are.
 
     A job is looked at soon after somebody began to wait for it, and then less and less
@@ -42,7 +42,7 @@ class Watcher:
 
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
-        self._round = _Round(inspector)
+        self._round = _PollThread(inspector)
         self._is_closed = False
 
     def wait(self, job_id: JobId, timeout: timedelta) -> Job:
@@ -60,7 +60,7 @@ class Watcher:
             raise waiter.too_late(timeout) from waiter.trouble
         finally:
             current.remove(waiter)
-        return _whole(_told(told))
+        return _whole(_answer_or_raise(told))
 
     async def await_final(self, job_id: JobId, timeout: timedelta) -> Job:  # noqa: ASYNC109  as `wait`; its end is told apart
         """Return the job once it is in a final state, as `wait` does, from a coroutine of any event loop."""
@@ -109,18 +109,18 @@ class Watcher:
             await asyncio.wait([future], timeout=max(0.0, give_up_at - time.monotonic()))
         finally:
             current.remove(waiter)
-        return _told(future.result()) if future.done() else waiter
+        return _answer_or_raise(future.result()) if future.done() else waiter
 
-    def _own_round(self) -> _Round:
+    def _own_round(self) -> _PollThread:
         if self._is_closed:
             raise StoreUnavailable(_CLOSED)
         current = self._round
         if current.pid != os.getpid():
-            current = self._round = _Round(self._inspector)  # the thread stayed on the other side of the fork
+            current = self._round = _PollThread(self._inspector)  # the thread stayed on the other side of the fork
         return current
 
 
-class _Round:
+class _PollThread:
     """The waiters of one process, and the thread that looks for them."""
 
     def __init__(self, inspector: Inspector) -> None:
@@ -148,7 +148,7 @@ class _Round:
 
     def end(self, error: Exception) -> None:
         with self._changed:
-            self._tell([(waiter, error) for waiter in self._waiters])
+            self._notify_hooks([(waiter, error) for waiter in self._waiters])
             self._changed.notify()
 
     def _run(self) -> None:
@@ -166,7 +166,9 @@ class _Round:
         """Wait until jobs are to be looked at, and return who waits for those; nobody, if nobody waits at all."""
         with self._changed:
             while self._waiters:
-                self._looks_at = max(min(waiter.look_at for waiter in self._waiters), self._looked_at + FIRST)
+                self._looks_at = max(
+                    min(waiter.look_at for waiter in self._waiters), self._looked_at + FIRST_POLL_SECONDS
+                )
                 now = time.monotonic()
                 if self._looks_at <= now:
                     self._looked_at = now
@@ -190,11 +192,11 @@ class _Round:
             for waiter in waiters:
                 waiter.trouble = error
         except Exception as error:  # noqa: BLE001  whoever waits is told: looking again would not help
-            self._tell((waiter, error) for waiter in waiters)
+            self._notify_hooks((waiter, error) for waiter in waiters)
         else:
-            self._tell((waiter, waiter.verdict(found, whole)) for waiter in waiters)
+            self._notify_hooks((waiter, waiter.verdict(found, whole)) for waiter in waiters)
 
-    def _tell(self, verdicts: Iterable[tuple[_Waiter, Told | None]]) -> None:
+    def _notify_hooks(self, verdicts: Iterable[tuple[_Waiter, Answer | None]]) -> None:
         awaited = []
         with self._changed:
             for waiter, told in verdicts:
@@ -203,7 +205,7 @@ class _Round:
                     if waiter.future is not None:
                         awaited.append((waiter.future, told))
                     waiter.mail.put(told)
-        fulfil(awaited)
+        resolve_futures(awaited)
 
 
 class _Waiter:
@@ -214,19 +216,19 @@ class _Waiter:
     ) -> None:
         self.job_id = job_id
         self.needs_whole = needs_whole
-        self.mail: SimpleQueue[Told] = SimpleQueue()
-        self.future: Future[Told] | None = None
-        self.pause = FIRST
-        self.look_at = time.monotonic() + FIRST
+        self.mail: SimpleQueue[Answer] = SimpleQueue()
+        self.future: Future[Answer] | None = None
+        self.pause = FIRST_POLL_SECONDS
+        self.look_at = time.monotonic() + FIRST_POLL_SECONDS
         self.trouble: StoreUnavailable | None = None
         self._seen = seen
         self._only_final = only_final
 
     def is_looked_at(self, now: float) -> None:
-        self.pause = min(2 * self.pause, LONGEST)
+        self.pause = min(2 * self.pause, MAX_POLL_SECONDS)
         self.look_at = now + self.pause
 
-    def verdict(self, found: Mapping[JobId, JobSummary], whole: Mapping[JobId, Job]) -> Told | None:
+    def verdict(self, found: Mapping[JobId, JobSummary], whole: Mapping[JobId, Job]) -> Answer | None:
         """Return what to tell, or None: wait on."""
         self.trouble = None
         job = found.get(self.job_id)
@@ -238,11 +240,11 @@ class _Waiter:
         return job if self._seen is None or _shown(job) != _shown(self._seen) else None
 
     def too_late(self, timeout: timedelta) -> ResultTimeout | StoreUnavailable:
-        return ResultTimeout(self.job_id, timeout) if self.trouble is None else StoreUnavailable(self.trouble.why)
+        return ResultTimeout(self.job_id, timeout) if self.trouble is None else StoreUnavailable(self.trouble.reason)
 
 
 def _chunks(job_ids: Sequence[JobId]) -> Iterator[Sequence[JobId]]:
-    return (job_ids[start : start + MOST] for start in range(0, len(job_ids), MOST))
+    return (job_ids[start : start + MAX_POLL_JOBS] for start in range(0, len(job_ids), MAX_POLL_JOBS))
 
 
 def _shown(job: JobSummary) -> tuple[object, ...]:
@@ -250,7 +252,7 @@ def _shown(job: JobSummary) -> tuple[object, ...]:
     return job.status, job.life, job.attempt_count, job.progress, job.cancel_requested_at
 
 
-def _told(told: Told) -> JobSummary:
+def _answer_or_raise(told: Answer) -> JobSummary:
     if isinstance(told, Exception):
         raise told
     return told

@@ -10,7 +10,7 @@ from datetime import UTC, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.coalescing import Flusher, KeyTurns, Line, keys_of
+from taskharbor.coalescing import AsyncGroupCommit, GroupCommit, KeyLocks, keys_of
 from taskharbor.core.answers import Enqueued
 from taskharbor.core.codec import CODEC_SETTING, JsonCodec, check_codec, codec_name
 from taskharbor.core.errors import (
@@ -22,11 +22,11 @@ from taskharbor.core.errors import (
     StoreUnavailable,
 )
 from taskharbor.core.facts import JobEnqueued
-from taskharbor.core.ids import JobIds, new_job_id
+from taskharbor.core.ids import JobIdGenerator, new_job_id
 from taskharbor.core.model import new_job, payload_context
-from taskharbor.core.request import check, is_plain
+from taskharbor.core.request import is_simple, validate
 from taskharbor.core.retry import RetryPolicy
-from taskharbor.core.text import plain
+from taskharbor.core.text import exact_str
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ class Client:
         self._clock = clock or SystemClock()
         self._ids = ids
         self._hooks = tuple(hooks)
-        self._coalesces: bool = getattr(driver, "coalesces", False)
-        self._line = Line(self._store)
-        self._turns = KeyTurns()
-        self._flusher: Flusher | None = None
+        self._group_commits: bool = getattr(driver, "group_commits", False)
+        self._line = GroupCommit(self._store)
+        self._turns = KeyLocks()
+        self._flusher: AsyncGroupCommit | None = None
         self._is_checked = False
 
     def enqueue(self, request: JobRequest) -> Enqueued:
@@ -100,9 +100,11 @@ class Client:
         ``retry_in`` says when the store is tried next.
         """
         job = self._prepare(request, self._clock.now(), self._ids())
-        is_alone = job.idempotency_key is not None or not self._coalesces
-        [answer] = self._told([job], self._store_in_turn([job]) if is_alone else [self._own_line().insert(job)])
-        return _accepted(answer)
+        is_alone = job.idempotency_key is not None or not self._group_commits
+        [answer] = self._report_all(
+            [job], self._insert_with_key_lock([job]) if is_alone else [self._group_commit().insert(job)]
+        )
+        return _check_accepted(answer)
 
     async def aenqueue(self, request: JobRequest) -> Enqueued:
         """Store one job as `enqueue` does, from a coroutine, without holding up its event loop or taking a thread.
@@ -110,16 +112,16 @@ class Client:
         Where it is cancelled, the job may be stored all the same, and hooks are told if it is.
         In a transaction that a driver has joined, and on the memory store, it does hold up the loop.
         """
-        [answer] = await self._handed_over([self._prepare(request, self._clock.now(), self._ids())])
-        return _accepted(answer)
+        [answer] = await self._submit([self._prepare(request, self._clock.now(), self._ids())])
+        return _check_accepted(answer)
 
     async def aenqueue_in(self, joined: AsyncInserter, request: JobRequest) -> Enqueued:
         """Store one job in a transaction of an async connection, which a driver has joined."""
         job = self._prepare(request, self._clock.now(), self._ids())
         if not self._is_checked:
             check_codec(await joined.remember(CODEC_SETTING, codec_name(self._codec)), self._codec)
-        [answer] = self._told([job], await joined.insert([job]))
-        return _accepted(answer)
+        [answer] = self._report_all([job], await joined.insert([job]))
+        return _check_accepted(answer)
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
         """Store jobs in one statement, and return what became of each, in order.
@@ -129,14 +131,14 @@ class Client:
         which, and every other job is stored.
         """
         jobs = self._prepare_all(requests)
-        return _all_accepted(self._told(jobs, self._store_in_turn(jobs)))
+        return _check_all_accepted(self._report_all(jobs, self._insert_with_key_lock(jobs)))
 
     async def aenqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
         """Store jobs as `enqueue_many` does, from a coroutine; they are prepared in its thread and stored from another.
 
         Cancelled, it leaves things as `aenqueue` does.
         """
-        return _all_accepted(await self._handed_over(self._prepare_all(requests)))
+        return _check_all_accepted(await self._submit(self._prepare_all(requests)))
 
     def prepare(self, request: JobRequest) -> NewJob:
         """Validate and encode one request without storing it, in any thread: `astore` stores what this returns.
@@ -151,7 +153,7 @@ class Client:
 
     async def astore(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
         """Store prepared jobs in one statement, as `aenqueue_many` does; return what became of each, conflicts too."""
-        return await self._handed_over(jobs)
+        return await self._submit(jobs)
 
     def encode(self, payload: object, job_id: JobId, *, job_type: str) -> bytes:
         """Return what the store keeps as the payload of that job: for one that is requeued with another payload.
@@ -194,64 +196,66 @@ class Client:
                 self._check_codec()
             return self._driver.insert(jobs, repeat=True)
 
-    def _store_in_turn(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+    def _insert_with_key_lock(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in this thread, when no other statement with one of their keys is in the store."""
-        if not self._coalesces:
+        if not self._group_commits:
             return self._store(jobs)
-        with self._own_turns().hold(keys_of(jobs)):
+        with self._key_locks().hold(keys_of(jobs)):
             return self._store(jobs)
 
-    def _own_turns(self) -> KeyTurns:
+    def _key_locks(self) -> KeyLocks:
         turns = self._turns
         if turns.pid != os.getpid():
-            turns = self._turns = KeyTurns()
+            turns = self._turns = KeyLocks()
         return turns
 
     def _check_codec(self) -> None:
         agree_on_codec(self._driver, self._codec)
         self._is_checked = not getattr(self._driver, "undoes_settings", False)
 
-    def _own_line(self) -> Line:
+    def _group_commit(self) -> GroupCommit:
         """Return where threads of this process wait; who waited before a fork stayed on the other side."""
         line = self._line
         if line.pid != os.getpid():
-            line = self._line = Line(self._store)
+            line = self._line = GroupCommit(self._store)
         return line
 
-    def _own_flusher(self) -> Flusher:
+    def _async_group_commit(self) -> AsyncGroupCommit:
         flusher = self._flusher
         if flusher is None or flusher.pid != os.getpid():
-            flusher = self._flusher = Flusher(self._store, self._own_turns())
+            flusher = self._flusher = AsyncGroupCommit(self._store, self._key_locks())
         return flusher
 
-    async def _handed_over(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
-        if not self._coalesces:
-            return self._told(jobs, self._store(jobs))
-        future = self._own_flusher().hand_over(jobs)
+    async def _submit(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+        if not self._group_commits:
+            return self._report_all(jobs, self._store(jobs))
+        future = self._async_group_commit().submit(jobs)
         if not self._hooks:
             answers = await future
         else:
             # What a cancelled coroutine does not wait for is stored all the same, and told.
-            future.add_done_callback(lambda done: self._tell_all(jobs, done.result()))
+            future.add_done_callback(lambda done: self._notify_all(jobs, done.result()))
             answers = await asyncio.shield(future)
         if isinstance(answers, Exception):
             raise answers
         return [*answers]
 
-    def _told(
+    def _report_all(
         self, jobs: list[NewJob], answers: list[Enqueued | IdempotencyConflict]
     ) -> list[Enqueued | IdempotencyConflict]:
-        self._tell_all(jobs, answers)
+        self._notify_all(jobs, answers)
         return answers
 
-    def _tell_all(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
+    def _notify_all(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
         if not self._hooks or isinstance(answers, Exception):
             return
         for job, answer in zip(jobs, answers, strict=True):
             if not isinstance(answer, IdempotencyConflict):
-                self._tell(JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed))
+                self._notify_hooks(
+                    JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed)
+                )
 
-    def _tell(self, fact: JobEnqueued) -> None:
+    def _notify_hooks(self, fact: JobEnqueued) -> None:
         for hook in self._hooks:
             try:
                 hook(fact)
@@ -270,12 +274,12 @@ class Client:
         return jobs
 
     def _new_ids(self, count: int) -> list[JobId]:
-        return self._ids.many(count) if isinstance(self._ids, JobIds) else [self._ids() for _ in range(count)]
+        return self._ids.many(count) if isinstance(self._ids, JobIdGenerator) else [self._ids() for _ in range(count)]
 
     def _prepare(self, request: JobRequest, now: datetime, job_id: JobId) -> NewJob:
-        is_usual = is_plain(request)
+        is_usual = is_simple(request)
         if not is_usual:
-            check(request)
+            validate(request)
         payload, digest = self._encoded(request, job_id)
         key, attempts = request.idempotency_key, self._attempts
         if is_usual:
@@ -285,8 +289,8 @@ class Client:
         return new_job(
             (
                 job_id,
-                plain(request.type),
-                plain(request.queue),
+                exact_str(request.type),
+                exact_str(request.queue),
                 payload,
                 now,
                 int(request.max_attempts or attempts),
@@ -294,7 +298,7 @@ class Client:
                 request.delay or _NO_DELAY,
                 request.timeout,
                 int(request.priority),
-                None if key is None else plain(key),
+                None if key is None else exact_str(key),
                 digest,
                 _plain_map(request.metadata),
             )
@@ -321,13 +325,13 @@ def agree_on_codec(store: Inserter, codec: Codec) -> None:
     check_codec(store.remember(CODEC_SETTING, codec_name(codec)), codec)
 
 
-def _accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:
+def _check_accepted(answer: Enqueued | IdempotencyConflict) -> Enqueued:
     if isinstance(answer, IdempotencyConflict):
         raise answer
     return answer
 
 
-def _all_accepted(answers: list[Enqueued | IdempotencyConflict]) -> list[Enqueued]:
+def _check_all_accepted(answers: list[Enqueued | IdempotencyConflict]) -> list[Enqueued]:
     accepted = [answer for answer in answers if isinstance(answer, Enqueued)]
     if len(accepted) < len(answers):
         raise EnqueueRefused(answers)
@@ -335,9 +339,9 @@ def _all_accepted(answers: list[Enqueued | IdempotencyConflict]) -> list[Enqueue
 
 
 def _plain_map(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {plain(key): plain(value) for key, value in metadata.items()}
+    return {exact_str(key): exact_str(value) for key, value in metadata.items()}
 
 
 def _payload_problem(error: PayloadNotEncodable) -> Problem:
     place = f"payload{error.path.removeprefix('$')}"
-    return Problem(field=place, value="not storable", rule=error.why)
+    return Problem(field=place, value="not storable", rule=error.reason)

@@ -130,5 +130,5 @@ def _misuse(field: str, value: str, rule: str) -> NoReturn:
     raise UsageError(Problem(field=field, value=value, rule=rule))
 
 
-def _refuse(why: str) -> NoReturn:
-    raise PayloadNotDecodable(why) from None
+def _refuse(reason: str) -> NoReturn:
+    raise PayloadNotDecodable(reason) from None

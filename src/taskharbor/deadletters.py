@@ -15,8 +15,8 @@ from taskharbor.core.errors import Problem, StoreUnavailable, TaskHarborError, U
 from taskharbor.core.failure import Failure
 from taskharbor.core.messages import resend_interval
 from taskharbor.core.model import PUBLISHER_AWAY, DeadTaskEvent
-from taskharbor.core.text import storable
-from taskharbor.delivery.transport import DEAD_EVENTS, Failed, Outgoing
+from taskharbor.core.text import make_storable
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, ItemFailure, OutgoingMessage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver
 
-    Publish = Callable[[Sequence[DeadTaskEvent]], Sequence[Failed | None]]
+    Publish = Callable[[Sequence[DeadTaskEvent]], Sequence[ItemFailure | None]]
 
 Publisher = Callable[[DeadTaskEvent], object]
 """Takes the event of a death. It is called again if it raises, so it may get an event twice, under one ``event_id``."""
 
 _LOG: Final = logging.getLogger(__name__)
-BATCH: Final = 100
-LOCK: Final = timedelta(seconds=60)
+OUTBOX_BATCH: Final = 100
+OUTBOX_LOCK: Final = timedelta(seconds=60)
 AT_ONCE: Final = timedelta(0)
 PERIOD: Final = timedelta(seconds=30)
 """How long to rest where nobody wakes us."""
-FIRST_PAUSE: Final = timedelta(seconds=1)
-LONGEST_PAUSE: Final = timedelta(minutes=5)
-MOST: Final = 300
+FIRST_RETRY: Final = timedelta(seconds=1)
+MAX_RETRY: Final = timedelta(minutes=5)
+MAX_PUBLISH_ATTEMPTS: Final = 300
 """How often an event is tried: for a day, about."""
-REASON: Final = 500  # characters of an error that are kept
-SHOWN: Final = 200  # characters of a reason in the log; all of it is kept with the job
-FEW_EVENTS: Final = 10
+MAX_ERROR_CHARS: Final = 500  # characters of an error that are kept
+MAX_LOGGED_CHARS: Final = 200  # characters of a reason in the log; all of it is kept with the job
+CLOSE_BATCH: Final = 10
 """How many events a callable gets under one lock: they are published one by one, and may take 6 s each."""
 NO_PUBLISHER: Final = "no publisher"
 FIRST_START: Final = timedelta(hours=1)
 """The age from which the janitor closes events: the first publisher of a store may start after its first death."""
 
 
-class Relay:
+class OutboxRelay:
     """Publishes the event of every death, at least once; its repeats carry the same ``event_id``.
 
     *publish* takes events, and answers for each: None, or why not. An event that does not get
@@ -59,7 +59,9 @@ class Relay:
     No job waits for that: its death is committed, and its own message is another matter.
     """
 
-    def __init__(self, driver: Driver, publish: Publish, *, most: int = MOST, batch: int = BATCH) -> None:
+    def __init__(
+        self, driver: Driver, publish: Publish, *, most: int = MAX_PUBLISH_ATTEMPTS, batch: int = OUTBOX_BATCH
+    ) -> None:
         self._driver = driver
         self._publish = publish
         self._most = most
@@ -71,53 +73,53 @@ class Relay:
             return self._relay()
         except StoreUnavailable as error:
             _LOG.warning("cannot tell of dead letters: %s", error)
-            return FIRST_PAUSE
+            return FIRST_RETRY
 
     def _relay(self) -> timedelta:
-        rows = self._driver.upkeep.outbox_take(limit=self._batch, lock=LOCK)
+        rows = self._driver.maintenance.claim_outbox(limit=self._batch, lock=OUTBOX_LOCK)
         if not rows:
             return PERIOD
         results = [self._result(row, answer) for row, answer in zip(rows, self._published(rows), strict=True)]
-        self._driver.upkeep.outbox_done(results)
-        pauses = [each.again_in for each in results if isinstance(each, Unpublished) and each.again_in is not None]
+        self._driver.maintenance.settle_outbox(results)
+        pauses = [each.retry_in for each in results if isinstance(each, Unpublished) and each.retry_in is not None]
         return min(pauses, default=AT_ONCE if len(rows) == self._batch else PERIOD)
 
-    def _published(self, rows: Sequence[OutboxRow]) -> Sequence[Failed | None]:
+    def _published(self, rows: Sequence[OutboxRow]) -> Sequence[ItemFailure | None]:
         try:
             return self._publish([row.event for row in rows])
         except TaskHarborError as error:
-            return [Failed(type(error).__name__, str(error), is_ours=False)] * len(rows)
+            return [ItemFailure(type(error).__name__, str(error), is_permanent=False)] * len(rows)
 
-    def _result(self, row: OutboxRow, failed: Failed | None) -> Published | Unpublished:
+    def _result(self, row: OutboxRow, failed: ItemFailure | None) -> Published | Unpublished:
         event = row.event
         if failed is None:
             return Published(event.event_id)
-        is_over = failed.is_ours or row.attempts >= self._most
-        why = storable(failed.why, limit=REASON)
+        is_over = failed.is_permanent or row.attempts >= self._most
+        why = make_storable(failed.reason, limit=MAX_ERROR_CHARS)
         if is_over:
             _LOG.error(
                 "gave up telling of the death of job %s after %d times: %s", event.job_id, row.attempts, _one_line(why)
             )
         elif row.attempts == 1:
             _LOG.warning("cannot tell of the death of job %s, and will try again: %s", event.job_id, _one_line(why))
-        again_in = None if is_over else resend_interval(row.attempts, first=FIRST_PAUSE, cap=LONGEST_PAUSE)
+        again_in = None if is_over else resend_interval(row.attempts, first=FIRST_RETRY, cap=MAX_RETRY)
         return Unpublished(event.event_id, why, again_in)
 
 
-def to_queue(transport: Transport, queue: str = DEAD_EVENTS) -> Publish:
+def publish_to(transport: Transport, queue: str = DEAD_EVENTS_QUEUE) -> Publish:
     """Return what publishes events to *queue*, where no job is ever sent."""
-    return lambda events: transport.send(queue, [Outgoing(body(event)) for event in events])
+    return lambda events: transport.send(queue, [OutgoingMessage(encode_event(event)) for event in events])
 
 
 def to_callable(publisher: Publisher) -> Publish:
     """Return what gives events to *publisher*, one by one; what it raises is why one was not published."""
     check_publisher(publisher)
 
-    def publish(event: DeadTaskEvent) -> Failed | None:
+    def publish(event: DeadTaskEvent) -> ItemFailure | None:
         try:
             publisher(event)
         except Exception as error:  # noqa: BLE001  a user's function: it is tried again, whatever it raises
-            return Failed(type(error).__name__, str(Failure.of(error)), is_ours=False)
+            return ItemFailure(type(error).__name__, str(Failure.of(error)), is_permanent=False)
         return None
 
     return lambda events: [publish(event) for event in events]
@@ -133,11 +135,11 @@ def check_publisher(publisher: Publisher) -> None:
 
 def relay_for(
     driver: Driver, *, publisher: Publisher | None, transport: Transport | None, queue: str | None
-) -> Relay | None:
+) -> OutboxRelay | None:
     """Return the relay of a process: to its *publisher*, else to *queue* of its *transport*, else none."""
     if publisher is not None:
-        return Relay(driver, to_callable(publisher), batch=FEW_EVENTS)
-    return None if transport is None or queue is None else Relay(driver, to_queue(transport, queue))
+        return OutboxRelay(driver, to_callable(publisher), batch=CLOSE_BATCH)
+    return None if transport is None or queue is None else OutboxRelay(driver, publish_to(transport, queue))
 
 
 def close_unpublished(
@@ -148,7 +150,7 @@ def close_unpublished(
     The store decides that, so it does not matter which process asks: one without a publisher closes no
     event that another one is going to publish.
     """
-    return driver.upkeep.outbox_close(
+    return driver.maintenance.close_outbox(
         NO_PUBLISHER, unseen_for=PUBLISHER_AWAY, older_than=older_than, limit=limit, job_ids=job_ids
     )
 
@@ -158,21 +160,23 @@ def purge(driver: Driver, job_ids: Sequence[JobId], *, older_than: timedelta, gi
 
     An event that no process will publish keeps none. *give_up* is the reason to give up the others for.
     """
-    while close_unpublished(driver, older_than=AT_ONCE, limit=BATCH, job_ids=job_ids) == BATCH:
+    while close_unpublished(driver, older_than=AT_ONCE, limit=OUTBOX_BATCH, job_ids=job_ids) == OUTBOX_BATCH:
         pass
     if give_up is not None:
         give_up_events(driver, job_ids, give_up)
-    count = driver.upkeep.purge(older_than=older_than, limit=len(job_ids), job_ids=job_ids)
-    return Removed(count=count, kept={} if count == len(job_ids) else _kept(driver, job_ids, older_than, count))
+    count = driver.maintenance.purge(older_than=older_than, limit=len(job_ids), job_ids=job_ids)
+    return Removed(
+        count=count, kept={} if count == len(job_ids) else _why_not_purged(driver, job_ids, older_than, count)
+    )
 
 
 def give_up_events(driver: Driver, job_ids: Sequence[JobId], reason: str) -> None:
     """Give up the events of these jobs that are still to be published, whatever publisher there is."""
     waiting = [row.event.event_id for row in driver.inspector.outbox(job_ids) if not row.is_done]
-    driver.upkeep.outbox_done([Unpublished(event_id, reason, again_in=None) for event_id in waiting])
+    driver.maintenance.settle_outbox([Unpublished(event_id, reason, retry_in=None) for event_id in waiting])
 
 
-def _kept(driver: Driver, job_ids: Sequence[JobId], older_than: timedelta, removed: int) -> dict[Kept, int]:
+def _why_not_purged(driver: Driver, job_ids: Sequence[JobId], older_than: timedelta, removed: int) -> dict[Kept, int]:
     """Return how many of *job_ids* are left, by reason: a look that comes after, and decides nothing."""
     until = driver.inspector.now() - older_than
     jobs = driver.inspector.get(job_ids)
@@ -197,11 +201,12 @@ def log_death(log: logging.Logger, dead: JobDead, error: str = "") -> None:
 def _one_line(text: str) -> str:
     """Return the beginning of *text* without line breaks and control characters: it cannot forge another line."""
     return "".join(
-        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split())[:SHOWN]
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}"
+        for each in " ".join(text.split())[:MAX_LOGGED_CHARS]
     )
 
 
-def body(event: DeadTaskEvent) -> str:
+def encode_event(event: DeadTaskEvent) -> str:
     """Return the event as it goes over the wire."""
     return json.dumps(
         {

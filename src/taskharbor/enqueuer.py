@@ -12,40 +12,40 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Sent, Unsent
 from taskharbor.core.errors import Problem, StoreUnavailable, UsageError
-from taskharbor.core.messages import Message, body, resend_interval
+from taskharbor.core.messages import Message, encode_message, resend_interval
 from taskharbor.core.request import QUEUE_PATTERN
-from taskharbor.delivery.transport import Outgoing, TransportRefused, TransportUnavailable
+from taskharbor.delivery.transport import OutgoingMessage, TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from taskharbor.core.answers import Dispatch
-    from taskharbor.delivery.transport import Failed, Transport
+    from taskharbor.delivery.transport import ItemFailure, Transport
     from taskharbor.drivers.base import Driver, Listener
-    from taskharbor.runtime import Loop, Runtime
+    from taskharbor.runtime import Runtime, ServiceLoop
 
 _LOG: Final = logging.getLogger(__name__)
-PERIOD: Final = timedelta(seconds=1)
-LOCK: Final = timedelta(seconds=15)
-FIRST: Final = timedelta(seconds=60)
-CAP: Final = timedelta(minutes=10)
-UNCLAIMED: Final = 10_000
+MAX_IDLE: Final = timedelta(seconds=1)
+DISPATCH_LOCK: Final = timedelta(seconds=15)
+FIRST_RESEND: Final = timedelta(seconds=60)
+MAX_RESEND: Final = timedelta(minutes=10)
+MAX_UNCLAIMED: Final = 10_000
 BATCH: Final = 500
 SENDERS: Final = 4
-SLOW: Final = 0.005
+PARALLEL_SEND_SECONDS: Final = 0.005
 """Seconds for an answer, from which on others send meanwhile. With quicker ones they would only take the interpreter
 from each other: two threads need a third more of the processor for a call than one."""
 TENS: Final = 10
 """Messages in one call: as many as SQS takes. What became of a call that failed is unknown for no more than these."""
 AT_ONCE: Final = timedelta(0)
 SOONEST: Final = timedelta(milliseconds=1)
-GATHER: Final = timedelta(milliseconds=50)
+MIN_DUE_WAIT: Final = timedelta(milliseconds=50)
 """The shortest rest before jobs that will be due: a stream of them would otherwise go out one by one."""
-FIRST_REST: Final = 1.0
-LONGEST_REST: Final = 30.0
+FIRST_BACKOFF_SECONDS: Final = 1.0
+MAX_BACKOFF_SECONDS: Final = 30.0
 """Seconds for which a queue that could not be sent to is left alone: at first, and at most."""
-JOIN: Final = timedelta(seconds=20)
+STOP_TIMEOUT: Final = timedelta(seconds=20)
 
 
 class DueTaskEnqueuer:
@@ -53,8 +53,8 @@ class DueTaskEnqueuer:
 
     Any number may run at once: the store gives each job to one of them at a time. *lock* is how
     long that lasts; whoever is killed in the middle leaves its jobs to the others then. It rests until
-    the next job is due or a new one rings, and for *period* at most. A job that nobody claims is
-    sent again after *first*, then ever more seldom, at most every *cap*.
+    the next job is due or a new one rings, and for *max_idle* at most. A job that nobody claims is
+    sent again after *resend_after*, then ever more seldom, at most every *max_resend*.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class DueTaskEnqueuer:
         transport: Transport,
         *,
         queues: Sequence[str],
-        period: timedelta = PERIOD,
-        lock: timedelta = LOCK,
-        first: timedelta = FIRST,
-        cap: timedelta = CAP,
-        unclaimed: int = UNCLAIMED,
+        max_idle: timedelta = MAX_IDLE,
+        lock: timedelta = DISPATCH_LOCK,
+        resend_after: timedelta = FIRST_RESEND,
+        max_resend: timedelta = MAX_RESEND,
+        max_unclaimed: int = MAX_UNCLAIMED,
         batch: int = BATCH,
         senders: int = SENDERS,
     ) -> None:
@@ -76,18 +76,18 @@ class DueTaskEnqueuer:
         self._runtime = runtime
         self._driver = driver
         self._transport = transport
-        self._period = period
+        self._max_idle = max_idle
         self._lock = lock
-        self._first, self._cap = first, cap
-        self._unclaimed = unclaimed
+        self._resend_after, self._max_resend = resend_after, max_resend
+        self._max_unclaimed = max_unclaimed
         self._batch = batch
-        self._senders = senders if runtime.may_block else 1
+        self._senders = senders if runtime.can_block else 1
         # Where there is one thread for all, nobody could wait for another.
-        self._lines = [Line(queue, runtime.lock() if runtime.may_block else nullcontext()) for queue in queues]
+        self._lines = [QueueLane(queue, runtime.lock() if runtime.can_block else nullcontext()) for queue in queues]
         self._unrecorded: list[Sent | Unsent] = []
         self._leads = True
         self._is_stopped = False
-        self._loops: dict[str, Loop] = {}
+        self._loops: dict[str, ServiceLoop] = {}
         self._listener: Listener | None = None
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class DueTaskEnqueuer:
         twin = self._twin()
         self._loops["twin"] = self._runtime.serve("twin", lambda: None if self._is_stopped else twin.tick())
         self._loops["enqueuer"] = self._runtime.serve("enqueuer", lambda: None if self._is_stopped else self._lead())
-        if self._runtime.may_block:
+        if self._runtime.can_block:
             self._listener = self._driver.listen([line.queue for line in self._lines])
             self._loops["listener"] = self._runtime.serve("listener", self._listen)
 
@@ -107,7 +107,7 @@ class DueTaskEnqueuer:
         for loop in self._loops.values():
             loop.wake()
         for loop in self._loops.values():
-            loop.join(JOIN)
+            loop.join(STOP_TIMEOUT)
         if self._listener is not None:
             self._listener.close()
 
@@ -134,39 +134,39 @@ class DueTaskEnqueuer:
             return min([self._serve(line) for line in self._lines])
         except StoreUnavailable as error:
             _LOG.warning("cannot look for due jobs: %s", error)
-            return self._period
+            return self._max_idle
 
-    def _serve(self, line: Line) -> timedelta:
+    def _serve(self, line: QueueLane) -> timedelta:
         rest = line.rests_until - self._runtime.monotonic()
         if rest > 0:
-            return min(self._period, max(SOONEST, timedelta(seconds=rest)))
+            return min(self._max_idle, max(SOONEST, timedelta(seconds=rest)))
         # A queue that failed is tried with a single call.
         limit, began = TENS if line.rest else self._batch, self._runtime.monotonic()
-        due = self._driver.dispatch(line.queue, limit=limit, lock=self._lock, unclaimed=self._unclaimed)
+        due = self._driver.dispatch(line.queue, limit=limit, lock=self._lock, unclaimed=self._max_unclaimed)
         if not due:
             return self._until_due(line)
         chunks = deque(due[n : n + TENS] for n in range(0, len(due), TENS))
-        sending = Sending(len(due), chunks, ends_by=began + self._lock.total_seconds() / 2)
+        sending = SendBatch(len(due), chunks, ends_by=began + self._lock.total_seconds() / 2)
         with line.sending:  # for half a lock at most, and one call
             self._send_all(line, sending)
         self._note(line, sending)
         self._record(sending.results)
         if sending.error is not None:
-            return self._period
+            return self._max_idle
         return AT_ONCE if len(due) == limit else self._until_due(line)
 
-    def _until_due(self, line: Line) -> timedelta:
+    def _until_due(self, line: QueueLane) -> timedelta:
         """Return how long it is until the next job is due, a period at most; of two that work together one is told."""
         if not self._leads:
-            return self._period
-        due_in = self._driver.inspector.due_in(line.queue)
-        return self._period if due_in is None else min(self._period, max(due_in, GATHER))
+            return self._max_idle
+        due_in = self._driver.inspector.next_due_in(line.queue)
+        return self._max_idle if due_in is None else min(self._max_idle, max(due_in, MIN_DUE_WAIT))
 
-    def _send_all(self, line: Line, sending: Sending) -> None:
+    def _send_all(self, line: QueueLane, sending: SendBatch) -> None:
         """Send all, over several connections where answers take their time; after a failure the rest is left unsent."""
         began = self._runtime.monotonic()
         self._send_some(line, sending)
-        is_slow = self._runtime.monotonic() - began > SLOW
+        is_slow = self._runtime.monotonic() - began > PARALLEL_SEND_SECONDS
         others = min(self._senders, len(sending.chunks)) - 1 if is_slow else 0
         loops = [self._runtime.serve(f"sender {number}", lambda: self._send(line, sending)) for number in range(others)]
         self._send(line, sending)
@@ -174,11 +174,11 @@ class DueTaskEnqueuer:
             loop.join(self._lock)
         sending.results += [Unsent(each) for chunk in sending.chunks for each in chunk]
 
-    def _send(self, line: Line, sending: Sending) -> None:
+    def _send(self, line: QueueLane, sending: SendBatch) -> None:
         while self._send_some(line, sending):
             pass
 
-    def _send_some(self, line: Line, sending: Sending) -> bool:
+    def _send_some(self, line: QueueLane, sending: SendBatch) -> bool:
         """Send what one call takes, and say whether there was anything that may still be sent."""
         if not sending.may_go_on(self._runtime.monotonic()) or not (chunk := sending.next_chunk()):
             return False
@@ -193,18 +193,18 @@ class DueTaskEnqueuer:
         return True
 
     def _sent(self, queue: str, chunk: Sequence[Dispatch]) -> list[Sent | Unsent]:
-        messages = [Outgoing(body(Message(each.job_id, each.seq))) for each in chunk]
+        messages = [OutgoingMessage(encode_message(Message(each.job_id, each.seq))) for each in chunk]
         answers = self._transport.send(queue, messages)
         results = [self._result(each, failed) for each, failed in zip(chunk, answers, strict=True)]
         return [each for each in results if each is not None]
 
-    def _result(self, dispatch: Dispatch, failed: Failed | None) -> Sent | Unsent | None:
+    def _result(self, dispatch: Dispatch, failed: ItemFailure | None) -> Sent | Unsent | None:
         """Return what the store shall know. What nobody knows, the end of the lock heals: by a duplicate at worst."""
         if failed is None:
-            return Sent(dispatch, resend_interval(dispatch.resends, first=self._first, cap=self._cap))
+            return Sent(dispatch, resend_interval(dispatch.resends, first=self._resend_after, cap=self._max_resend))
         return None if failed.is_unknown else Unsent(dispatch)
 
-    def _note(self, line: Line, sending: Sending) -> None:
+    def _note(self, line: QueueLane, sending: SendBatch) -> None:
         """Leave a queue alone for a while that could not be sent to, and take it up again when it can."""
         sent = sum(1 for each in sending.results if isinstance(each, Sent))
         if sending.error is None and sent == sending.count:
@@ -215,26 +215,26 @@ class DueTaskEnqueuer:
         if not line.rest:
             why = sending.error or f"{sending.count - sent} of {sending.count} did not get through"
             _LOG.warning("cannot send messages of queue %s, and will try again: %s", line.queue, why)
-        line.rest = min(2 * line.rest or FIRST_REST, LONGEST_REST)
+        line.rest = min(2 * line.rest or FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         line.rests_until = self._runtime.monotonic() + line.rest
 
     def _record(self, results: Sequence[Sent | Unsent]) -> None:
         """Tell the store what was sent; what it did not hear is said again, before anything else is sent."""
         self._unrecorded += results
         if self._unrecorded:
-            self._driver.dispatched(self._unrecorded)
+            self._driver.record_dispatch(self._unrecorded)
             self._unrecorded = []
 
     def _listen(self) -> timedelta | None:
         if self._is_stopped or self._listener is None:
             return None
-        if self._listener.wait(self._period):
+        if self._listener.wait(self._max_idle):
             self._loops["enqueuer"].wake()
         return AT_ONCE
 
 
 @dataclass(slots=True)
-class Line:
+class QueueLane:
     """A queue that is served. ``rest`` is how long it was left alone last, in seconds: 0 while all goes well.
 
     ``sending`` is held by whoever sends: were it not, both threads would send, and then both ask the store.
@@ -247,7 +247,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Sending:
+class SendBatch:
     """What is to be sent to one queue, by several threads, and what became of it.
 
     ``ends_by``: whatever is not under way by then is left to the next tick, or the lock would run out.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from taskharbor.client import Client
-from taskharbor.core.arguments import Arguments
+from taskharbor.core.arguments import CallSignature
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.retry import RetryPolicy
@@ -19,8 +19,17 @@ from taskharbor.drivers.connect import connect
 from taskharbor.schedules.scheduler import Scheduler
 from taskharbor.schedules.spec import DAY, ScheduleSpec
 from taskharbor.settings import Settings
-from taskharbor.store import Store
-from taskharbor.tasks import Call, Handle, Task, TaskOptions, check_options, duration, own_calls, scheduled
+from taskharbor.store import OpenStore
+from taskharbor.tasks import (
+    Call,
+    Handle,
+    Task,
+    TaskOptions,
+    as_timedelta,
+    check_calls,
+    check_options,
+    request_for_schedule,
+)
 from taskharbor.worker.context import Context
 from taskharbor.worker.lifespan import check_lifespan
 from taskharbor.worker.worker import Worker
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from taskharbor.awaiting import Watcher
+    from taskharbor.awaiting import JobWatcher
     from taskharbor.core.answers import Enqueued
     from taskharbor.core.clock import Clock
     from taskharbor.core.codec import Codec
@@ -53,7 +62,7 @@ L = TypeVar("L", bound="Lifespan")
 _POLICY: Final = RetryPolicy()
 
 
-class Decorator(Protocol):
+class TaskDecorator(Protocol):
     """What `Harbor.task` with options returns."""
 
     @overload
@@ -105,8 +114,8 @@ class Harbor:
         self._given, self.policy, self._notify = store, policy, notify
         self.hooks, self.publisher = tuple(hooks), publisher
         self._opening = threading.Lock()
-        self._store: Store | None = None
-        self._lent: Store | None = None
+        self._store: OpenStore | None = None
+        self._lent: OpenStore | None = None
         self._tasks: dict[str, Task[..., Any, Any]] = {}
         self._schedules: dict[str, ScheduleSpec] = {}
         self._lifespan: Lifespan | None = None
@@ -122,12 +131,12 @@ class Harbor:
         return self.store.client
 
     @property
-    def watcher(self) -> Watcher:
+    def watcher(self) -> JobWatcher:
         """Waits for jobs to end."""
         return self.store.watcher
 
     @property
-    def store(self) -> Store:
+    def store(self) -> OpenStore:
         """What is open; it is opened now if it was not."""
         if (store := self._lent or self._store) is not None:
             return store
@@ -166,7 +175,7 @@ class Harbor:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R, Callable[P, R]]: ...
     @overload
-    def task(self, **options: Unpack[TaskOptions]) -> Decorator: ...
+    def task(self, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
 
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:  # type: ignore[misc]
         """Make a task of a function: its calls can be stored as jobs from then on, and workers run them.
@@ -197,7 +206,7 @@ class Harbor:
         """
 
         def define(task: T) -> T:
-            request = scheduled(self, task)
+            request = request_for_schedule(self, task)
             spec = ScheduleSpec(
                 name=name or task.type,
                 cron=cron,
@@ -210,8 +219,8 @@ class Harbor:
                 priority=request.priority,
                 missed=missed,
                 overlap=overlap,
-                window=duration(window, "window"),
-                jitter=duration(jitter, "jitter"),
+                window=as_timedelta(window, "window"),
+                jitter=as_timedelta(jitter, "jitter"),
             )
             if (other := self._schedules.setdefault(spec.name, spec)) is not spec:
                 rule = f"a schedule of {other.type!r} has it; give one of them another with name=…"
@@ -262,30 +271,30 @@ class Harbor:
 
     def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Handle[R]]:
         """Store calls in one statement, in the transaction of *connection* if given; all or none for a bad one."""
-        made = own_calls(self, calls)
+        made = check_calls(self, calls)
         client = self.client if connection is None else self._joined_client(connection)
         return _handles(self, made, client.enqueue_many([call.request for call in made]))
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Store calls in one statement, without blocking the event loop."""
-        made = own_calls(self, calls)
+        made = check_calls(self, calls)
         return _handles(self, made, await self.client.aenqueue_many([call.request for call in made]))
 
     def handle(self, job_id: JobId) -> Handle[Any]:
         """Return the handle on a job, whatever its type. Its result comes as it was stored."""
         return Handle(self, job_id)
 
-    def send(self, request: JobRequest, connection: Any = None) -> Enqueued:
+    def enqueue_request(self, request: JobRequest, connection: Any = None) -> Enqueued:
         """Store a job, in the transaction of *connection* if that is not None."""
         return (self.client if connection is None else self._joined_client(connection)).enqueue(request)
 
-    async def asend(self, request: JobRequest, connection: Any = None) -> Enqueued:
+    async def aenqueue_request(self, request: JobRequest, connection: Any = None) -> Enqueued:
         """Store a job without blocking the event loop."""
         if connection is None or not self.store.joins:
             return await self.client.aenqueue(request)
         if not joining.is_async(connection):
             return self._joined_client(connection).enqueue(request)
-        joined = self._join("ajoined", await joining.araw(connection))
+        joined = self._join("ajoin", await joining.aunwrap(connection))
         return await self.client.aenqueue_in(joined, request)
 
     def testing(self) -> AbstractContextManager[Harness]:
@@ -295,7 +304,7 @@ class Harbor:
         return harness(self)
 
     @contextmanager
-    def swapped(self, store: Store) -> Iterator[None]:
+    def using_store(self, store: OpenStore) -> Iterator[None]:
         """Use *store* instead of this harbor's own, for a while; `close` does not touch it."""
         before, self._lent = self._lent, store
         try:
@@ -303,7 +312,7 @@ class Harbor:
         finally:
             self._lent = before
 
-    def point_to(self, store: str | Driver) -> None:
+    def use_store(self, store: str | Driver) -> None:
         """Keep jobs in another store from now on."""
         self.close()
         self._given = store
@@ -333,18 +342,18 @@ class Harbor:
     ) -> None:
         await self.aclose()
 
-    def _opened(self) -> Store:
+    def _opened(self) -> OpenStore:
         given = self._given
         driver = (
             connect(given or Settings.from_env().require_url()) if given is None or isinstance(given, str) else given
         )
-        return Store(driver, self.client_of(driver))
+        return OpenStore(driver, self.make_client(driver))
 
-    def client_of(self, inserter: Inserter, *, clock: Clock | None = None) -> Client:
+    def make_client(self, inserter: Inserter, *, clock: Clock | None = None) -> Client:
         """Return a client that stores jobs through *inserter* as this harbor does."""
         return Client(inserter, codec=self.codec, policy=self.policy, hooks=self.hooks, clock=clock)
 
-    def made_ready(self) -> Iterator[Any] | AsyncIterator[Any]:
+    def start_lifespan(self) -> Iterator[Any] | AsyncIterator[Any]:
         """Return a run of the lifespan, not begun; without one, of one that makes nothing ready."""
         return (each for each in [None]) if self._lifespan is None else self._lifespan()
 
@@ -354,7 +363,7 @@ class Harbor:
         if joining.is_async(connection):
             rule = "it is async: await aenqueue(…) instead"
             raise UsageError(Problem(field="connection", value=type(connection).__name__, rule=rule))
-        return self.client_of(self._join("joined", joining.raw(connection)))
+        return self.make_client(self._join("join", joining.unwrap(connection)))
 
     def _join(self, way: str, raw: Any) -> Any:
         return joining.join(self.driver, way, raw, notify=self._notify)
@@ -362,7 +371,7 @@ class Harbor:
     def _add(self, function: Any, options: TaskOptions) -> Task[..., Any, Any]:
         is_inner = "<locals>" in getattr(function, "__qualname__", "")
         scope = sys._getframe(2).f_locals if is_inner else None  # noqa: SLF001  where its annotations are defined
-        arguments = Arguments(function, context=Context, scope=scope)
+        arguments = CallSignature(function, context=Context, scope=scope)
         task: Task[..., Any, Any] = Task(
             self,
             function,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskharbor.core.answers import Death
-    from taskharbor.core.facts import Fact
+    from taskharbor.core.facts import HookEvent
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
     from taskharbor.schedules import Scheduler
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 PERIOD: Final = timedelta(seconds=5)
 RETENTION: Final = timedelta(days=7)
-MINUTES_KEPT: Final = timedelta(days=8)
-AUDIT_KEPT: Final = timedelta(days=90)
+STATS_RETENTION: Final = timedelta(days=8)
+AUDIT_RETENTION: Final = timedelta(days=90)
 PRUNE_WITHIN: Final = timedelta(seconds=2)
-SILENCE: Final = timedelta(minutes=5)
+WORKER_TTL: Final = timedelta(minutes=5)
 BATCH: Final = 500
-LOOKS: Final = 0.2
+DUTY_CHECK_FRACTION: Final = 0.2
 """The part of its period after which everybody looks whether a duty is due.
 
 Whoever looked only once in a period might look just before: then a dead worker's job waits for two.
 """
 SOONEST: Final = timedelta(milliseconds=1)
-JUMP: Final = timedelta(seconds=5)
+MAX_CLOCK_DRIFT: Final = timedelta(seconds=5)
 """How far the store's clock may stray from ours between two looks before that is a jump."""
 
 
@@ -49,7 +49,7 @@ class ClockGuard:
         self._runtime = runtime
         self._driver = driver
         self._lease = lease
-        self._seen: Look | None = None
+        self._seen: ClockReading | None = None
         self._was_compared = False
 
     def may_reclaim(self) -> bool:
@@ -68,23 +68,23 @@ class ClockGuard:
             self._seen = look
         return min(PERIOD, self._lease / 3)
 
-    def _look(self) -> Look:
+    def _look(self) -> ClockReading:
         before = self._runtime.monotonic()
         store = self._driver.inspector.now()
         after = self._runtime.monotonic()
-        return Look(store=store, ours=(before + after) / 2, give=timedelta(seconds=(after - before) / 2))
+        return ClockReading(store=store, ours=(before + after) / 2, give=timedelta(seconds=(after - before) / 2))
 
-    def _compare(self, seen: Look, look: Look) -> None:
+    def _compare(self, seen: ClockReading, look: ClockReading) -> None:
         expected = seen.store + timedelta(seconds=look.ours - seen.ours)
         # A slow reply, or a pause of this process in between, is no jump.
-        if abs(look.store - expected) > min(JUMP, self._lease / 3) + seen.give + look.give:
+        if abs(look.store - expected) > min(MAX_CLOCK_DRIFT, self._lease / 3) + seen.give + look.give:
             jump = look.store - expected
             _LOG.error("the store's clock jumped by %s; no lease is brought back for %s", jump, self._lease)
-            self._driver.upkeep.clock_jumped(expected=expected, lease=self._lease)
+            self._driver.maintenance.report_clock_jump(expected=expected, lease=self._lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ClockReading:
     """The store's clock and ours at one moment, give or take a little."""
 
     store: datetime
@@ -108,7 +108,7 @@ class Janitor:
         period: timedelta = PERIOD,
         retention: timedelta = RETENTION,
         relay: Callable[[], None] | None = None,
-        tell: Callable[[Fact], None] | None = None,
+        tell: Callable[[HookEvent], None] | None = None,
         scheduler: Scheduler | None = None,
     ) -> None:
         self._runtime = runtime
@@ -117,15 +117,15 @@ class Janitor:
         self._guard = guard or ClockGuard(runtime, driver, lease=lease)
         self._owns_guard = guard is None
         self._retention = retention
-        self._relay, self._tell = relay, tell
+        self._relay, self._notify_hooks = relay, tell
         self._duties: dict[str, tuple[timedelta, Callable[[], object]]] = {
-            "expire": (self._period * (1 - LOOKS), self._expire),
+            "expire": (self._period * (1 - DUTY_CHECK_FRACTION), self._expire),
             "bury": (6 * self._period, self._bury),
             "close": (timedelta(minutes=1), self._close_unpublished),
             "prune": (timedelta(minutes=1), self._prune),
-            "roll-up": (self._period, lambda: driver.upkeep.roll_up(keep=MINUTES_KEPT)),
-            "audit": (timedelta(minutes=1), self._forget_audit),
-            "workers": (timedelta(minutes=1), lambda: driver.upkeep.forget_workers(unseen_for=SILENCE)),
+            "roll-up": (self._period, lambda: driver.maintenance.roll_up(keep=STATS_RETENTION)),
+            "audit": (timedelta(minutes=1), self._prune_audit),
+            "workers": (timedelta(minutes=1), lambda: driver.maintenance.prune_workers(unseen_for=WORKER_TTL)),
         }
         if relay is not None:
             self._duties["relay"] = (self._period, relay)
@@ -142,9 +142,9 @@ class Janitor:
                 continue
             if name == "expire" and not self._guard.may_reclaim():
                 continue  # left to those who know that the clock is right
-            self._look_at[name] = self._runtime.monotonic() + (every * LOOKS).total_seconds()
+            self._look_at[name] = self._runtime.monotonic() + (every * DUTY_CHECK_FRACTION).total_seconds()
             try:
-                if self._driver.upkeep.take_duty(name, every=every):
+                if self._driver.maintenance.claim_duty(name, every=every):
                     duty()
             except StoreUnavailable as error:
                 _LOG.warning("cannot %s: %s", name, error)
@@ -157,7 +157,7 @@ class Janitor:
             return
         # An error of ours must not keep the duties from being done: the next tick passes by here.
         self._fire_at = self._runtime.monotonic() + self._period.total_seconds()
-        pause = self._period * LOOKS
+        pause = self._period * DUTY_CHECK_FRACTION
         try:
             pause = self._scheduler.tick()
         except StoreUnavailable as error:
@@ -165,7 +165,7 @@ class Janitor:
         self._fire_at = self._runtime.monotonic() + pause.total_seconds()
 
     def _until_next(self) -> timedelta:
-        pause = self._period * LOOKS
+        pause = self._period * DUTY_CHECK_FRACTION
         if self._scheduler is None:
             return pause
         # Not at once: what is less than a microsecond away would be asked for again and again.
@@ -174,14 +174,14 @@ class Janitor:
     def _expire(self) -> None:
         is_full = True
         while is_full:
-            expired = self._driver.upkeep.expire(limit=BATCH)
+            expired = self._driver.maintenance.expire(limit=BATCH)
             self._report(each.death for each in expired if each.death is not None)
             if expired:
                 _LOG.warning("brought back %d jobs whose lease was over", len(expired))
             is_full = len(expired) == BATCH
 
     def _bury(self) -> None:
-        if buried := self._driver.upkeep.bury(limit=BATCH):
+        if buried := self._driver.maintenance.bury(limit=BATCH):
             _LOG.error("buried %d spent jobs that were waiting: that should never be needed", len(buried))
             self._report(buried)
 
@@ -197,8 +197,8 @@ class Janitor:
                 reason=death.reason,
             )
             log_death(_LOG, dead)
-            if self._tell is not None:
-                self._tell(dead)
+            if self._notify_hooks is not None:
+                self._notify_hooks(dead)
             if self._relay is not None:
                 self._relay()
 
@@ -209,10 +209,10 @@ class Janitor:
     def _prune(self) -> None:
         """Remove finished jobs, for a short time: schedules and expired leases wait meanwhile."""
         stop_at = self._runtime.monotonic() + PRUNE_WITHIN.total_seconds()
-        while self._driver.upkeep.prune(older_than=self._retention, limit=BATCH, within=PRUNE_WITHIN) >= BATCH:
+        while self._driver.maintenance.prune(older_than=self._retention, limit=BATCH, within=PRUNE_WITHIN) >= BATCH:
             if self._runtime.monotonic() >= stop_at:
                 return
 
-    def _forget_audit(self) -> None:
-        while self._driver.upkeep.forget_audit(older_than=AUDIT_KEPT, limit=BATCH) >= BATCH:
+    def _prune_audit(self) -> None:
+        while self._driver.maintenance.prune_audit(older_than=AUDIT_RETENTION, limit=BATCH) >= BATCH:
             pass

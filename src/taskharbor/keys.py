@@ -34,7 +34,7 @@ ADMIN: Final = "admin"
 """Opens everything."""
 MAX_NAME: Final = 200
 _KEY: Final = re.compile(r"thk_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})", re.ASCII)
-_NOBODY: Final = bytes(32)
+_NO_KEY: Final = bytes(32)
 _REMEMBERED: Final = 1_024
 
 
@@ -46,11 +46,11 @@ class IssuedKey:
     text: str = field(repr=False)
 
 
-def issue(name: str, scopes: Collection[str], *, now: datetime, expires_at: datetime | None = None) -> IssuedKey:
-    """Make a key that opens *scopes*. It is of no use before `Control.put_keys` stored it.
+def issue_key(name: str, scopes: Collection[str], *, now: datetime, expires_at: datetime | None = None) -> IssuedKey:
+    """Make a key that opens *scopes*. It is of no use before `Control.add_keys` stored it.
 
     >>> from datetime import UTC, datetime
-    >>> issued = issue("ci", ["jobs:write"], now=datetime(2030, 1, 1, tzinfo=UTC))
+    >>> issued = issue_key("ci", ["jobs:write"], now=datetime(2030, 1, 1, tzinfo=UTC))
     >>> issued.text.startswith(f"thk_{issued.key.id}_")
     True
     """
@@ -64,7 +64,7 @@ def issue(name: str, scopes: Collection[str], *, now: datetime, expires_at: date
     key = ApiKey(
         id=key_id,
         name=name,
-        digest=digest(text),
+        digest=key_digest(text),
         scopes=tuple(sorted({*scopes})),
         created_at=now,
         expires_at=expires_at,
@@ -72,7 +72,7 @@ def issue(name: str, scopes: Collection[str], *, now: datetime, expires_at: date
     return IssuedKey(key, text)
 
 
-def digest(text: str) -> bytes:
+def key_digest(text: str) -> bytes:
     """Return what is stored of a key. It has 256 random bits, so that a slow hash would add nothing."""
     return hashlib.sha256(text.encode()).digest()
 
@@ -82,7 +82,7 @@ def is_allowed(scope: str, scopes: Collection[str]) -> bool:
     return scope in scopes or ADMIN in scopes
 
 
-class KeyRing:
+class KeyCache:
     """Knows which keys are good, and remembers each answer for *seconds*: so late may a revoked key still open."""
 
     def __init__(
@@ -100,7 +100,7 @@ class KeyRing:
 
     def remembered(self, text: str) -> tuple[bool, ApiKey | None]:
         """Return whether there is an answer without asking the store, and the answer."""
-        until, key = self._known.get(digest(text), (0.0, None))
+        until, key = self._known.get(key_digest(text), (0.0, None))
         return (True, key) if self._monotonic() < until else (False, None)
 
     def find(self, text: str) -> ApiKey | None:
@@ -108,13 +108,13 @@ class KeyRing:
         parts = _KEY.fullmatch(text)
         if parts is None:
             return None
-        given = digest(text)
+        given = key_digest(text)
         inspector = self._inspector()
         stored = inspector.keys([parts["id"]]).get(parts["id"])
         # Compared in any case, so that the time taken does not tell which ids there are.
-        is_same = hmac.compare_digest(given, _NOBODY if stored is None else stored.digest)
+        is_same = hmac.compare_digest(given, _NO_KEY if stored is None else stored.digest)
         now, seconds = inspector.now(), self._seconds
-        key = stored if stored is not None and is_same and is_good(stored, now) else None
+        key = stored if stored is not None and is_same and is_valid(stored, now) else None
         if key is not None and key.expires_at is not None:
             seconds = min(seconds, (key.expires_at - now).total_seconds())
         self._remember(given, key, self._monotonic() + seconds)
@@ -128,12 +128,12 @@ class KeyRing:
                 self._known.popitem(last=False)
 
 
-def has_good_key(inspector: Inspector) -> bool:
+def has_valid_key(inspector: Inspector) -> bool:
     """Tell whether the store has a key that opens anything now."""
     now = inspector.now()
-    return any(is_good(key, now) for key in inspector.keys().values())
+    return any(is_valid(key, now) for key in inspector.keys().values())
 
 
-def is_good(key: ApiKey, now: datetime) -> bool:
+def is_valid(key: ApiKey, now: datetime) -> bool:
     """Tell whether the key opens anything at *now*."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)

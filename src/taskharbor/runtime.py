@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
-AFTER_AN_ERROR: Final = timedelta(seconds=1)
+ERROR_PAUSE: Final = timedelta(seconds=1)
 MAX_STACK_FRAMES: Final = 30
-MOMENT: Final = 1.0  # seconds in which work may end by itself, once it was cancelled
+CANCEL_GRACE_SECONDS: Final = 1.0  # seconds in which work may end by itself, once it was cancelled
 
 
 _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
@@ -53,7 +53,7 @@ class SystemClock:
         return datetime.now(UTC)
 
 
-class Loop(Protocol):
+class ServiceLoop(Protocol):
     """Something that ticks."""
 
     def wake(self) -> None:
@@ -63,7 +63,7 @@ class Loop(Protocol):
         """Wait until the last tick is over; False if it is not after *timeout*."""
 
 
-class Running(Protocol):
+class RunningCoroutine(Protocol):
     """A coroutine under way."""
 
     def cancel(self) -> None:
@@ -74,7 +74,7 @@ class Runtime(Protocol):
     """What workers and other services run on."""
 
     @property
-    def may_block(self) -> bool:
+    def can_block(self) -> bool:
         """Whether a tick may wait for something other than the store."""
 
     def now(self) -> datetime:
@@ -89,10 +89,10 @@ class Runtime(Protocol):
     def lock(self) -> AbstractContextManager[Any]:
         """Return a new lock."""
 
-    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> Loop:
+    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ServiceLoop:
         """Call *tick* again and again, until it returns None."""
 
-    def run_plain(self, work: Callable[[], None]) -> None:
+    def run_sync(self, work: Callable[[], None]) -> None:
         """Call *work* beside everything else."""
 
     def thread_id(self) -> int:
@@ -101,7 +101,7 @@ class Runtime(Protocol):
     def stack(self, thread_id: int) -> str:
         """Return what that thread is doing, innermost call last, as text for people."""
 
-    def run_async(self, works: Sequence[AsyncWork]) -> Sequence[Running]:
+    def run_async(self, works: Sequence[AsyncWork]) -> Sequence[RunningCoroutine]:
         """Let each of *works* run on the event loop, in a copy of the caller's context.
 
         Where one is cancelled before its first step, what came with it is called there; whatever
@@ -115,11 +115,11 @@ class Runtime(Protocol):
 class ThreadRuntime:
     """The real one: a thread for each service, a pool for plain handlers, an event loop in a thread for the others."""
 
-    may_block = True
+    can_block = True
 
-    def __init__(self, *, plain: int) -> None:
-        self._threads = Threads(most=plain)
-        self._events: EventLoop | None = None
+    def __init__(self, *, sync_threads: int) -> None:
+        self._threads = HandlerThreads(max_threads=sync_threads)
+        self._events: EventLoopThread | None = None
         self._starting = threading.Lock()
 
     def now(self) -> datetime:
@@ -137,7 +137,7 @@ class ThreadRuntime:
     def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
         return ThreadLoop(name, tick)
 
-    def run_plain(self, work: Callable[[], None]) -> None:
+    def run_sync(self, work: Callable[[], None]) -> None:
         self._threads.run(work)
 
     def thread_id(self) -> int:
@@ -147,10 +147,10 @@ class ThreadRuntime:
         frame = sys._current_frames().get(thread_id)  # noqa: SLF001  documented, for this very purpose
         return "" if frame is None else "".join(traceback.format_stack(frame, limit=MAX_STACK_FRAMES)).rstrip()
 
-    def run_async(self, works: Sequence[AsyncWork]) -> Sequence[Running]:
+    def run_async(self, works: Sequence[AsyncWork]) -> Sequence[RunningCoroutine]:
         with self._starting:
             if self._events is None:
-                self._events = EventLoop()
+                self._events = EventLoopThread()
         return self._events.run(works)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class ThreadRuntime:
             self._events.close()
 
 
-def finished(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedelta) -> T:
+def run_coroutine(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedelta) -> T:
     """Let *work* run on the event loop, wait for its end, and return what it returns or raise what it raises.
 
     Raises `TimeoutError` when *timeout* has passed, and cancels the work then, which has a moment more.
@@ -180,7 +180,7 @@ def finished(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedel
     except Empty:
         running.cancel()
         with suppress(Empty):
-            ended.get(timeout=MOMENT)  # for what it does on being cancelled
+            ended.get(timeout=CANCEL_GRACE_SECONDS)  # for what it does on being cancelled
         raise TimeoutError(f"it did not end within {timeout}") from None  # noqa: TRY003  the class is Python's
     return told()
 
@@ -189,7 +189,7 @@ def _raise(error: BaseException) -> NoReturn:
     raise error
 
 
-class Threads:
+class HandlerThreads:
     """Threads for plain handlers, made when they are needed: one for each piece of work that has not ended.
 
     The standard library's pool waits for its threads when the process ends: one handler
@@ -200,8 +200,8 @@ class Threads:
     each piece costs more than such work.
     """
 
-    def __init__(self, *, most: int) -> None:
-        self._most = most
+    def __init__(self, *, max_threads: int) -> None:
+        self._most = max_threads
         self._lock = threading.Lock()
         self._work: deque[Callable[[], None]] = deque()
         self._calls: SimpleQueue[bool] = SimpleQueue()  # False: to end
@@ -279,11 +279,11 @@ class ThreadLoop:
         try:
             return self._tick()
         except BaseException:  # noqa: BLE001  whatever it was, a hook's SystemExit too: the next tick may fare better
-            _LOG.exception("%s failed; it goes on in %s", self._name, AFTER_AN_ERROR)
-            return AFTER_AN_ERROR
+            _LOG.exception("%s failed; it goes on in %s", self._name, ERROR_PAUSE)
+            return ERROR_PAUSE
 
 
-class EventLoop:
+class EventLoopThread:
     """An asyncio loop in a thread. Coroutines that are handed over together cost it one wake-up."""
 
     def __init__(self) -> None:
@@ -318,17 +318,17 @@ def _start_all(runs: Iterable[AsyncRun]) -> None:
         run.start()
 
 
-def fulfil(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
+def resolve_futures(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
     """Give futures their results, from any thread; each event loop is woken once for all of its own."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[T], T]]] = {}
     for future, result in results:
         by_loop.setdefault(future.get_loop(), []).append((future, result))
     for loop, own in by_loop.items():
         with suppress(RuntimeError):  # it is closed: nobody waits there
-            loop.call_soon_threadsafe(fulfil_here, own)
+            loop.call_soon_threadsafe(resolve_in_loop, own)
 
 
-def fulfil_here(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
+def resolve_in_loop(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
     """Do the same in the thread of their loop. Who was cancelled meanwhile needs nothing any more."""
     for future, result in results:
         if not future.done():

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from taskharbor.runtime import Loop, Runtime
+    from taskharbor.runtime import Runtime, ServiceLoop
 
-SWITCH: Final = 0.0005
+SWITCH_INTERVAL_SECONDS: Final = 0.0005
 """Seconds that a thread may keep the others waiting. Python's own 0.005 halves what several busy ones get done."""
-GARBAGE: Final = 20_000
+GC_THRESHOLD: Final = 20_000
 """Objects that are made before Python looks for cycles. Its own 700 costs a busy worker a fifth of its time."""
-KILLED: Final = 128
+SIGNAL_EXIT_BASE: Final = 128
 LOST_SLOTS_EXIT: Final = 12
 """The exit code of a worker that ended itself because half of its slots were lost to handlers that do not return."""
-LOOK: Final = 0.2
-LAST: Final = timedelta(seconds=25)
+SIGNAL_POLL_SECONDS: Final = 0.2
+STOP_TIMEOUT: Final = timedelta(seconds=25)
 
 
-def until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_over: Callable[[], bool]) -> None:
+def run_until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_over: Callable[[], bool]) -> None:
     """Start, wait for SIGTERM or SIGINT or until it is over by itself, and stop; a second signal ends the process now.
 
     Both are handled explicitly, so that it works as process 1 too, whose signals have no default.
@@ -39,13 +39,13 @@ def until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_over
 
     def hear(number: int, _frame: Any) -> None:
         if heard:
-            os._exit(KILLED + number)  # whoever sends a second one means it
+            os._exit(SIGNAL_EXIT_BASE + number)  # whoever sends a second one means it
         heard.append(number)
         told.put(number)
 
     before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with tuned():
+        with tuned_interpreter():
             start()
             while not _came(told) and not is_over():
                 pass
@@ -57,12 +57,12 @@ def until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_over
 
 
 @contextmanager
-def tuned() -> Iterator[None]:
+def tuned_interpreter() -> Iterator[None]:
     """Let Python do what a process needs that does nothing but run jobs, or serve."""
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     gc.freeze()
-    gc.set_threshold(GARBAGE, *thresholds[1:])
+    gc.set_threshold(GC_THRESHOLD, *thresholds[1:])
     try:
         yield
     finally:
@@ -71,13 +71,13 @@ def tuned() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-class Loops:
+class ServiceLoops:
     """Ticks that run together, each in a loop of its own, from `start` to `stop`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._ticks: dict[str, Callable[[], timedelta]] = {}
-        self._loops: dict[str, Loop] = {}
+        self._loops: dict[str, ServiceLoop] = {}
         self._is_stopped = False
 
     def add(self, name: str, tick: Callable[[], timedelta]) -> None:
@@ -98,7 +98,7 @@ class Loops:
         for loop in self._loops.values():
             loop.wake()
         for loop in self._loops.values():
-            loop.join(LAST)
+            loop.join(STOP_TIMEOUT)
 
     def _unless_stopped(self, tick: Callable[[], timedelta]) -> Callable[[], timedelta | None]:
         return lambda: None if self._is_stopped else tick()
@@ -106,14 +106,14 @@ class Loops:
 
 def tick_until_signal(runtime: Runtime, name: str, tick: Callable[[], timedelta]) -> None:
     """Tick until SIGTERM or SIGINT; the tick under way then is the last."""
-    loops = Loops(runtime)
+    loops = ServiceLoops(runtime)
     loops.add(name, tick)
-    until_signal(loops.start, loops.stop, is_over=lambda: False)
+    run_until_signal(loops.start, loops.stop, is_over=lambda: False)
 
 
 def _came(told: SimpleQueue[int]) -> bool:
     try:
-        told.get(timeout=LOOK)
+        told.get(timeout=SIGNAL_POLL_SECONDS)
     except Empty:
         return False
     return True

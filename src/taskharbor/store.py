@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskharbor.awaiting import Watcher
+from taskharbor.awaiting import JobWatcher
 
 if TYPE_CHECKING:
     from taskharbor.client import Client
     from taskharbor.drivers.base import Driver
 
 
-class Store:
+class OpenStore:
     """What a harbor has open: the driver, who accepts jobs, and who waits for them. *joins*: users' transactions."""
 
     def __init__(self, driver: Driver, client: Client, *, joins: bool = True) -> None:
         self.driver = driver
         self.client = client
-        self.watcher = Watcher(driver.inspector)
+        self.watcher = JobWatcher(driver.inspector)
         self.joins = joins
 
     def close(self) -> None:

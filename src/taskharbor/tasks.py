@@ -18,16 +18,16 @@ from taskharbor.core.errors import (
     UsageError,
 )
 from taskharbor.core.model import result_context
-from taskharbor.core.request import JobRequest, check
+from taskharbor.core.request import JobRequest, validate
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from taskharbor.awaiting import Watcher
+    from taskharbor.awaiting import JobWatcher
     from taskharbor.core.answers import Enqueued
-    from taskharbor.core.arguments import Arguments
+    from taskharbor.core.arguments import CallSignature
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job, Progress
@@ -40,7 +40,7 @@ F = TypeVar("F")
 
 Duration = timedelta | float
 """A time span; a number is taken for seconds."""
-PATIENCE: Final = timedelta(seconds=60)
+RESULT_TIMEOUT: Final = timedelta(seconds=60)
 
 
 class CallOptions(TypedDict, total=False):
@@ -70,7 +70,7 @@ class TaskOptions(TypedDict, total=False):
     metadata: Mapping[str, str]
 
 
-class Sender(Protocol):
+class TaskBackend(Protocol):
     """What tasks and handles need of a harbor."""
 
     @property
@@ -82,17 +82,17 @@ class Sender(Protocol):
         """How payloads and results are kept."""
 
     @property
-    def watcher(self) -> Watcher:
+    def watcher(self) -> JobWatcher:
         """Who waits for jobs to end."""
 
-    def send(self, request: JobRequest, connection: Any) -> Enqueued:
+    def enqueue_request(self, request: JobRequest, connection: Any) -> Enqueued:
         """Store a job, in the transaction of *connection* if that is not None."""
 
-    async def asend(self, request: JobRequest, connection: Any) -> Enqueued:
+    async def aenqueue_request(self, request: JobRequest, connection: Any) -> Enqueued:
         """Do the same without blocking the event loop."""
 
 
-class ResultNotStorable(DeadLetter):
+class ResultNotEncodable(DeadLetter):
     """What the task returned does not fit its annotation: it would fail again."""
 
     def __str__(self) -> str:
@@ -107,7 +107,14 @@ class Task(Generic[P, R, F]):
     """
 
     def __init__(
-        self, sender: Sender, function: F, arguments: Arguments, *, is_async: bool, options: TaskOptions, type: str
+        self,
+        sender: TaskBackend,
+        function: F,
+        arguments: CallSignature,
+        *,
+        is_async: bool,
+        options: TaskOptions,
+        type: str,
     ) -> None:
         update_wrapper(cast("Any", self), cast("Any", function))
         self._sender = sender
@@ -120,7 +127,7 @@ class Task(Generic[P, R, F]):
         self.type = type
         _check_own(options)
         for each in self.types:
-            check(replace(self._request(None, {}), type=each))
+            validate(replace(self._request(None, {}), type=each))
 
     def __repr__(self) -> str:
         return f"Task({self.type!r})"
@@ -132,27 +139,27 @@ class Task(Generic[P, R, F]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job. When this returns, it is committed."""
-        return Bound[P, R](self, {}).enqueue(*args, **kwargs)
+        return BoundTask[P, R](self, {}).enqueue(*args, **kwargs)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job, without blocking the event loop."""
-        return await Bound[P, R](self, {}).aenqueue(*args, **kwargs)
+        return await BoundTask[P, R](self, {}).aenqueue(*args, **kwargs)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call that is not stored yet, for `Harbor.enqueue_many`."""
-        return Bound[P, R](self, {}).call(*args, **kwargs)
+        return BoundTask[P, R](self, {}).call(*args, **kwargs)
 
-    def using(self, **options: Unpack[CallOptions]) -> Bound[P, R]:
+    def using(self, **options: Unpack[CallOptions]) -> BoundTask[P, R]:
         """Return the task with options for the calls that are enqueued through it."""
         check_options(options, CallOptions)
-        return Bound(self, options)
+        return BoundTask(self, options)
 
     def handle(self, job_id: JobId) -> Handle[R]:
         """Return the handle on a job of this task that was enqueued earlier, perhaps elsewhere."""
         return Handle(self._sender, job_id, arguments=self.arguments)
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> TaskBackend:
         """The harbor that it belongs to."""
         return self._sender
 
@@ -186,8 +193,8 @@ class Task(Generic[P, R, F]):
             payload=payload,
             queue=options.get("queue", self.queue),
             scheduled_for=options.get("scheduled_for"),
-            delay=None if delay is None else duration(delay, "delay"),
-            timeout=None if timeout is None else duration(timeout, "timeout"),
+            delay=None if delay is None else as_timedelta(delay, "delay"),
+            timeout=None if timeout is None else as_timedelta(timeout, "timeout"),
             max_attempts=attempts,
             priority=options.get("priority", own.get("priority", 0)),
             idempotency_key=options.get("idempotency_key"),
@@ -196,9 +203,9 @@ class Task(Generic[P, R, F]):
 
     def handler(self) -> Callable[..., Any]:
         """Return what a worker runs for its jobs: the function, with the stored call for arguments."""
-        return self._handle_async if self.is_async else self._handle_plain
+        return self._handle_async if self.is_async else self._handle_sync
 
-    def _handle_plain(self, job: Job, ctx: Any) -> object:
+    def _handle_sync(self, job: Job, ctx: Any) -> object:
         return self._packed(self._run(job, ctx))
 
     async def _handle_async(self, job: Job, ctx: Any) -> object:
@@ -208,19 +215,19 @@ class Task(Generic[P, R, F]):
         try:
             return self.arguments.pack_result(result)
         except InvalidRequest as error:
-            raise ResultNotStorable(error) from error
+            raise ResultNotEncodable(error) from error
 
     def _run(self, job: Job, ctx: Any) -> Any:
         try:
             args, kwargs = self.arguments.unpack(job.data)
         except CallNotReadable as error:
             raise DeadLetter(str(error)) from error  # trying again would not change it
-        ctx.packs_results_by(self._packed)
+        ctx.use_result_encoder(self._packed)
         injected = (ctx,) if self.arguments.takes_context else ()
         return cast("Callable[..., Any]", self._function)(*injected, *args, **kwargs)
 
 
-class Bound(Generic[P, R]):
+class BoundTask(Generic[P, R]):
     """A task and options for its calls."""
 
     def __init__(self, task: Task[P, R, Any], options: CallOptions) -> None:
@@ -229,12 +236,14 @@ class Bound(Generic[P, R]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job. When this returns it is committed, or with a *connection* will be with it."""
-        enqueued = self._task.sender.send(self._request(args, kwargs), self._options.get("connection"))
+        enqueued = self._task.sender.enqueue_request(self._request(args, kwargs), self._options.get("connection"))
         return self._handle(enqueued)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job, without blocking the event loop."""
-        enqueued = await self._task.sender.asend(self._request(args, kwargs), self._options.get("connection"))
+        enqueued = await self._task.sender.aenqueue_request(
+            self._request(args, kwargs), self._options.get("connection")
+        )
         return self._handle(enqueued)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -264,7 +273,7 @@ class Handle(Generic[R_co]):
     """A job that was enqueued. ``existed``: its idempotency key was taken, and this is the earlier job."""
 
     def __init__(
-        self, sender: Sender, job_id: JobId, *, arguments: Arguments | None = None, existed: bool = False
+        self, sender: TaskBackend, job_id: JobId, *, arguments: CallSignature | None = None, existed: bool = False
     ) -> None:
         self._sender = sender
         self._arguments = arguments
@@ -296,18 +305,18 @@ class Handle(Generic[R_co]):
             raise answer
         return not isinstance(answer, TaskHarborError)
 
-    def result(self, timeout: Duration = PATIENCE) -> R_co:
+    def result(self, timeout: Duration = RESULT_TIMEOUT) -> R_co:
         """Wait until the job has ended, and return what the task returned.
 
         Raises `JobFailed` where it ended otherwise, and `ResultTimeout` where it has not ended in time.
         A handler that waits so keeps its own slot meanwhile: where all slots of the workers do, nobody is
         left to run what they wait for, and they time out. In a coroutine `aresult` is the one to use.
         """
-        return self._result_of(self._sender.watcher.wait(self.id, duration(timeout, "timeout")))
+        return self._result_of(self._sender.watcher.wait(self.id, as_timedelta(timeout, "timeout")))
 
-    async def aresult(self, timeout: Duration = PATIENCE) -> R_co:  # noqa: ASYNC109  as in result
+    async def aresult(self, timeout: Duration = RESULT_TIMEOUT) -> R_co:  # noqa: ASYNC109  as in result
         """Wait as `result` does, without blocking the event loop."""
-        return self._result_of(await self._sender.watcher.await_final(self.id, duration(timeout, "timeout")))
+        return self._result_of(await self._sender.watcher.await_final(self.id, as_timedelta(timeout, "timeout")))
 
     def _result_of(self, job: Job) -> R_co:
         if job.status is not Status.SUCCEEDED:
@@ -318,7 +327,7 @@ class Handle(Generic[R_co]):
         return cast("R_co", stored if self._arguments is None else self._arguments.unpack_result(stored))
 
 
-def own_calls(sender: Sender, calls: Iterable[Call[R]]) -> list[Call[R]]:
+def check_calls(sender: TaskBackend, calls: Iterable[Call[R]]) -> list[Call[R]]:
     """Return *calls* as a list; raise `UsageError` where one is of a task that belongs to another harbor."""
     made = list(calls)
     for call in made:
@@ -326,7 +335,7 @@ def own_calls(sender: Sender, calls: Iterable[Call[R]]) -> list[Call[R]]:
     return made
 
 
-def scheduled(sender: Sender, task: Any) -> JobRequest:
+def request_for_schedule(sender: TaskBackend, task: Any) -> JobRequest:
     """Return what a schedule of *task* enqueues; raise `UsageError` where it cannot."""
     if not isinstance(task, Task):
         rule = "it is no task yet: write @harbor.schedule(…) above @harbor.task"
@@ -339,7 +348,7 @@ def scheduled(sender: Sender, task: Any) -> JobRequest:
         raise UsageError(Problem(field="schedule", value=repr(task.type), rule=rule)) from error
 
 
-def _check_sender(task: Task[..., Any, Any], sender: Sender) -> None:
+def _check_sender(task: Task[..., Any, Any], sender: TaskBackend) -> None:
     if task.sender is not sender:
         rule = "it belongs to another harbor, which has a store of its own: use that one"
         raise UsageError(Problem(field="task", value=repr(task.type), rule=rule))
@@ -362,7 +371,7 @@ def check_options(options: Mapping[str, Any], known: type[Any]) -> None:
             raise UsageError(Problem(field="option", value=repr(name), rule=rule))
 
 
-def duration(value: Duration, name: str) -> timedelta:
+def as_timedelta(value: Duration, name: str) -> timedelta:
     """Return a time span as one; a number is taken for seconds."""
     if isinstance(value, timedelta):
         return value

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import DeadGroup, Finished, QueueView
+    from taskharbor.core.answers import DeadLetterGroup, FinishedCount, QueueStats
     from taskharbor.core.failure import Failure
     from taskharbor.core.model import ApiKey, Attempt, JobSummary, Schedule, WorkerRecord
 
@@ -43,17 +43,17 @@ def job_view(
         "life": job.life,
         "priority": job.priority,
         "timeout": seconds(job.timeout),
-        "created_at": moment(job.created_at),
-        "scheduled_for": moment(job.scheduled_for),
-        "started_at": moment(job.processing_started_at),
-        "completed_at": moment(job.completed_at),
-        "cancel_requested_at": moment(job.cancel_requested_at),
-        "wait_seconds": waited(job, now).total_seconds(),
-        "run_seconds": seconds(ran(job, now)),
+        "created_at": iso_time(job.created_at),
+        "scheduled_for": iso_time(job.scheduled_for),
+        "started_at": iso_time(job.processing_started_at),
+        "completed_at": iso_time(job.completed_at),
+        "cancel_requested_at": iso_time(job.cancel_requested_at),
+        "wait_seconds": wait_time(job, now).total_seconds(),
+        "run_seconds": seconds(run_time(job, now)),
         "progress": progress_view(job),
         "lease": _lease(job),
         "error": error_view(job.last_error, failure),
-        "dead": None if job.dead_at is None else {"reason": job.dead_reason, "at": moment(job.dead_at)},
+        "dead": None if job.dead_at is None else {"reason": job.dead_reason, "at": iso_time(job.dead_at)},
         "idempotency_key": job.idempotency_key,
         "metadata": dict(job.metadata),
         "links": _links(job_id, root),
@@ -71,11 +71,11 @@ def actions(job: JobSummary) -> list[str]:
 
     A cancel that was requested already stays requested: there is nothing more to ask for.
     """
-    may = allowed(job.status)
+    may = allowed_actions(job.status)
     return may if job.cancel_requested_at is None else [each for each in may if each != Event.CANCEL]
 
 
-def allowed(status: Status) -> list[str]:
+def allowed_actions(status: Status) -> list[str]:
     """Return what a person may do with a job in *status*."""
     return [*_ALLOWED[status]]
 
@@ -115,33 +115,33 @@ def attempt_view(attempt: Attempt) -> View:
         "outcome": attempt.outcome.value,
         "status": attempt.status.value,
         "worker": attempt.worker_id,
-        "started_at": moment(attempt.started_at),
-        "ended_at": moment(attempt.ended_at),
+        "started_at": iso_time(attempt.started_at),
+        "ended_at": iso_time(attempt.ended_at),
         "error": None if failure is None else _failure(failure) | {"traceback": failure.traceback or None},
     }
 
 
-def group_view(group: DeadGroup) -> View:
+def group_view(group: DeadLetterGroup) -> View:
     return {
         "queue": group.queue,
         "type": group.type,
         "fingerprint": group.fingerprint,
         "count": group.count,
         "error": group.error,
-        "first_at": moment(group.first_at),
-        "last_at": moment(group.last_at),
+        "first_at": iso_time(group.first_at),
+        "last_at": iso_time(group.last_at),
         "sample": str(group.sample),
     }
 
 
-def queue_view(queue: QueueView, *, now: datetime) -> View:
+def queue_view(queue: QueueStats, *, now: datetime) -> View:
     age = None if queue.oldest_due is None else _span(now - queue.oldest_due)
     return {
         "name": queue.name,
         "counts": {status.value: queue.counts.get(status, 0) for status in Status},
-        "oldest_due": moment(queue.oldest_due),
+        "oldest_due": iso_time(queue.oldest_due),
         "oldest_age_seconds": age,
-        "paused_at": moment(queue.paused_at),
+        "paused_at": iso_time(queue.paused_at),
         "paused_by": queue.paused_by,
     }
 
@@ -155,8 +155,8 @@ def worker_view(worker: WorkerRecord) -> View:
         "types": list(worker.types),
         "concurrency": worker.concurrency,
         "lost_slots": worker.lost_slots,
-        "started_at": moment(worker.started_at),
-        "seen_at": moment(worker.seen_at),
+        "started_at": iso_time(worker.started_at),
+        "seen_at": iso_time(worker.seen_at),
     }
 
 
@@ -168,24 +168,26 @@ def schedule_view(schedule: Schedule, *, with_payload: bool = False) -> View:
         "type": schedule.type,
         "queue": schedule.queue,
         "options": dict(schedule.options),
-        "next_at": moment(schedule.next_at),
-        "fired_at": moment(schedule.fired_at),
-        "paused_at": moment(schedule.paused_at),
+        "next_at": iso_time(schedule.next_at),
+        "fired_at": iso_time(schedule.fired_at),
+        "paused_at": iso_time(schedule.paused_at),
         "last_job_id": None if schedule.last_job_id is None else str(schedule.last_job_id),
     }
     return view | {"payload": stored_value(schedule.payload)} if with_payload else view
 
 
-def finished_view(finished: Finished) -> View:
+def finished_view(finished: FinishedCount) -> View:
     return {
-        "minute": moment(finished.minute),
+        "minute": iso_time(finished.minute),
         "queue": finished.queue,
         "status": finished.status.value,
         "count": finished.count,
     }
 
 
-def stats_view(queues: Sequence[QueueView], finished: Iterable[Finished], *, workers_alive: int, now: datetime) -> View:
+def stats_view(
+    queues: Sequence[QueueStats], finished: Iterable[FinishedCount], *, workers_alive: int, now: datetime
+) -> View:
     """Return the figures over all *queues*; *finished* is what the last hour brought."""
     counts: Counter[Status] = Counter()
     for queue in queues:
@@ -195,7 +197,7 @@ def stats_view(queues: Sequence[QueueView], finished: Iterable[Finished], *, wor
         ended[each.status] += each.count
     ages = [_span(now - queue.oldest_due) for queue in queues if queue.oldest_due is not None]
     return {
-        "now": moment(now),
+        "now": iso_time(now),
         "counts": {status.value: counts[status] for status in Status},
         "queues": len(queues),
         "paused_queues": [queue.name for queue in queues if queue.paused_at is not None],
@@ -210,18 +212,18 @@ def key_view(key: ApiKey) -> View:
         "id": key.id,
         "name": key.name,
         "scopes": sorted(key.scopes),
-        "created_at": moment(key.created_at),
-        "expires_at": moment(key.expires_at),
-        "revoked_at": moment(key.revoked_at),
-        "used_at": moment(key.used_at),
+        "created_at": iso_time(key.created_at),
+        "expires_at": iso_time(key.expires_at),
+        "revoked_at": iso_time(key.revoked_at),
+        "used_at": iso_time(key.used_at),
     }
 
 
-def moment(value: datetime | None) -> str | None:
+def iso_time(value: datetime | None) -> str | None:
     """Return a time as RFC 3339 writes it in UTC.
 
     >>> from datetime import datetime
-    >>> moment(datetime(2024, 2, 29, 12, tzinfo=UTC))
+    >>> iso_time(datetime(2024, 2, 29, 12, tzinfo=UTC))
     '2024-02-29T12:00:00Z'
     """
     return None if value is None else value.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
@@ -231,13 +233,13 @@ def seconds(value: timedelta | None) -> float | None:
     return None if value is None else value.total_seconds()
 
 
-def waited(job: JobSummary, now: datetime) -> timedelta:
+def wait_time(job: JobSummary, now: datetime) -> timedelta:
     """Return for how long the job was due before it started, or ended, or until now while it waits."""
     started = None if job.status.is_waiting else job.processing_started_at
     return max((started or job.completed_at or now) - job.scheduled_for, _NOTHING)
 
 
-def ran(job: JobSummary, now: datetime) -> timedelta | None:
+def run_time(job: JobSummary, now: datetime) -> timedelta | None:
     """Return how long the last attempt took, or has been taking; None while the job waits for one."""
     if job.status.is_waiting or job.processing_started_at is None:
         return None
@@ -271,7 +273,7 @@ def _lease(job: JobSummary) -> View | None:
     """Tell who holds the job, but not the token: that is the right to settle it."""
     if job.lease_expires_at is None:
         return None
-    return {"worker": job.worker_id, "expires_at": moment(job.lease_expires_at)}
+    return {"worker": job.worker_id, "expires_at": iso_time(job.lease_expires_at)}
 
 
 def _failure(failure: Failure) -> View:

@@ -11,21 +11,21 @@ from taskharbor.core.answers import JobFilter, Kept
 from taskharbor.core.errors import JobNotFound
 from taskharbor.core.model import PUBLISHER_AWAY
 from taskharbor.core.states import WAITING, Status
-from taskharbor.views import moment
+from taskharbor.views import iso_time
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from taskharbor.core.answers import QueueView
+    from taskharbor.core.answers import QueueStats
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import JobSummary, WorkerRecord
     from taskharbor.drivers.base import Inspector
 
-ALIVE: Final = timedelta(seconds=30)
+WORKER_ALIVE_WITHIN: Final = timedelta(seconds=30)
 """A worker that has been silent for longer counts as gone: three of its beats."""
 PATIENCE: Final = timedelta(seconds=60)
 """How long a job may be due before workers take it from the store, its message or not."""
-COUNTED: Final = 50
+MAX_COUNTED: Final = 50
 """The most waiting jobs of a queue that are looked at one by one; of more, the store's own counts tell."""
 
 
@@ -44,7 +44,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class Diagnosis:
     """The first thing that keeps a job where it is. ``cause`` is for programs, ``text`` for people.
 
     ``until`` is when that ends, where it is known; ``ahead`` is how many jobs come first, more or less;
@@ -67,14 +67,14 @@ class Why:
             "status": self.status.value,
             "cause": self.cause.value,
             "text": self.text,
-            "until": moment(self.until),
+            "until": iso_time(self.until),
             "worker": self.worker,
             "ahead": self.ahead,
             "kept": self.kept,
         }
 
 
-def why(inspector: Inspector, job_id: JobId) -> Why:
+def diagnose(inspector: Inspector, job_id: JobId) -> Diagnosis:
     """Tell what keeps a job where it is, or raise `JobNotFound`. Reads a handful of rows, however long the queue."""
     job = inspector.summaries([job_id]).get(job_id)
     if job is None:
@@ -89,10 +89,10 @@ def why(inspector: Inspector, job_id: JobId) -> Why:
 
 def is_alive(worker: WorkerRecord, now: datetime) -> bool:
     """Tell whether the worker was heard of lately."""
-    return worker.seen_at is not None and worker.seen_at > now - ALIVE
+    return worker.seen_at is not None and worker.seen_at > now - WORKER_ALIVE_WITHIN
 
 
-def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Why:
+def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Diagnosis:
     """Tell why nobody runs a job that is due."""
     queue = next((each for each in inspector.queues() if each.name == job.queue), None)
     if queue is not None and queue.paused_at is not None:
@@ -105,10 +105,10 @@ def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Why:
     return _in_line(job, *_ahead(inspector, job, queue, now))
 
 
-def _final(job: JobSummary, kept: Kept | None) -> Why:
+def _final(job: JobSummary, kept: Kept | None) -> Diagnosis:
     by = {Status.DEAD: f": {job.dead_reason}", Status.CANCELED: ": somebody called it off"}.get(job.status, "")
     stays = "" if kept is None else "; it cannot be removed yet: dead-letter event not published yet"
-    return _why(job, Cause.FINAL, f"it ended as {job.status} at {moment(job.completed_at)}{by}{stays}", kept=kept)
+    return _why(job, Cause.FINAL, f"it ended as {job.status} at {iso_time(job.completed_at)}{by}{stays}", kept=kept)
 
 
 def _kept(inspector: Inspector, job_id: JobId) -> Kept | None:
@@ -119,30 +119,30 @@ def _kept(inspector: Inspector, job_id: JobId) -> Kept | None:
     return Kept.UNPUBLISHED if seen_at is not None and seen_at > inspector.now() - PUBLISHER_AWAY else None
 
 
-def _held(job: JobSummary, now: datetime) -> Why:
+def _held(job: JobSummary, now: datetime) -> Diagnosis:
     until, worker = job.lease_expires_at, job.worker_id
     if until is not None and until <= now:
-        text = f"the lease of {worker} ended at {moment(until)} without a word; it is brought back within seconds"
+        text = f"the lease of {worker} ended at {iso_time(until)} without a word; it is brought back within seconds"
         return _why(job, Cause.LEASE_OVER, text, worker=worker)
-    text = f"it is leased to {worker} until {moment(until)}"
+    text = f"it is leased to {worker} until {iso_time(until)}"
     if job.cancel_requested_at is not None:
-        text += f", and was asked to stop at {moment(job.cancel_requested_at)}"
+        text += f", and was asked to stop at {iso_time(job.cancel_requested_at)}"
     return _why(job, Cause.LEASED, text, until=until, worker=worker)
 
 
-def _not_due(job: JobSummary, now: datetime) -> Why:
+def _not_due(job: JobSummary, now: datetime) -> Diagnosis:
     after = " after its last attempt failed" if job.status is Status.FAILED else ""
     left = timedelta(seconds=round((job.scheduled_for - now).total_seconds()))
-    text = f"it is due at {moment(job.scheduled_for)}{after}, in {left}"
+    text = f"it is due at {iso_time(job.scheduled_for)}{after}, in {left}"
     return _why(job, Cause.NOT_DUE, text, until=job.scheduled_for)
 
 
-def _paused(job: JobSummary, queue: QueueView) -> Why:
-    text = f"queue {job.queue!r} was paused by {queue.paused_by} at {moment(queue.paused_at)}: resume it"
+def _paused(job: JobSummary, queue: QueueStats) -> Diagnosis:
+    text = f"queue {job.queue!r} was paused by {queue.paused_by} at {iso_time(queue.paused_at)}: resume it"
     return _why(job, Cause.PAUSED, text)
 
 
-def _unhandled(job: JobSummary, alive: list[WorkerRecord]) -> Why:
+def _unhandled(job: JobSummary, alive: list[WorkerRecord]) -> Diagnosis:
     if not alive:
         text = f"no worker that is alive serves queue {job.queue!r}: start one"
     else:
@@ -150,14 +150,14 @@ def _unhandled(job: JobSummary, alive: list[WorkerRecord]) -> Why:
     return _why(job, Cause.UNHANDLED, text)
 
 
-def _message(job: JobSummary) -> Why:
+def _message(job: JobSummary) -> Diagnosis:
     until = job.scheduled_for + PATIENCE
-    sent = "is not confirmed as sent" if job.sent_at is None else f"was sent at {moment(job.sent_at)}"
-    text = f"its message {sent}; without it, workers take the job from the store at {moment(until)}"
+    sent = "is not confirmed as sent" if job.sent_at is None else f"was sent at {iso_time(job.sent_at)}"
+    text = f"its message {sent}; without it, workers take the job from the store at {iso_time(until)}"
     return _why(job, Cause.MESSAGE, text, until=until)
 
 
-def _in_line(job: JobSummary, ahead: int, is_exact: bool) -> Why:  # noqa: FBT001  the pair that _ahead returns
+def _in_line(job: JobSummary, ahead: int, is_exact: bool) -> Diagnosis:  # noqa: FBT001  the pair that _ahead returns
     if ahead == 0:
         return _why(job, Cause.NEXT, "nothing is in its way: it runs as soon as a worker has room", ahead=0)
     jobs = "job of its queue comes" if ahead == 1 else "jobs of its queue come"
@@ -165,18 +165,18 @@ def _in_line(job: JobSummary, ahead: int, is_exact: bool) -> Why:  # noqa: FBT00
     return _why(job, Cause.AHEAD, text, ahead=ahead)
 
 
-def _ahead(inspector: Inspector, job: JobSummary, queue: QueueView | None, now: datetime) -> tuple[int, bool]:
+def _ahead(inspector: Inspector, job: JobSummary, queue: QueueStats | None, now: datetime) -> tuple[int, bool]:
     """Return how many jobs come first, and whether that was counted."""
-    page = inspector.find(JobFilter(queue=job.queue, statuses=WAITING), limit=COUNTED)
+    page = inspector.find(JobFilter(queue=job.queue, statuses=WAITING), limit=MAX_COUNTED)
     if page.after is None:
         return sum(each.scheduled_for <= now and _place(each) < _place(job) for each in page.jobs), True
     waiting = 0 if queue is None else sum(queue.counts.get(status, 0) for status in WAITING)
-    return max(waiting - 1, COUNTED), False
+    return max(waiting - 1, MAX_COUNTED), False
 
 
 def _place(job: JobSummary) -> tuple[int, datetime, JobId]:
     return job.priority, job.scheduled_for, job.id
 
 
-def _why(job: JobSummary, cause: Cause, text: str, **more: Any) -> Why:
-    return Why(job_id=job.id, status=job.status, cause=cause, text=text, **more)
+def _why(job: JobSummary, cause: Cause, text: str, **more: Any) -> Diagnosis:
+    return Diagnosis(job_id=job.id, status=job.status, cause=cause, text=text, **more)

@@ -11,12 +11,12 @@ import httpx
 
 from taskharbor import Client, JsonCodec, MemoryDriver
 from taskharbor.api import create_app
-from taskharbor.awaiting import Watcher
+from taskharbor.awaiting import JobWatcher
 from taskharbor.core.answers import Settlement
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
-from taskharbor.keys import issue
+from taskharbor.keys import issue_key
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -36,7 +36,7 @@ class Yard:
         self.driver = driver
         self.codec = JsonCodec()
         self.client = Client(driver, codec=self.codec)
-        self.watcher = Watcher(driver.inspector)
+        self.watcher = JobWatcher(driver.inspector)
 
     def close(self) -> None:
         self.watcher.close()
@@ -84,7 +84,7 @@ class Site:
 
     def take(self, queue: str = "default") -> Claim:
         """Let a worker take the next job."""
-        [claim] = self.driver.reserve(queue, token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
+        [claim] = self.driver.reserve(queue, token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
         return claim
 
     def settle(self, claim: Claim, outcome: Outcome) -> None:
@@ -97,7 +97,7 @@ class Site:
         return job_id
 
     def roll_up(self) -> None:
-        self.driver.upkeep.roll_up(keep=timedelta(days=1))
+        self.driver.maintenance.roll_up(keep=timedelta(days=1))
 
     def audited(self) -> list[AuditEntry]:
         """Return what was written down, oldest first."""
@@ -105,8 +105,8 @@ class Site:
 
     def key(self, *scopes: str, **options: Any) -> str:
         """Store a new key, and return it."""
-        issued = issue("ci", scopes, now=self.driver.inspector.now(), **options)
-        assert self.driver.control.put_keys([issued.key]) == [True]
+        issued = issue_key("ci", scopes, now=self.driver.inspector.now(), **options)
+        assert self.driver.control.add_keys([issued.key]) == [True]
         return issued.text
 
     def close(self) -> None:

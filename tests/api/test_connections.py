@@ -12,7 +12,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from taskharbor.api import connections
-from taskharbor.api.connections import BoundedProtocol, Connections, max_connections
+from taskharbor.api.connections import BoundedProtocol, ConnectionLimits, max_connections
 from tests.waiting import LIMIT, wait_until
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Client:
 class Place:
     """A server of connections, and clients of it, on one event loop."""
 
-    def __init__(self, app: App, bounds: Connections, port: int) -> None:
+    def __init__(self, app: App, bounds: ConnectionLimits, port: int) -> None:
         self.app, self.bounds = app, bounds
         self._port = port
         self._clients: list[Client] = []
@@ -95,7 +95,7 @@ class Place:
 
 @asynccontextmanager
 async def serving(most: int = 100) -> AsyncIterator[Place]:
-    app, bounds, state = App(), Connections(most), ServerState()
+    app, bounds, state = App(), ConnectionLimits(most), ServerState()
     config = Config(app, log_config=None, access_log=False, timeout_keep_alive=30)
     config.load()
 
@@ -258,7 +258,7 @@ def test_what_is_being_answered_is_not_closed_for_another(caplog: pytest.LogCapt
             await place.app.is_asked.wait()
             phases = place.bounds._phases  # noqa: SLF001  both were read
             await asyncio.to_thread(
-                wait_until, lambda: sorted(map(str, phases.values())) == ["Phase.ANSWER", "Phase.BODY"]
+                wait_until, lambda: sorted(map(str, phases.values())) == ["RequestPhase.ANSWER", "RequestPhase.BODY"]
             )
             refused = await place.connect(GET)
             assert await refused.answer() == b""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "PERIOD", 0.02)
+    monkeypatch.setattr(feed, "POLL_SECONDS", 0.02)
 
 
 def refuse_payloads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

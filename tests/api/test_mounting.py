@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import httpx
 from fastapi import Depends, FastAPI
 
-from taskharbor.api import create_app, harbor_of, lifespan_of
+from taskharbor.api import create_app, harbor_from, lifespan_for
 from taskharbor.harbor import Harbor
 
 
 def test_it_lies_under_the_path_it_is_mounted_at_and_shares_the_harbor() -> None:
     harbor = Harbor("memory://")
-    app = FastAPI(lifespan=lifespan_of(harbor))
+    app = FastAPI(lifespan=lifespan_for(harbor))
     app.mount("/background", create_app(harbor, needs_keys=False))
 
     @app.post("/hello")
-    async def hello(harbor: Annotated[Any, Depends(harbor_of)]) -> str:
+    async def hello(harbor: Annotated[Any, Depends(harbor_from)]) -> str:
         [queue] = harbor.driver.inspector.queues()
         return str(queue.name)
 
@@ -39,7 +39,7 @@ def test_it_lies_under_the_path_it_is_mounted_at_and_shares_the_harbor() -> None
 
 def test_the_harbor_is_closed_with_the_application() -> None:
     harbor = Harbor("memory://")
-    app = FastAPI(lifespan=lifespan_of(harbor))
+    app = FastAPI(lifespan=lifespan_for(harbor))
     opened = []
 
     async def live() -> None:

@@ -111,7 +111,7 @@ def test_the_path_of_a_request_cannot_forge_a_line_of_the_log(
 def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_done(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    driver: Any = Broken(errors.StoreUnavailable("gone"), "record")
+    driver: Any = Broken(errors.StoreUnavailable("gone"), "record_audit")
     with opened(driver) as site, caplog.at_level(logging.ERROR):
         assert site.post("/v1/jobs", {"type": "greet"}).status_code == 201
 
@@ -152,7 +152,7 @@ def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
 
 
 def test_too_many_calls_at_once_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.api.backend.MOST_WAITING", 0)
+    monkeypatch.setattr("taskharbor.api.backend.MAX_QUEUED_CALLS", 0)
 
     answer = site.get("/v1/queues")
 

@@ -21,7 +21,7 @@ NIGHTLY = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "type": "reports.nig
 
 def start_worker(site: Site, *queues: str) -> None:
     now = site.driver.inspector.now()
-    site.driver.upkeep.beat_worker(
+    site.driver.maintenance.record_worker(
         WorkerRecord(id="w", host="h", pid=7, queues=queues, types=("greet",), concurrency=4, started_at=now)
     )
 

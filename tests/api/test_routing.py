@@ -55,7 +55,7 @@ def test_a_body_with_too_many_fields_is_refused_once(site: Site) -> None:
     assert problem(refused)["detail"].endswith("over 100 fields")
 
 
-@pytest.mark.parametrize("step", ["check_counts", "plain_json"])
+@pytest.mark.parametrize("step", ["check_json_limits", "strict_json"])
 def test_a_large_body_is_parsed_outside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     threads = recorded(monkeypatch, routing, step)
 

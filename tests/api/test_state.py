@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.api import state, streaming
-from taskharbor.api.problems import Refusal
+from taskharbor.api.problems import HttpProblem
 from taskharbor.core.errors import StoreUnavailable
 from tests.api.site import bearer, opened, problem
 from tests.api.streams import Stream
@@ -94,7 +94,7 @@ def test_an_api_that_cannot_ask_for_keys_lets_nobody_in(
 def test_a_stream_without_a_key_ends_once_keys_are_needed(
     keyless: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "BEAT", 0.02)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.02)
 
     async def follow() -> None:
         async with Stream(keyless, "/v1/events") as stream:
@@ -133,7 +133,7 @@ async def _joined(site: Site, key: str) -> int:
 
 
 def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
-    places = state.Open(most_per_key=1)
+    places = state.OpenStreams(most_per_key=1)
     leave = places.enter(lambda: None, "k1")
 
     leave()
@@ -141,14 +141,14 @@ def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
 
     assert not places._by_key  # noqa: SLF001  what must not grow
     places.enter(lambda: None, "k1")
-    with pytest.raises(Refusal):
+    with pytest.raises(HttpProblem):
         places.enter(lambda: None, "k1")
 
 
 def test_without_a_key_only_the_whole_is_bounded() -> None:
-    places = state.Open(most=3, most_per_key=1)
+    places = state.OpenStreams(most=3, most_per_key=1)
     for _ in range(3):
         places.enter(lambda: None, None)
 
-    with pytest.raises(Refusal):
+    with pytest.raises(HttpProblem):
         places.enter(lambda: None, None)

@@ -22,7 +22,7 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         pytest.fail("it was not refused, and started")
 
-    monkeypatch.setattr(service, "until_signal", fail)
+    monkeypatch.setattr(service, "run_until_signal", fail)
 
 
 @pytest.fixture(autouse=True)

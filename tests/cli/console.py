@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor import Client, JobRequest
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.core.answers import Settlement
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
@@ -36,13 +36,13 @@ class Said:
 
     @property
     def data(self) -> Any:
-        assert self.code == Exit.OK, self.err
+        assert self.code == ExitCode.OK, self.err
         return json.loads(self.out)
 
     @property
     def rows(self) -> list[list[str]]:
         """The lines of a table, without its titles."""
-        assert self.code == Exit.OK, self.err
+        assert self.code == ExitCode.OK, self.err
         return [line.split("\t") for line in self.out.splitlines()[1:]]
 
 
@@ -54,7 +54,7 @@ class Console:
 
     def __call__(self, *words: str) -> Said:
         self._capsys.readouterr()
-        code = run(root, [*words, "--url", self.url])
+        code = run(cli, [*words, "--url", self.url])
         out, err = self._capsys.readouterr()
         return Said(code=code, out=out, err=err)
 
@@ -100,4 +100,4 @@ class Console:
         )
 
     def _reserve(self, queue: str) -> list[Claim]:
-        return self.driver.reserve(queue, token=new_token(), worker="w-1", lease=LEASE, limit=100, patience=LEASE)
+        return self.driver.reserve(queue, token=new_token(), worker="w-1", lease=LEASE, limit=100, overdue_after=LEASE)

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from taskharbor.api import serving
-from taskharbor.cli.root import root, run
+from taskharbor.cli.root import cli, run
 from taskharbor.drivers.connect import connect
-from taskharbor.keys import issue
+from taskharbor.keys import issue_key
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         pytest.fail("it was not refused, and serves")
 
-    monkeypatch.setattr(serving.Server, "run", fail)
+    monkeypatch.setattr(serving.ApiServer, "run", fail)
 
 
 @pytest.mark.usefixtures("_nothing_serves")
@@ -35,7 +35,7 @@ def _nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_that_others_can_reach_is_refused_while_there_is_no_key(
     host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(root, ["api", "--host", host, "--url", "memory://"])
+    code = run(cli, ["api", "--host", host, "--url", "memory://"])
 
     assert code == 6
     assert "taskharbor keys create" in capsys.readouterr().err
@@ -45,26 +45,26 @@ def test_an_address_that_others_can_reach_is_refused_while_there_is_no_key(
 def test_a_key_that_opens_nothing_any_more_is_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     driver = connect(url)
-    key = issue("ci", ["admin"], now=driver.inspector.now()).key
-    driver.control.put_keys([key])
+    key = issue_key("ci", ["admin"], now=driver.inspector.now()).key
+    driver.control.add_keys([key])
     driver.control.revoke_keys([key.id])
     driver.close()
 
-    assert run(root, ["api", "--host", "0.0.0.0", "--url", url]) == 6
+    assert run(cli, ["api", "--host", "0.0.0.0", "--url", url]) == 6
     assert "refused to listen" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_nothing_serves")
 def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code = run(root, ["api", "--port", str(taken.getsockname()[1]), "--url", "memory://"])
+        code = run(cli, ["api", "--port", str(taken.getsockname()[1]), "--url", "memory://"])
 
     assert code == 1
     assert "choose another --host or --port" in capsys.readouterr().err
 
 
 def test_an_answer_does_not_wait_for_the_client_to_confirm_its_first_half() -> None:
-    with serving.listening("127.0.0.1", 0) as sock:
+    with serving.open_socket("127.0.0.1", 0) as sock:
         assert sock.proto == socket.IPPROTO_TCP  # or asyncio leaves Nagle's algorithm on
 
 
@@ -74,7 +74,7 @@ def test_without_the_extra_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
-    code = run(root, ["api", "--url", "memory://"])
+    code = run(cli, ["api", "--url", "memory://"])
 
     assert code == 2
     assert "pip install 'taskharbor[api]'" in capsys.readouterr().err

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import MemoryDriver, Worker
-from taskharbor.cli.app import load
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.app import load_app
+from taskharbor.cli.exits import ExitCode
 from taskharbor.cli.refusals import AppNotLoaded
-from taskharbor.cli.root import root, run
+from taskharbor.cli.root import cli, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,10 +114,10 @@ def test_what_cannot_be_loaded_ends_with_10_and_one_line_with_place_cause_and_wa
 ) -> None:
     (tmp_path / "shop.py").write_text(text)
 
-    ended = run(root, ["worker", app, "--url", "memory://"])
+    ended = run(cli, ["worker", app, "--url", "memory://"])
 
     out, err = capsys.readouterr()
-    assert ended == Exit.APP_IMPORT_FAILED
+    assert ended == ExitCode.APP_IMPORT_FAILED
     assert out == ""
     assert re.fullmatch(f"error: {line}\n", err), err
 
@@ -125,16 +125,16 @@ def test_what_cannot_be_loaded_ends_with_10_and_one_line_with_place_cause_and_wa
 def test_as_json_an_app_that_cannot_be_loaded_is_an_object_with_a_stable_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ended = run(root, ["worker", "shop.py", "--url", "memory://", "--json"])
+    ended = run(cli, ["worker", "shop.py", "--url", "memory://", "--json"])
 
-    assert ended == Exit.APP_IMPORT_FAILED
+    assert ended == ExitCode.APP_IMPORT_FAILED
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "app-not-loaded"
 
 
 def test_debug_shows_where_the_users_code_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "shop.py").write_text("def find():\n    raise LookupError('no stock')\nfind()")
 
-    run(root, ["--debug", "worker", "shop.py", "--url", "memory://"])
+    run(cli, ["--debug", "worker", "shop.py", "--url", "memory://"])
 
     assert "in find\n" in capsys.readouterr().err
 
@@ -143,12 +143,12 @@ def test_a_file_that_failed_is_not_taken_for_imported(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("1 / 0")
 
     with pytest.raises(AppNotLoaded):
-        load("shop.py")
+        load_app("shop.py")
 
     assert "shop" not in sys.modules
 
 
 def types_of(app: str) -> tuple[str, ...]:
     worker = Worker(MemoryDriver())
-    load(app)(worker)
+    load_app(app)(worker)
     return worker.types

@@ -56,11 +56,11 @@ def test_a_command_prints_what_the_api_answers(words: str, path: str, console: C
 
 def filled(console: Console) -> dict[str, str]:
     """Store one of each, and return the ids of the jobs."""
-    inspector, upkeep = console.driver.inspector, console.driver.upkeep
+    inspector, upkeep = console.driver.inspector, console.driver.maintenance
     record = WorkerRecord(
         id="w-1", host="box", pid=7, queues=("default",), types=("greet",), concurrency=4, started_at=inspector.now()
     )
-    upkeep.beat_worker(record)
+    upkeep.record_worker(record)
     Scheduler(console.driver).put([ScheduleSpec(name="nightly", cron="0 2 * * *", type="report")])
     dead, done = console.dead(metadata={"tenant": "acme"}), console.done()
     waiting = console.enqueue(delay=timedelta(hours=1), queue="mail")

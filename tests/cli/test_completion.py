@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from tests.cli.processes import python
 
 SCRIPT = "import sys; sys.argv = ['taskharbor']; from taskharbor.cli import main; sys.exit(main())"
@@ -11,17 +11,17 @@ SCRIPT = "import sys; sys.argv = ['taskharbor']; from taskharbor.cli import main
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_a_script_for_both_names(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["completion", shell])
+    ended = run(cli, ["completion", shell])
 
     out = capsys.readouterr().out
-    assert ended == Exit.OK
+    assert ended == ExitCode.OK
     assert f"_TASKHARBOR_COMPLETE={shell}_complete" in out
     assert f"_TH_COMPLETE={shell}_complete" in out
 
 
 @pytest.mark.parametrize("words", [["completion"], ["completion", "csh"]])
 def test_a_shell_that_nobody_knows_is_refused(words: list[str]) -> None:
-    assert run(root, words) == Exit.USAGE
+    assert run(cli, words) == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(

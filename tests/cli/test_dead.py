@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from taskharbor import Status
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.core.answers import Published
 from taskharbor.core.outcome import Outcome
 
@@ -31,7 +31,7 @@ def test_only_dead_letters_are_listed(any_console: Console) -> None:
 def test_groups_tell_what_dead_letters_died_of_the_most_frequent_first(any_console: Console) -> None:
     often = [any_console.dead("no such user", type="email.send") for _ in range(2)]
     any_console.dead(queue="mail")
-    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
 
     [first, second] = any_console("dead", "groups", "--json").data["groups"]
 
@@ -46,7 +46,7 @@ def test_a_dead_letter_that_is_named_is_requeued_without_a_question(any_console:
 
     said = any_console("dead", "requeue", str(job_id), "--budget", "2", "--why", "mended")
 
-    assert (said.code, said.out) == (Exit.OK, "requeued 1 of 1\n")
+    assert (said.code, said.out) == (ExitCode.OK, "requeued 1 of 1\n")
     assert (any_console.job(job_id).status, any_console.job(job_id).max_attempts) == (Status.PENDING, 3)
     assert any_console.job(other).status is Status.DEAD
     [entry] = any_console.audit()
@@ -57,7 +57,7 @@ def test_a_dead_letter_that_is_named_is_requeued_without_a_question(any_console:
 def test_a_filtered_set_is_requeued_and_nothing_else(kind: str, any_console: Console) -> None:
     wanted = any_console.dead("no such user", queue="mail", type="email.send")
     other = any_console.dead("no such user")
-    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
     groups = any_console("dead", "groups", "--json").data["groups"]
     [fingerprint] = [group["fingerprint"] for group in groups if group["queue"] == "mail"]
     words = {
@@ -80,7 +80,7 @@ def test_a_dry_run_shows_what_it_found_and_changes_nothing(console: Console) -> 
 
     said = console("dead", "requeue", "--all", "--dry-run")
 
-    assert (said.code, said.out) == (Exit.OK, "requeued 0 of 7\n")
+    assert (said.code, said.out) == (ExitCode.OK, "requeued 0 of 7\n")
     assert f"  {ids[0]}  default  greet  LookupError: no such user\n" in said.err
     assert "  and 2 more\n" in said.err
     assert {console.job(job_id).status for job_id in ids} == {Status.DEAD}
@@ -95,14 +95,14 @@ def test_without_a_terminal_nobody_can_say_yes_so_nothing_is_done(
 
     said = console("dead", "requeue", "--all")
 
-    assert (said.code, said.out) == (Exit.REFUSED, "")
+    assert (said.code, said.out) == (ExitCode.REFUSED, "")
     assert "nobody can be asked here" in said.err
     assert {console.job(job_id).status for job_id in ids} == {Status.DEAD}
 
 
-@pytest.mark.parametrize(("typed", "code"), [("y\n", Exit.OK), ("n\n", Exit.REFUSED), ("\n", Exit.REFUSED)])
+@pytest.mark.parametrize(("typed", "code"), [("y\n", ExitCode.OK), ("n\n", ExitCode.REFUSED), ("\n", ExitCode.REFUSED)])
 def test_a_person_is_asked_and_the_answer_counts(
-    typed: str, code: Exit, console: Console, monkeypatch: pytest.MonkeyPatch
+    typed: str, code: ExitCode, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = io.StringIO(typed)
     monkeypatch.setattr(terminal, "isatty", lambda: True)
@@ -113,7 +113,7 @@ def test_a_person_is_asked_and_the_answer_counts(
 
     assert said.code == code
     assert "requeue 2 dead letters?" in said.err
-    assert {console.job(job_id).status for job_id in ids} == {Status.PENDING if code is Exit.OK else Status.DEAD}
+    assert {console.job(job_id).status for job_id in ids} == {Status.PENDING if code is ExitCode.OK else Status.DEAD}
 
 
 def test_what_is_no_dead_letter_any_more_is_left_alone(console: Console) -> None:
@@ -121,7 +121,7 @@ def test_what_is_no_dead_letter_any_more_is_left_alone(console: Console) -> None
 
     said = console("dead", "requeue", str(dead), str(waiting_job), "--yes")
 
-    assert (said.code, said.out) == (Exit.CONFLICT, "requeued 1 of 2\n")
+    assert (said.code, said.out) == (ExitCode.CONFLICT, "requeued 1 of 2\n")
     assert f"cannot requeue job {waiting_job}: it is PENDING" in said.err
 
 
@@ -156,14 +156,14 @@ def test_a_wrong_line_is_a_usage_error_and_changes_nothing(words: list[str], con
 
     said = console("dead", *words)
 
-    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert (said.code, said.out) == (ExitCode.USAGE, "")
     assert console.job(job_id).status is Status.DEAD
 
 
 def test_requeueing_nothing_is_no_failure(console: Console) -> None:
     said = console("dead", "requeue", "--queue", "mail")
 
-    assert (said.code, said.out, said.err) == (Exit.OK, "requeued 0 of 0\n", "no dead letter is like that\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "requeued 0 of 0\n", "no dead letter is like that\n")
 
 
 @pytest.mark.parametrize("kind", ["id", "queue", "older than", "all"])
@@ -197,8 +197,8 @@ def test_dead_letters_that_are_younger_than_that_stay(console: Console) -> None:
     by_age = console("dead", "purge", "--older-than", "1h", "--yes")
     by_name = console("dead", "purge", str(job_id), "--older-than", "1h", "--yes")
 
-    assert (by_age.code, by_age.out) == (Exit.OK, "removed 0 of 0\n")
-    assert (by_name.code, by_name.out) == (Exit.CONFLICT, "removed 0 of 1\n")
+    assert (by_age.code, by_age.out) == (ExitCode.OK, "removed 0 of 0\n")
+    assert (by_name.code, by_name.out) == (ExitCode.CONFLICT, "removed 0 of 1\n")
     assert job_id in console.driver.inspector.get([job_id])
 
 
@@ -209,10 +209,10 @@ def test_a_dead_letter_with_an_unpublished_event_stays_unless_the_event_is_given
     kept = any_console("dead", "purge", str(job_id), "--yes")
     gone = any_console("dead", "purge", str(job_id), "--yes", "--unpublished")
 
-    assert (kept.code, kept.out) == (Exit.CONFLICT, "removed 0 of 1\n")
+    assert (kept.code, kept.out) == (ExitCode.CONFLICT, "removed 0 of 1\n")
     assert "1 kept: dead-letter event not published yet (a publisher was last seen at " in kept.err
     assert "pass --unpublished to give the events up)" in kept.err
-    assert (gone.code, gone.out) == (Exit.OK, "removed 1 of 1\n")
+    assert (gone.code, gone.out) == (ExitCode.OK, "removed 1 of 1\n")
     assert any_console.driver.inspector.get([job_id]) == {}
 
 
@@ -223,20 +223,20 @@ def test_a_purge_that_nobody_confirmed_removes_nothing(console: Console, monkeyp
 
     said = console("dead", "purge", str(job_id))
 
-    assert said.code == Exit.REFUSED
+    assert said.code == ExitCode.REFUSED
     assert job_id in console.driver.inspector.get([job_id])
 
 
 def test_finished_jobs_are_pruned_and_dead_ones_stay(any_console: Console) -> None:
     any_console.done()
     dead, waiting_job = any_console.dead(), any_console.enqueue()
-    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
 
     look = any_console("prune", "--older-than", "0s", "--dry-run")
     said = any_console("prune", "--older-than", "0s", "--yes")
 
     assert "would remove about " in look.err
-    assert said.code == Exit.OK
+    assert said.code == ExitCode.OK
     assert {*any_console.driver.inspector.get([dead, waiting_job])} == {dead, waiting_job}
 
 
@@ -268,7 +268,7 @@ def test_purge_counts_what_it_kept_by_reason(console: Console) -> None:
     said = console("dead", "purge", *ids, "--yes", "--json")
 
     kept = {"not_found": 1, "not_dead": 1, "unpublished": 1}
-    assert said.code == Exit.CONFLICT
+    assert said.code == ExitCode.CONFLICT
     assert json.loads(said.out) == {"matched": 4, "removed": 1, "dry_run": False, "kept": kept}
     assert "1 kept: not found; 1 kept: no longer dead; 1 kept: dead-letter event not published yet" in said.err
 
@@ -279,7 +279,7 @@ def test_purge_says_what_died_too_recently(console: Console) -> None:
 
     said = console("dead", "purge", str(job_id), "--older-than", "1h", "--yes", "--json")
 
-    assert (said.code, json.loads(said.out)["kept"]) == (Exit.CONFLICT, {"too_young": 1})
+    assert (said.code, json.loads(said.out)["kept"]) == (ExitCode.CONFLICT, {"too_young": 1})
 
 
 def test_prune_says_that_an_event_keeps_a_job_and_how_to_give_it_up(console: Console) -> None:
@@ -290,7 +290,7 @@ def test_prune_says_that_an_event_keeps_a_job_and_how_to_give_it_up(console: Con
     as_data = console("prune", "--older-than", "0s", "--yes", "--json").data
     gone = console("prune", "--older-than", "0s", "--yes", "--unpublished")
 
-    assert (kept.code, as_data["removed"], as_data["kept"]) == (Exit.OK, 0, {"unpublished": 1})
+    assert (kept.code, as_data["removed"], as_data["kept"]) == (ExitCode.OK, 0, {"unpublished": 1})
     assert kept.out.startswith("removed 0; 1 kept: dead-letter event not published yet (a publisher was last seen at ")
     assert kept.out.endswith("wait for it, or pass --unpublished to give the events up)\n")
     assert gone.out == "removed 1\n"
@@ -305,7 +305,7 @@ def test_without_a_publisher_prune_removes_a_job_that_died_once(console: Console
 
     assert said.out == "removed 1\n"
     assert {*console.driver.inspector.get([job_id, dead])} == {dead}
-    assert console.driver.inspector.by_key("once") == []
+    assert console.driver.inspector.find_by_key("once") == []
     assert [row.is_done for row in console.driver.inspector.outbox([dead])] == [False]
 
 
@@ -331,5 +331,5 @@ def revived_job(console: Console, **fields: Any) -> JobId:
 
 
 def publish_all(console: Console) -> None:
-    rows = console.driver.upkeep.outbox_take(limit=100, lock=timedelta(seconds=1))
-    console.driver.upkeep.outbox_done([Published(row.event.event_id) for row in rows])
+    rows = console.driver.maintenance.claim_outbox(limit=100, lock=timedelta(seconds=1))
+    console.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in rows])

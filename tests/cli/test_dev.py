@@ -14,10 +14,10 @@ from taskharbor import Client, JobRequest, Status
 from taskharbor.cli import developing
 from taskharbor.cli.developing import children_for, folder_of
 from taskharbor.cli.discovery import find_app
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.cli.refusals import NoApp
-from taskharbor.cli.reloading import SavedFiles
-from taskharbor.cli.root import root, run
+from taskharbor.cli.reloading import FileWatcher
+from taskharbor.cli.root import cli, run
 from taskharbor.drivers.connect import connect
 from tests.cli.processes import LIMIT, PYTHON
 from tests.waiting import wait_until
@@ -82,7 +82,7 @@ def test_without_an_app_it_says_where_it_looked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert run(root, ["dev"]) == Exit.USAGE
+    assert run(cli, ["dev"]) == ExitCode.USAGE
 
     assert "tasks.py, app.py, jobs.py, main.py" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def test_saving_making_and_removing_python_files_is_seen_once_and_nothing_else(t
     for name in (".hidden", "__pycache__", "env"):
         (tmp_path / name).mkdir()
     (tmp_path / "env" / "pyvenv.cfg").touch()
-    files = SavedFiles(tmp_path)
+    files = FileWatcher(tmp_path)
 
     assert files.changed() == []
     (tmp_path / "a.py").write_text("12")

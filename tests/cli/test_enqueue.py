@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from taskharbor import Status
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import FINAL
@@ -26,7 +26,7 @@ def test_a_job_is_stored_and_its_id_is_all_that_is_printed(any_console: Console)
     said = any_console("enqueue", "email.send", "to=ada@example.org", "copies=2")
 
     job = any_console.job(id_of(said.out))
-    assert (said.code, said.err) == (Exit.OK, "")
+    assert (said.code, said.err) == (ExitCode.OK, "")
     assert said.out == f"{job.id}\n"
     assert (job.type, job.queue, job.data) == ("email.send", "default", {"to": "ada@example.org", "copies": 2})
 
@@ -99,7 +99,7 @@ def test_the_same_job_under_the_same_key_is_the_first_one(console: Console) -> N
 
     second = console("enqueue", "t", "a=1", "--idempotency-key", "k")
 
-    assert (second.code, second.out) == (Exit.OK, first.out)
+    assert (second.code, second.out) == (ExitCode.OK, first.out)
     assert "nothing new was stored" in second.err
 
 
@@ -108,7 +108,7 @@ def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
 
     said = console("enqueue", "t", "a=2", "--idempotency-key", "k")
 
-    assert (said.code, said.out) == (Exit.CONFLICT, "")
+    assert (said.code, said.out) == (ExitCode.CONFLICT, "")
     assert "idempotency key 'k'" in said.err
 
 
@@ -134,7 +134,7 @@ def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
 def test_what_breaks_a_rule_is_refused_and_nothing_is_stored(words: list[str], told: str, console: Console) -> None:
     said = console("enqueue", *words)
 
-    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert (said.code, said.out) == (ExitCode.USAGE, "")
     assert told in said.err
     assert console("jobs", "list", "--json").data["jobs"] == []
 
@@ -161,7 +161,7 @@ def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -
         said = any_console("enqueue", "greet", "--max-attempts", "1", "--wait")
 
     job = any_console.job(id_of(said.out))
-    assert (said.code, job.status) == (Exit.JOB_FAILED, Status.DEAD)
+    assert (said.code, job.status) == (ExitCode.JOB_FAILED, Status.DEAD)
     assert f"job {job.id} is DEAD: " in said.err
     assert "no such user" in said.err
 
@@ -169,7 +169,7 @@ def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -
 def test_waiting_in_vain_ends_with_7_and_the_job_goes_on(console: Console) -> None:
     said = console("enqueue", "greet", "--wait", "--wait-for", "10ms")
 
-    assert said.code == Exit.TIMED_OUT_WAITING
+    assert said.code == ExitCode.TIMED_OUT_WAITING
     assert "did not end within" in said.err
     [job] = console("jobs", "list", "--json").data["jobs"]
     assert (job["status"] in FINAL, job["id"] in said.err) == (False, True)
@@ -193,11 +193,11 @@ def test_a_job_that_is_stored_stays_so_where_nobody_can_write_it_down(
     def refuse(*_: object) -> None:
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(SqliteControl, "record", refuse)
+    monkeypatch.setattr(SqliteControl, "record_audit", refuse)
 
     said = console("enqueue", "t")
 
-    assert (said.code, console.job(id_of(said.out)).type) == (Exit.OK, "t")
+    assert (said.code, console.job(id_of(said.out)).type) == (ExitCode.OK, "t")
     assert said.err == "it is done, but not written down: the store is out of reach: gone\n"
 
 

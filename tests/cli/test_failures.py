@@ -13,21 +13,21 @@ import click
 import pytest
 
 import taskharbor
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.cli.failures import VERDICTS, verdict_on
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.options import json_option
 from taskharbor.cli.refusals import (
     AppNotLoaded,
     CodecNotRecorded,
-    LeftAlone,
     NoApp,
     NoSuchName,
     NotAJobId,
     NotConfirmed,
     NotInstalled,
+    PartlyRefused,
 )
-from taskharbor.cli.root import root, run
+from taskharbor.cli.root import cli, run
 from taskharbor.core import errors
 from taskharbor.core.ids import JobId
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
@@ -42,54 +42,54 @@ JOB = JobId(UUID("01890a5d-ac96-774b-bcce-b302099a8057"))
 PROBLEM = errors.Problem(field="queue", value="'a b'", rule="letters only")
 
 ENDINGS = [
-    (errors.TaskHarborError("odd"), Exit.FAILURE, "failure"),
-    (errors.UsageError("odd"), Exit.USAGE, "usage"),
-    (errors.InvalidRequest([PROBLEM]), Exit.USAGE, "invalid-request"),
-    (errors.IdempotencyConflict("mail", "k", JOB), Exit.CONFLICT, "idempotency-conflict"),
-    (errors.IllegalTransition(JOB, "DEAD", "cancel"), Exit.CONFLICT, "illegal-transition"),
-    (errors.PayloadNotEncodable("$.a", "is a set"), Exit.USAGE, "payload-not-encodable"),
-    (errors.PayloadTooLarge(2, 1), Exit.USAGE, "payload-too-large"),
-    (errors.OutcomeNotStorable(JOB, "value too long"), Exit.FAILURE, "outcome-not-storable"),
-    (errors.PayloadNotDecodable("not JSON"), Exit.FAILURE, "payload-not-decodable"),
-    (errors.CallNotReadable("greet", "name: is missing"), Exit.FAILURE, "call-not-readable"),
-    (errors.CodecMismatch("aes-gcm+json", "json"), Exit.CONFLICT, "codec-mismatch"),
-    (CodecNotRecorded("zip", "json"), Exit.CONFLICT, "codec-not-recorded"),
-    (errors.OpenToStrangers("0.0.0.0"), Exit.REFUSED, "open-to-strangers"),
-    (errors.CannotListen("127.0.0.1", 80, "it is taken"), Exit.FAILURE, "cannot-listen"),
-    (errors.EnqueueRefused([errors.IdempotencyConflict("mail", "k", JOB)]), Exit.CONFLICT, "enqueue-refused"),
-    (errors.JobNotFound(JOB), Exit.NOT_FOUND, "job-not-found"),
-    (errors.JobFailed(JOB, "DEAD", "boom"), Exit.JOB_FAILED, "job-failed"),
-    (errors.ResultTimeout(JOB, timedelta(seconds=1)), Exit.TIMED_OUT_WAITING, "result-timeout"),
-    (errors.JobTimedOut(JOB, timedelta(seconds=1)), Exit.JOB_FAILED, "job-timed-out"),
-    (errors.LeaseLost(JOB), Exit.CONFLICT, "lease-lost"),
-    (errors.JobNotInflight(JOB), Exit.CONFLICT, "lease-lost"),
-    (errors.LeaseExpired(JOB), Exit.CONFLICT, "lease-lost"),
-    (errors.LeaseMismatch(JOB), Exit.CONFLICT, "lease-lost"),
-    (errors.ScheduleNotFound("nightly"), Exit.NOT_FOUND, "schedule-not-found"),
-    (errors.SchemaOutOfDate("1", "2", "migrate"), Exit.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
-    (errors.StoreUnavailable("refused"), Exit.CANNOT_CONNECT, "store-unavailable"),
-    (ReplyLost("gone", 1), Exit.CANNOT_CONNECT, "store-unavailable"),
-    (NotAUrl("jobs.db"), Exit.USAGE, "not-a-url"),
-    (UnknownStore("redis"), Exit.USAGE, "unknown-store"),
-    (DriverNotInstalled("postgres"), Exit.USAGE, "driver-not-installed"),
-    (TransportUnavailable("throttled"), Exit.CANNOT_CONNECT, "transport-unavailable"),
-    (TransportRefused("no queue mail", "make it"), Exit.USAGE, "transport-refused"),
-    (UrlMissing(), Exit.USAGE, "url-missing"),
-    (AppNotLoaded("tasks.py", "there is no such file", "name another"), Exit.APP_IMPORT_FAILED, "app-not-loaded"),
-    (LeftAlone(1, 2), Exit.CONFLICT, "left-alone"),
-    (NoApp("shop", ("tasks.py",)), Exit.USAGE, "no-app"),
-    (NoSuchName("queue", "mial", "did you mean 'mail'?"), Exit.NOT_FOUND, "no-such-name"),
-    (NotAJobId("7", "name another"), Exit.USAGE, "not-a-job-id"),
-    (NotConfirmed("remove 7 jobs", "say --yes"), Exit.REFUSED, "not-confirmed"),
-    (NotInstalled("the API", "api"), Exit.USAGE, "not-installed"),
-    (click.UsageError("odd"), Exit.USAGE, "usage"),
-    (click.FileError("jobs.json", "unreadable"), Exit.FAILURE, "failure"),
-    (ZeroDivisionError("odd"), Exit.FAILURE, "unexpected"),
+    (errors.TaskHarborError("odd"), ExitCode.FAILURE, "failure"),
+    (errors.UsageError("odd"), ExitCode.USAGE, "usage"),
+    (errors.InvalidRequest([PROBLEM]), ExitCode.USAGE, "invalid-request"),
+    (errors.IdempotencyConflict("mail", "k", JOB), ExitCode.CONFLICT, "idempotency-conflict"),
+    (errors.IllegalTransition(JOB, "DEAD", "cancel"), ExitCode.CONFLICT, "illegal-transition"),
+    (errors.PayloadNotEncodable("$.a", "is a set"), ExitCode.USAGE, "payload-not-encodable"),
+    (errors.PayloadTooLarge(2, 1), ExitCode.USAGE, "payload-too-large"),
+    (errors.OutcomeNotStorable(JOB, "value too long"), ExitCode.FAILURE, "outcome-not-storable"),
+    (errors.PayloadNotDecodable("not JSON"), ExitCode.FAILURE, "payload-not-decodable"),
+    (errors.CallNotReadable("greet", "name: is missing"), ExitCode.FAILURE, "call-not-readable"),
+    (errors.CodecMismatch("aes-gcm+json", "json"), ExitCode.CONFLICT, "codec-mismatch"),
+    (CodecNotRecorded("zip", "json"), ExitCode.CONFLICT, "codec-not-recorded"),
+    (errors.ApiKeyRequired("0.0.0.0"), ExitCode.REFUSED, "open-to-strangers"),
+    (errors.AddressUnavailable("127.0.0.1", 80, "it is taken"), ExitCode.FAILURE, "cannot-listen"),
+    (errors.EnqueueRefused([errors.IdempotencyConflict("mail", "k", JOB)]), ExitCode.CONFLICT, "enqueue-refused"),
+    (errors.JobNotFound(JOB), ExitCode.NOT_FOUND, "job-not-found"),
+    (errors.JobFailed(JOB, "DEAD", "boom"), ExitCode.JOB_FAILED, "job-failed"),
+    (errors.ResultTimeout(JOB, timedelta(seconds=1)), ExitCode.TIMED_OUT_WAITING, "result-timeout"),
+    (errors.JobTimedOut(JOB, timedelta(seconds=1)), ExitCode.JOB_FAILED, "job-timed-out"),
+    (errors.LeaseLost(JOB), ExitCode.CONFLICT, "lease-lost"),
+    (errors.JobNotInflight(JOB), ExitCode.CONFLICT, "lease-lost"),
+    (errors.LeaseExpired(JOB), ExitCode.CONFLICT, "lease-lost"),
+    (errors.LeaseMismatch(JOB), ExitCode.CONFLICT, "lease-lost"),
+    (errors.ScheduleNotFound("nightly"), ExitCode.NOT_FOUND, "schedule-not-found"),
+    (errors.SchemaOutOfDate("1", "2", "migrate"), ExitCode.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
+    (errors.StoreUnavailable("refused"), ExitCode.CANNOT_CONNECT, "store-unavailable"),
+    (ReplyLost("gone", 1), ExitCode.CANNOT_CONNECT, "store-unavailable"),
+    (NotAUrl("jobs.db"), ExitCode.USAGE, "not-a-url"),
+    (UnknownStore("redis"), ExitCode.USAGE, "unknown-store"),
+    (DriverNotInstalled("postgres"), ExitCode.USAGE, "driver-not-installed"),
+    (TransportUnavailable("throttled"), ExitCode.CANNOT_CONNECT, "transport-unavailable"),
+    (TransportRefused("no queue mail", "make it"), ExitCode.USAGE, "transport-refused"),
+    (UrlMissing(), ExitCode.USAGE, "url-missing"),
+    (AppNotLoaded("tasks.py", "there is no such file", "name another"), ExitCode.APP_IMPORT_FAILED, "app-not-loaded"),
+    (PartlyRefused(1, 2), ExitCode.CONFLICT, "left-alone"),
+    (NoApp("shop", ("tasks.py",)), ExitCode.USAGE, "no-app"),
+    (NoSuchName("queue", "mial", "did you mean 'mail'?"), ExitCode.NOT_FOUND, "no-such-name"),
+    (NotAJobId("7", "name another"), ExitCode.USAGE, "not-a-job-id"),
+    (NotConfirmed("remove 7 jobs", "say --yes"), ExitCode.REFUSED, "not-confirmed"),
+    (NotInstalled("the API", "api"), ExitCode.USAGE, "not-installed"),
+    (click.UsageError("odd"), ExitCode.USAGE, "usage"),
+    (click.FileError("jobs.json", "unreadable"), ExitCode.FAILURE, "failure"),
+    (ZeroDivisionError("odd"), ExitCode.FAILURE, "unexpected"),
 ]
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
-    assert {code.name: code.value for code in Exit} == {
+    assert {code.name: code.value for code in ExitCode} == {
         "OK": 0,
         "FAILURE": 1,
         "USAGE": 2,
@@ -107,8 +107,8 @@ def test_exit_codes_are_the_documented_ones() -> None:
     }
 
 
-@pytest.mark.parametrize("code", Exit)
-def test_a_command_may_end_with_any_exit_code(code: Exit) -> None:
+@pytest.mark.parametrize("code", ExitCode)
+def test_a_command_may_end_with_any_exit_code(code: ExitCode) -> None:
     group = LazyGroup()
 
     @group.command()
@@ -121,7 +121,7 @@ def test_a_command_may_end_with_any_exit_code(code: Exit) -> None:
 
 @pytest.mark.parametrize(("error", "code", "_"), ENDINGS, ids=repr)
 def test_an_error_ends_the_command_with_its_exit_code_and_one_line(
-    error: Exception, code: Exit, _: str, capsys: pytest.CaptureFixture[str]
+    error: Exception, code: ExitCode, _: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(raising(error), ["fail"])
 
@@ -134,7 +134,7 @@ def test_an_error_ends_the_command_with_its_exit_code_and_one_line(
 
 @pytest.mark.parametrize(("error", "code", "stable"), ENDINGS, ids=repr)
 def test_with_json_an_error_is_an_object_with_a_stable_code(
-    error: Exception, code: Exit, stable: str, capsys: pytest.CaptureFixture[str]
+    error: Exception, code: ExitCode, stable: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(raising(error), ["fail"])
     text = capsys.readouterr().err.removeprefix("error: ").removesuffix("\n")
@@ -171,7 +171,7 @@ def test_codes_for_scripts_are_words_joined_by_hyphens() -> None:
 def test_an_error_from_outside_that_builds_on_ours_is_judged_by_the_nearest_of_ours() -> None:
     class ReplicaUnavailable(errors.StoreUnavailable): ...
 
-    assert verdict_on(ReplicaUnavailable("lagging")).exit == Exit.CANNOT_CONNECT
+    assert verdict_on(ReplicaUnavailable("lagging")).exit == ExitCode.CANNOT_CONNECT
 
 
 def test_an_error_says_what_happened_and_then_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_debug_shows_the_traceback_before_the_line(error: Exception, capsys: pyt
 
 
 def test_a_wrong_command_line_has_no_traceback_to_show(capsys: pytest.CaptureFixture[str]) -> None:
-    run(root, ["--debug", "no-such-thing"])
+    run(cli, ["--debug", "no-such-thing"])
 
     assert "Traceback" not in capsys.readouterr().err
 
@@ -217,16 +217,16 @@ def test_words_of_others_that_quote_a_url_are_shown_without_its_password(
 def test_a_url_typed_in_the_wrong_place_is_shown_without_its_password(
     place: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = run(root, [*place, "postgresql://app:hunter2@db/app"])
+    ended = run(cli, [*place, "postgresql://app:hunter2@db/app"])
 
     err = capsys.readouterr().err
-    assert ended == Exit.USAGE
+    assert ended == ExitCode.USAGE
     assert "postgresql://" in err
     assert "hunter2" not in err
 
 
 def test_json_behind_a_double_dash_is_a_word_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
-    run(root, ["version", "--", "--json"])
+    run(cli, ["version", "--", "--json"])
 
     assert capsys.readouterr().err.startswith("error: got unexpected extra argument (--json)")
 

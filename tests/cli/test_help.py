@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.root import COMMANDS, root
+from taskharbor.cli.root import COMMANDS, cli
 from tests.cli.processes import python, taskharbor
 
 LIST_IMPORTS = """
@@ -47,7 +47,7 @@ def test_help_needs_no_json() -> None:
 
 
 def test_help_lists_every_command_with_its_line() -> None:
-    text = CliRunner().invoke(root, ["--help"]).stdout
+    text = CliRunner().invoke(cli, ["--help"]).stdout
 
     listed = {tuple(line.split(maxsplit=1)) for line in text.splitlines()}
     missing = [name for name, (_, line) in COMMANDS.items() if (name, line) not in listed]
@@ -56,7 +56,7 @@ def test_help_lists_every_command_with_its_line() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_line_in_the_list_is_the_commands_own(name: str) -> None:
-    command = root.get_command(click.Context(root), name)
+    command = cli.get_command(click.Context(cli), name)
 
     assert command is not None
     assert command.name == name
@@ -73,14 +73,14 @@ def test_a_group_without_a_command_shows_its_help(args: list[str]) -> None:
 
 
 def test_a_command_shows_its_short_help_option_too() -> None:
-    short, long = (CliRunner().invoke(root, ["version", option]) for option in ("-h", "--help"))
+    short, long = (CliRunner().invoke(cli, ["version", option]) for option in ("-h", "--help"))
 
     assert short.exit_code == 0
     assert short.stdout == long.stdout
 
 
 def test_every_command_that_needs_a_store_shows_its_help_without_one() -> None:
-    done = CliRunner().invoke(root, ["migrate", "up", "--help"])
+    done = CliRunner().invoke(cli, ["migrate", "up", "--help"])
 
     assert done.exit_code == 0
     assert "--url URL" in done.stdout

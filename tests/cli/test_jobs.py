@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from taskharbor import Status
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from tests.worker.working import at_work
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_jobs_are_listed_newest_first_a_line_for_each(any_console: Console) -> N
 def test_without_any_job_that_is_said_and_nothing_printed(console: Console) -> None:
     said = console("jobs", "list")
 
-    assert (said.code, said.out, said.err) == (Exit.OK, "", "no job is like that\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no job is like that\n")
 
 
 def test_a_queue_that_nobody_knows_is_told_of_where_nothing_was_found(console: Console) -> None:
@@ -154,19 +154,19 @@ def test_waiting_for_a_job_prints_how_it_ended(any_console: Console) -> None:
     with at_work(any_console.driver, {"greet": lambda _: None}):
         said = any_console("jobs", "wait", str(job_id))
 
-    assert (said.code, said.out, said.err) == (Exit.OK, "SUCCEEDED\n", "")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "SUCCEEDED\n", "")
 
 
 def test_waiting_for_a_dead_job_ends_with_8_and_prints_it_all_the_same(console: Console) -> None:
     said = console("jobs", "wait", str(console.dead()), "--json")
 
-    assert said.code == Exit.JOB_FAILED
+    assert said.code == ExitCode.JOB_FAILED
     assert '"status": "DEAD"' in said.out
     assert '"code": "job-failed"' in said.err
 
 
 def test_waiting_in_vain_ends_with_7(console: Console) -> None:
-    assert console("jobs", "wait", str(console.enqueue()), "--timeout", "1ms").code == Exit.TIMED_OUT_WAITING
+    assert console("jobs", "wait", str(console.enqueue()), "--timeout", "1ms").code == ExitCode.TIMED_OUT_WAITING
 
 
 def test_a_waiting_job_is_canceled_and_a_running_one_is_asked_to_stop(any_console: Console) -> None:
@@ -175,7 +175,7 @@ def test_a_waiting_job_is_canceled_and_a_running_one_is_asked_to_stop(any_consol
 
     said = any_console("jobs", "cancel", str(waiting), str(running))
 
-    assert said.code == Exit.OK
+    assert said.code == ExitCode.OK
     assert said.out == f"{waiting}\tCANCELED\n{running}\tPROCESSING\n"
     assert any_console.job(running).cancel_requested_at is not None
     assert {(entry.action, entry.target) for entry in any_console.audit()} == {
@@ -191,7 +191,7 @@ def test_a_dead_or_canceled_job_gets_a_new_life(any_console: Console) -> None:
     said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--why", "mended")
 
     job = any_console.job(dead)
-    assert (said.code, said.out) == (Exit.OK, f"{dead}\tPENDING\n{canceled}\tPENDING\n")
+    assert (said.code, said.out) == (ExitCode.OK, f"{dead}\tPENDING\n{canceled}\tPENDING\n")
     assert (job.status, job.attempt_count, job.max_attempts) == (Status.PENDING, 1, 4)
     history = any_console.driver.inspector.attempts([dead])[-1]
     assert history.failure is not None
@@ -236,7 +236,7 @@ def test_a_payload_that_cannot_be_stored_leaves_the_job_dead(console: Console) -
 
     said = console("jobs", "requeue", str(job_id), "--payload", r'["\ud800"]')
 
-    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert (said.code, said.out) == (ExitCode.USAGE, "")
     assert "payload[0] is not storable: a lone surrogate" in said.err
     assert (console.job(job_id).status, console.job(job_id).data) == (Status.DEAD, 1)
 
@@ -246,7 +246,7 @@ def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> 
 
     said = console("jobs", "requeue", str(done), str(dead), str(waiting))
 
-    assert said.code == Exit.CONFLICT
+    assert said.code == ExitCode.CONFLICT
     assert said.out == f"{dead}\tPENDING\n"
     assert said.err.splitlines() == [
         f"cannot requeue job {done}: it is SUCCEEDED",
@@ -282,7 +282,7 @@ def test_a_job_that_is_not_there_ends_with_4(verb: str, console: Console) -> Non
 
     said = console("jobs", verb, nobody)
 
-    assert (said.code, said.out) == (Exit.NOT_FOUND, "")
+    assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
     assert said.err == f"error: there is no job {nobody}; check the id\n"
 
 
@@ -292,7 +292,7 @@ def test_the_beginning_of_an_id_is_answered_with_the_whole(verb: str, console: C
 
     said = console("jobs", verb, job_id[:13])
 
-    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert (said.code, said.out) == (ExitCode.USAGE, "")
     assert f"did you mean {job_id!r}?" in said.err
 
 
@@ -314,7 +314,7 @@ def test_a_move_that_the_state_forbids_ends_with_5_and_leaves_no_record(
 ) -> None:
     said = move(console, console.done())
 
-    assert (said.code, said.out) == (Exit.CONFLICT, "")
+    assert (said.code, said.out) == (ExitCode.CONFLICT, "")
     assert told in said.err
     assert console.audit() == []
 
@@ -339,4 +339,4 @@ def test_a_move_that_the_state_forbids_ends_with_5_and_leaves_no_record(
 def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> None:
     said = console("jobs", *words)
 
-    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert (said.code, said.out) == (ExitCode.USAGE, "")

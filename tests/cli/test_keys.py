@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.cli.exits import Exit
-from taskharbor.keys import KeyRing
+from taskharbor.cli.exits import ExitCode
+from taskharbor.keys import KeyCache
 
 if TYPE_CHECKING:
     from tests.cli.console import Console
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def test_a_key_is_printed_once_and_opens_what_it_was_made_for(any_console: Console) -> None:
     said = any_console("keys", "create", "ci", "--scope", "jobs:write", "--scope", "jobs:read")
 
-    key = KeyRing(lambda: any_console.driver.inspector).find(said.out.strip())
-    assert said.code == Exit.OK
+    key = KeyCache(lambda: any_console.driver.inspector).find(said.out.strip())
+    assert said.code == ExitCode.OK
     assert key is not None
     assert (key.name, key.scopes, key.expires_at) == ("ci", ("jobs:read", "jobs:write"), None)
     assert "cannot be shown again" in said.err
@@ -30,9 +30,9 @@ def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_console: Console)
 
     revoked, again = any_console("keys", "revoke", made["id"]), any_console("keys", "revoke", made["id"])
 
-    assert (revoked.code, revoked.out) == (Exit.OK, f"{made['id']}\n")
-    assert (again.code, again.err) == (Exit.OK, f"key {made['id']} was revoked before\n")
-    assert KeyRing(lambda: any_console.driver.inspector).find(made["key"]) is None
+    assert (revoked.code, revoked.out) == (ExitCode.OK, f"{made['id']}\n")
+    assert (again.code, again.err) == (ExitCode.OK, f"key {made['id']} was revoked before\n")
+    assert KeyCache(lambda: any_console.driver.inspector).find(made["key"]) is None
     [view] = any_console("keys", "list", "--json").data["keys"]
     assert {name for name, value in view.items() if value is None} == {"used_at"}
     assert [entry.action for entry in any_console.audit()] == ["keys.revoke", "keys.create"]
@@ -45,7 +45,7 @@ def test_the_last_use_of_a_key_is_listed(any_console: Console) -> None:
     [view] = any_console("keys", "list", "--json").data["keys"]
 
     assert view["used_at"] >= view["created_at"]
-    assert any_console("keys", "list").code == Exit.OK
+    assert any_console("keys", "list").code == ExitCode.OK
 
 
 def test_a_key_that_is_not_there_is_answered_with_the_nearest(console: Console) -> None:
@@ -53,7 +53,7 @@ def test_a_key_that_is_not_there_is_answered_with_the_nearest(console: Console) 
 
     said = console("keys", "revoke", made["id"][:-1])
 
-    assert (said.code, said.out) == (Exit.NOT_FOUND, "")
+    assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
     assert f"did you mean {made['id']!r}?" in said.err
 
 
@@ -65,5 +65,5 @@ def test_a_key_that_is_not_there_is_answered_with_the_nearest(console: Console) 
 def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> None:
     said = console("keys", *words)
 
-    assert (said.code, said.out) == (Exit.USAGE, "")
+    assert (said.code, said.out) == (ExitCode.USAGE, "")
     assert console.audit() == []

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.drivers.sqlite.schema import MIGRATIONS
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def url(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_memory_store_has_nothing_to_migrate(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", verb, "--url", "memory://"])
+    ended = run(cli, ["migrate", verb, "--url", "memory://"])
 
-    assert ended == Exit.OK
+    assert ended == ExitCode.OK
     assert capsys.readouterr() == ("", "the memory store keeps no schema: there is nothing to migrate\n")
 
 
@@ -35,53 +35,53 @@ def test_the_memory_store_has_nothing_to_migrate(verb: str, capsys: pytest.Captu
 def test_as_json_the_memory_store_has_no_schema_and_nothing_pending(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = run(root, ["migrate", verb, "--url", "memory://", "--json"])
+    ended = run(cli, ["migrate", verb, "--url", "memory://", "--json"])
 
     out, err = capsys.readouterr()
-    assert ended == Exit.OK
+    assert ended == ExitCode.OK
     assert json.loads(out) == {"store": "memory", "schema": None, "wanted": None, "pending": []}
     assert err == ""
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_store_that_this_version_cannot_open_is_refused(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", verb, "--url", "redis://db/app"])
+    ended = run(cli, ["migrate", verb, "--url", "redis://db/app"])
 
     opens = "postgresql://localhost/app, sqlite:///jobs.db and memory://"
     line = f"error: there is no store 'redis'; this version opens {opens}\n"
-    assert ended == Exit.USAGE
+    assert ended == ExitCode.USAGE
     assert capsys.readouterr().err == line
 
 
 def test_up_names_what_it_applied_and_the_second_time_says_that_nothing_is_left(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(root, ["migrate", "up", "--url", url]) == Exit.OK
+    assert run(cli, ["migrate", "up", "--url", url]) == ExitCode.OK
     assert capsys.readouterr() == ("\n".join(NAMES) + "\n", "")
 
-    assert run(root, ["migrate", "up", "--url", url]) == Exit.OK
+    assert run(cli, ["migrate", "up", "--url", url]) == ExitCode.OK
     assert capsys.readouterr() == ("", f"the schema is up to date: {len(NAMES)}\n")
 
 
 def test_status_shows_what_is_there_and_what_is_pending(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", "status", "--url", url])
+    ended = run(cli, ["migrate", "status", "--url", url])
 
-    assert ended == Exit.OK
+    assert ended == ExitCode.OK
     assert capsys.readouterr() == (f"schema   0\nwanted   {len(NAMES)}\npending  {' '.join(NAMES)}\n", "")
 
 
 def test_status_of_a_schema_that_fits_has_nothing_pending(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(root, ["migrate", "up", "--url", url, "--json"])
+    run(cli, ["migrate", "up", "--url", url, "--json"])
     capsys.readouterr()
 
-    run(root, ["migrate", "status", "--url", url])
+    run(cli, ["migrate", "status", "--url", url])
 
     assert capsys.readouterr().out.endswith("pending  none\n")
 
 
 @pytest.mark.parametrize("verb", ["status", "sql", "check"])
 def test_only_up_creates_the_file(verb: str, url: str, tmp_path: Path) -> None:
-    run(root, ["migrate", verb, "--url", url])
+    run(cli, ["migrate", verb, "--url", url])
 
     assert list(tmp_path.iterdir()) == []
 
@@ -89,13 +89,13 @@ def test_only_up_creates_the_file(verb: str, url: str, tmp_path: Path) -> None:
 def test_the_printed_sql_brings_the_schema_up_to_date(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(root, ["migrate", "sql", "--url", url])
+    run(cli, ["migrate", "sql", "--url", url])
 
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
         connection.executescript(capsys.readouterr().out)
 
-    assert run(root, ["migrate", "check", "--url", url]) == Exit.OK
-    assert run(root, ["migrate", "sql", "--url", url]) == Exit.OK
+    assert run(cli, ["migrate", "check", "--url", url]) == ExitCode.OK
+    assert run(cli, ["migrate", "sql", "--url", url]) == ExitCode.OK
     assert capsys.readouterr().out == ""
 
 
@@ -103,9 +103,9 @@ def test_the_printed_sql_brings_the_schema_up_to_date(
 def test_as_json_it_tells_where_a_file_that_is_not_there_stands(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = run(root, ["migrate", verb, "--url", url, "--json"])
+    ended = run(cli, ["migrate", verb, "--url", url, "--json"])
 
-    assert ended == Exit.OK
+    assert ended == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert told == {"store": "sqlite", "schema": 0, "wanted": len(NAMES), "pending": NAMES}
 
@@ -114,21 +114,21 @@ def test_as_json_it_tells_where_a_file_that_is_not_there_stands(
 def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(root, ["migrate", "up", "--url", url])
+    run(cli, ["migrate", "up", "--url", url])
     capsys.readouterr()
 
-    ended = run(root, ["migrate", verb, "--url", url, "--json"])
+    ended = run(cli, ["migrate", verb, "--url", url, "--json"])
 
-    assert ended == Exit.OK
+    assert ended == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert told == {"store": "sqlite", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
 
 
 def test_check_exits_with_9_and_says_how_to_migrate(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", "check", "--url", url])
+    ended = run(cli, ["migrate", "check", "--url", url])
 
     line = f"error: the store's schema is 0, this code needs {len(NAMES)}: run 'taskharbor migrate up'\n"
-    assert ended == Exit.SCHEMA_OUT_OF_DATE
+    assert ended == ExitCode.SCHEMA_OUT_OF_DATE
     assert capsys.readouterr() == ("", line)
 
 
@@ -140,10 +140,10 @@ def test_a_schema_newer_than_the_code_exits_with_9_and_is_not_touched(
     before = (tmp_path / "jobs.db").read_bytes()
     capsys.readouterr()
 
-    ended = run(root, ["migrate", verb, "--url", url])
+    ended = run(cli, ["migrate", verb, "--url", url])
 
     line = f"error: the store's schema is 99, this code needs {len(NAMES)}: update TaskHarbor\n"
-    assert ended == Exit.SCHEMA_OUT_OF_DATE
+    assert ended == ExitCode.SCHEMA_OUT_OF_DATE
     assert capsys.readouterr() == ("", line)
     assert (tmp_path / "jobs.db").read_bytes() == before
 
@@ -154,7 +154,7 @@ def test_status_of_a_newer_schema_shows_both_numbers(
     make_newer(url, tmp_path)
     capsys.readouterr()
 
-    run(root, ["migrate", "status", "--url", url, "--json"])
+    run(cli, ["migrate", "status", "--url", url, "--json"])
 
     told = json.loads(capsys.readouterr().out)
     assert told == {"store": "sqlite", "schema": 99, "wanted": len(NAMES), "pending": []}
@@ -164,10 +164,10 @@ def test_status_of_a_newer_schema_shows_both_numbers(
 def test_a_file_out_of_reach_exits_with_3_and_one_line(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = run(root, ["migrate", verb, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])
+    ended = run(cli, ["migrate", verb, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])
 
     out, err = capsys.readouterr()
-    assert ended == Exit.CANNOT_CONNECT
+    assert ended == ExitCode.CANNOT_CONNECT
     assert (out, err.count("\n")) == ("", 1)
 
 
@@ -176,31 +176,31 @@ def test_the_url_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("TASKHARBOR_URL", "memory://")
 
-    ended = run(root, ["migrate", "status", "--json"])
+    ended = run(cli, ["migrate", "status", "--json"])
 
-    assert ended == Exit.OK
+    assert ended == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["store"] == "memory"
 
 
-@pytest.mark.parametrize(("url", "code"), [("memory://", Exit.OK), ("", Exit.USAGE)])
+@pytest.mark.parametrize(("url", "code"), [("memory://", ExitCode.OK), ("", ExitCode.USAGE)])
 def test_the_url_on_the_command_line_wins_even_if_it_is_empty(
-    url: str, code: Exit, monkeypatch: pytest.MonkeyPatch
+    url: str, code: ExitCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKHARBOR_URL", "memory://" if code else "redis://")
 
-    assert run(root, ["migrate", "up", "--url", url]) == code
+    assert run(cli, ["migrate", "up", "--url", url]) == code
 
 
 def test_without_a_url_it_says_where_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", "up"])
+    ended = run(cli, ["migrate", "up"])
 
     err = capsys.readouterr().err
-    assert ended == Exit.USAGE
+    assert ended == ExitCode.USAGE
     assert "--url" in err
     assert "TASKHARBOR_URL" in err
 
 
 def make_newer(url: str, tmp_path: Path) -> None:
-    run(root, ["migrate", "up", "--url", url])
+    run(cli, ["migrate", "up", "--url", url])
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection, connection:
         connection.execute("INSERT INTO th_migrations VALUES (99, '0099_later', 0)")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.core.model import WorkerRecord
 from tests.cli.processes import LIMIT, PYTHON
 from tests.waiting import wait_until
@@ -26,7 +26,7 @@ def test_queues_are_listed_with_what_is_in_them(any_console: Console) -> None:
     any_console.enqueue(queue="mail")
     any_console.dead()
     any_console.driver.control.pause(["mail"], by="ops@host")
-    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
 
     rows = {row[0]: row[1:] for row in any_console("queues", "list").rows}
     [default, mail] = any_console("queues", "list", "--json").data["queues"]
@@ -46,9 +46,9 @@ def test_a_queue_is_paused_and_resumed_and_both_are_written_down(any_console: Co
         any_console("queues", "resume", "default", "--json"),
     )
 
-    assert (paused.code, paused.out, paused.err) == (Exit.OK, "default\n", "")
-    assert (again.code, again.err) == (Exit.OK, "queue default was paused before\n")
-    assert resumed.code == Exit.OK
+    assert (paused.code, paused.out, paused.err) == (ExitCode.OK, "default\n", "")
+    assert (again.code, again.err) == (ExitCode.OK, "queue default was paused before\n")
+    assert resumed.code == ExitCode.OK
     assert [queue["paused_at"] for queue in again_resumed.data["queues"]] == [None]
     assert [entry.action for entry in any_console.audit()] == ["queues.resume", "queues.pause"]
 
@@ -58,7 +58,7 @@ def test_a_queue_that_nobody_knows_is_not_paused_but_the_nearest_named(console: 
 
     said = console("queues", "pause", "mial")
 
-    assert (said.code, said.out) == (Exit.NOT_FOUND, "")
+    assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
     assert said.err == "error: there is no queue 'mial'; did you mean 'mail'?\n"
     assert console.audit() == []
 
@@ -71,7 +71,7 @@ def test_a_queue_can_be_paused_before_its_first_job(console: Console) -> None:
 
 @pytest.mark.parametrize("words", [["pause"], ["resume"], ["pause", "two words", "--new"], ["resume", "none"]])
 def test_what_is_no_queue_is_refused(words: list[str], console: Console) -> None:
-    assert console("queues", *words).code in {Exit.USAGE, Exit.NOT_FOUND}
+    assert console("queues", *words).code in {ExitCode.USAGE, ExitCode.NOT_FOUND}
 
 
 def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) -> None:
@@ -85,7 +85,7 @@ def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) ->
         lost_slots=1,
         started_at=any_console.driver.inspector.now(),
     )
-    any_console.driver.upkeep.beat_worker(record)
+    any_console.driver.maintenance.record_worker(record)
 
     [row] = any_console("workers", "list").rows
     [view] = any_console("workers", "list", "--json").data["workers"]
@@ -98,7 +98,7 @@ def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) ->
 def test_without_workers_it_is_said_how_to_start_one(console: Console) -> None:
     said = console("workers", "list")
 
-    assert (said.code, said.out) == (Exit.OK, "")
+    assert (said.code, said.out) == (ExitCode.OK, "")
     assert "'taskharbor worker APP' starts one" in said.err
 
 
@@ -107,7 +107,7 @@ def test_stats_count_over_all_queues(any_console: Console) -> None:
     any_console.enqueue()
     any_console.dead(queue="other")
     any_console.driver.control.pause(["mail"], by="ops@host")
-    any_console.driver.upkeep.roll_up(keep=timedelta(days=1))
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
 
     data = any_console("stats", "--json").data
     plain = any_console("stats").out
@@ -124,13 +124,13 @@ def test_top_prints_one_look_after_the_other_where_there_is_no_terminal(console:
 
     said = console("top", "--every", "100ms", "--count", "2", "--json")
 
-    assert said.code == Exit.OK
+    assert said.code == ExitCode.OK
     assert [json.loads(line)["counts"]["PENDING"] for line in said.out.splitlines()] == [1, 1]
 
 
 @pytest.mark.parametrize("words", [["--every", "1ms"], ["--count", "0"]])
 def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> None:
-    assert console("top", *words).code == Exit.USAGE
+    assert console("top", *words).code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("without_rich", [False, True])
@@ -169,8 +169,8 @@ if {hide!r}:
     sys.modules["rich"] = None
     from taskharbor.cli import tables, watching
     tables.has_rich = watching.has_rich = lambda: False
-from taskharbor.cli.root import root, run
-sys.exit(run(root, ["top", "--every", "100ms", "--url", {url!r}]))
+from taskharbor.cli.root import cli, run
+sys.exit(run(cli, ["top", "--every", "100ms", "--url", {url!r}]))
 """
 
     def __init__(self, url: str, *, without_rich: bool = False) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,30 +31,30 @@ def test_every_command_of_the_page_prints_what_stands_below_it(
     for line, shown in commands():
         words = shlex.split(ID.sub(partial(_real, real), line))
 
-        ended = run(root, words[1:])
+        ended = run(cli, words[1:])
 
         printed = capsys.readouterr()
-        assert ended == Exit.OK, (line, printed.err)
+        assert ended == ExitCode.OK, (line, printed.err)
         assert form_of(printed.out) == form_of(shown), line
         real |= dict(zip(ID.findall(shown), ID.findall(printed.out), strict=True))
 
 
 def test_the_page_names_commands_that_there_are() -> None:
-    ctx = click.Context(root)
+    ctx = click.Context(cli)
     for row in re.findall(r"^\| (`.+?) \|", PAGE.partition("## Development")[0], re.MULTILINE):
         [(first, verb), *others] = re.findall(r"`([a-z]+)(?: ([a-z]+))?", row)
-        group = root.get_command(ctx, first)
+        group = cli.get_command(ctx, first)
         verbs = set(group.commands) if isinstance(group, click.Group) else set()
 
         assert group is not None, row
         assert {verb} - {""} <= verbs, row
-        assert {name for name, _ in others} <= verbs | {*root.list_commands(ctx)}, row
+        assert {name for name, _ in others} <= verbs | {*cli.list_commands(ctx)}, row
 
 
 def test_the_page_has_every_exit_code() -> None:
     section = PAGE.partition("## Exit codes")[2].partition("## JSON")[0]
 
-    assert [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == [*Exit]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == [*ExitCode]
 
 
 def commands() -> Iterator[tuple[str, str]]:

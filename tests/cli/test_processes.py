@@ -16,15 +16,15 @@ from tests.cli.processes import LIMIT, PYTHON, taskharbor
 WAIT_FOR_EVER = """
 import signal, sys, threading
 import click
-from taskharbor.cli.root import root, run
+from taskharbor.cli.root import cli, run
 
-@root.command()
+@cli.command()
 def wait():
     click.echo("waiting")
     threading.Event().wait()
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have it ignored
-sys.exit(run(root, ["wait"]))
+sys.exit(run(cli, ["wait"]))
 """
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import click
 import pytest
 
-from taskharbor.cli.root import root
+from taskharbor.cli.root import cli
 
 README: Final = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text("utf-8")
 LINES: Final = re.findall(r"^\$ taskharbor (.+)$", README, re.MULTILINE)
@@ -35,8 +35,8 @@ def test_every_command_that_the_readme_mentions_exists() -> None:
 
 def find(words: list[str]) -> tuple[click.Command, list[str]]:
     """Return the command that *words* begin with, and the words that are for it."""
-    ctx = click.Context(root)
-    command: click.Command = root
+    ctx = click.Context(cli)
+    command: click.Command = cli
     while isinstance(command, click.Group) and words:
         found = command.get_command(ctx, words[0])
         assert found is not None, words

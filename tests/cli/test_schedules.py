@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.schedules import Scheduler, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_a_schedule_rests_until_it_is_resumed(nightly: Console) -> None:
     told = nightly("schedules", "next", "nightly").err
     resumed = nightly("schedules", "resume", "nightly", "--json").data
 
-    assert (paused.code, paused.out, paused.err) == (Exit.OK, "nightly\n", "")
+    assert (paused.code, paused.out, paused.err) == (ExitCode.OK, "nightly\n", "")
     assert again.err == "schedule nightly was paused before\n"
     assert rests
     assert "is paused" in told
@@ -67,7 +67,7 @@ def test_a_schedule_rests_until_it_is_resumed(nightly: Console) -> None:
 def test_a_name_that_nobody_knows_is_answered_with_the_nearest(verb: str, nightly: Console) -> None:
     said = nightly("schedules", verb, "nighly")
 
-    assert (said.code, said.out) == (Exit.NOT_FOUND, "")
+    assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
     assert said.err == "error: there is no schedule 'nighly'; did you mean 'nightly'?\n"
     assert nightly.audit() == []
 
@@ -75,4 +75,4 @@ def test_a_name_that_nobody_knows_is_answered_with_the_nearest(verb: str, nightl
 def test_without_schedules_that_is_said(console: Console) -> None:
     said = console("schedules", "list")
 
-    assert (said.code, said.out, said.err) == (Exit.OK, "", "there are no schedules\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "there are no schedules\n")

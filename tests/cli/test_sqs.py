@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.client import Client
 from taskharbor.core.request import JobRequest
 from taskharbor.core.states import Status
@@ -44,7 +44,7 @@ def _json(capsys: pytest.CaptureFixture[str]) -> Any:
 @pytest.mark.usefixtures("environment")
 def test_setup_makes_the_queues_and_can_be_called_again(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        assert run(root, ["sqs", "setup", "-q", "mail,default", "--json"]) == Exit.OK
+        assert run(cli, ["sqs", "setup", "-q", "mail,default", "--json"]) == ExitCode.OK
 
         assert _json(capsys)["queues"] == {
             ".unreadable": "taskharbor-unreadable",
@@ -56,10 +56,10 @@ def test_setup_makes_the_queues_and_can_be_called_again(capsys: pytest.CaptureFi
 
 @pytest.mark.usefixtures("environment")
 def test_status_shows_how_many_messages_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    run(root, ["sqs", "setup", "-q", "mail"])
+    run(cli, ["sqs", "setup", "-q", "mail"])
     capsys.readouterr()
 
-    assert run(root, ["sqs", "status", "-q", "mail"]) == Exit.OK
+    assert run(cli, ["sqs", "status", "-q", "mail"]) == ExitCode.OK
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
@@ -75,10 +75,10 @@ def test_status_shows_for_how_long_the_oldest_job_is_due(capsys: pytest.CaptureF
         now = driver.inspector.now()
         Client(driver).enqueue(JobRequest(type="run", queue="mail", scheduled_for=now - timedelta(minutes=5)))
         Client(driver).enqueue(JobRequest(type="run", queue="later", delay=timedelta(minutes=5)))
-    run(root, ["sqs", "setup", "-q", "mail,later"])
+    run(cli, ["sqs", "setup", "-q", "mail,later"])
     capsys.readouterr()
 
-    assert run(root, ["sqs", "status", "-q", "mail,later", "--url", url, "--json"]) == Exit.OK
+    assert run(cli, ["sqs", "status", "-q", "mail,later", "--url", url, "--json"]) == ExitCode.OK
 
     ages = {each["queue"]: each["oldest_age_seconds"] for each in _json(capsys)["queues"]}
     assert ages["mail"] >= 300
@@ -87,13 +87,13 @@ def test_status_shows_for_how_long_the_oldest_job_is_due(capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("environment")
 def test_status_of_a_queue_that_is_missing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root, ["sqs", "status", "-q", "mail"]) == Exit.USAGE
+    assert run(cli, ["sqs", "status", "-q", "mail"]) == ExitCode.USAGE
 
     assert "taskharbor-mail" in capsys.readouterr().err
 
 
 def test_the_policy_of_each_role_allows_what_it_needs_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root, ["sqs", "policy", "-q", "mail", "--account", "1", "--region", "eu-west-1"]) == Exit.OK
+    assert run(cli, ["sqs", "policy", "-q", "mail", "--account", "1", "--region", "eu-west-1"]) == ExitCode.OK
 
     policies = _json(capsys)
     allowed = {
@@ -119,7 +119,7 @@ def test_the_policy_of_each_role_allows_what_it_needs_and_no_more(capsys: pytest
 
 
 def test_the_policy_of_one_role_is_printed_as_iam_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root, ["sqs", "policy", "--role", "enqueuer"]) == Exit.OK
+    assert run(cli, ["sqs", "policy", "--role", "enqueuer"]) == ExitCode.OK
 
     assert set(_json(capsys)) == {"Version", "Statement"}
 
@@ -133,7 +133,7 @@ def test_help_needs_no_boto3(words: list[str]) -> None:
 
 @pytest.mark.parametrize("command", ["enqueuer", "sqs setup"])
 def test_a_queue_with_a_bad_name_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root, [*command.split(), "-q", "no spaces"]) == Exit.USAGE
+    assert run(cli, [*command.split(), "-q", "no spaces"]) == ExitCode.USAGE
 
     assert "no spaces" in capsys.readouterr().err
 
@@ -141,8 +141,8 @@ def test_a_queue_with_a_bad_name_is_refused(command: str, capsys: pytest.Capture
 def test_jobs_reach_a_worker_by_messages(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "tasks.py").write_text("handlers = {'greet': lambda job: 'hello'}\n")
     url = f"sqlite:///{tmp_path}/jobs.db"
-    assert run(root, ["sqs", "setup"]) == Exit.OK
-    assert run(root, ["migrate", "up", "--url", url]) == Exit.OK
+    assert run(cli, ["sqs", "setup"]) == ExitCode.OK
+    assert run(cli, ["migrate", "up", "--url", url]) == ExitCode.OK
     driver = SqliteDriver(tmp_path / "jobs.db")
     job_id = Client(driver).enqueue(JobRequest(type="greet")).id
     processes: list[subprocess.Popen[str]] = []

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.drivers.connect import connect
-from taskharbor.testing.sqs import Endpoint, Faults
+from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from tests.cli.processes import LIMIT, PYTHON, taskharbor
 from tests.waiting import wait_until
 
@@ -25,32 +25,32 @@ APP: Final = "handlers = {'greet': print}\n"
 KEYS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 BARE: Final = {"PATH": os.defpath, "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
 REGION: Final = {"AWS_REGION": "eu-central-1"}
-DENIED: Final = Faults(errors={"AccessDenied": 1})
-BAD_KEY: Final = Faults(errors={"InvalidClientTokenId": 1})
+DENIED: Final = EndpointFaults(errors={"AccessDenied": 1})
+BAD_KEY: Final = EndpointFaults(errors={"InvalidClientTokenId": 1})
 
 WRONG: Final = [
     # A queue that is missing in this region may well be there in another.
     pytest.param(
         KEYS | REGION,
-        Faults(),
+        EndpointFaults(),
         ["no queue taskharbor-", "(eu-central-1)", "taskharbor sqs setup", "correct the region"],
         id="missing queue or wrong region",
     ),
-    pytest.param(KEYS, Faults(), ["no AWS region", "set AWS_REGION"], id="no region"),
+    pytest.param(KEYS, EndpointFaults(), ["no AWS region", "set AWS_REGION"], id="no region"),
     pytest.param(KEYS | REGION, DENIED, ["is denied", "taskharbor sqs policy"], id="denied access"),
     pytest.param(KEYS | REGION, BAD_KEY, ["does not accept", "correct the key"], id="bad credentials"),
-    pytest.param(REGION, Faults(), ["no credentials", "set AWS_ACCESS_KEY_ID"], id="no credentials"),
+    pytest.param(REGION, EndpointFaults(), ["no credentials", "set AWS_ACCESS_KEY_ID"], id="no credentials"),
 ]
 
 
 @pytest.mark.parametrize(("given", "faults", "words"), WRONG)
 def test_a_command_that_asks_sqs_ends_with_one_line_and_the_way_out(
-    given: dict[str, str], faults: Faults, words: list[str]
+    given: dict[str, str], faults: EndpointFaults, words: list[str]
 ) -> None:
     with Endpoint.start(faults=faults) as endpoint:
         done = taskharbor("sqs", "status", **BARE, **given, AWS_ENDPOINT_URL_SQS=endpoint.url)
 
-    assert done.returncode == Exit.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert done.stdout == ""
     assert done.stderr.startswith("error: the queue service refuses: ")
     assert done.stderr.count("\n") == 1
@@ -62,14 +62,14 @@ def test_an_sqs_that_is_away_is_told_from_one_that_refuses() -> None:
         endpoint.go_away()
         done = taskharbor("sqs", "status", **BARE, **KEYS, **REGION, AWS_ENDPOINT_URL_SQS=endpoint.url)
 
-    assert done.returncode == Exit.CANNOT_CONNECT
+    assert done.returncode == ExitCode.CANNOT_CONNECT
     assert done.stderr.startswith("error: the queue service is out of reach: ")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("given", "faults", "words"), WRONG)
 def test_a_worker_and_an_enqueuer_say_so_once_and_go_on_and_jobs_are_stored(
-    tmp_path: Path, given: dict[str, str], faults: Faults, words: list[str]
+    tmp_path: Path, given: dict[str, str], faults: EndpointFaults, words: list[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
     url = f"sqlite:///{tmp_path}/jobs.db"

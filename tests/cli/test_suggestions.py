@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,25 @@ from taskharbor.cli.root import root, run
 def test_a_misspelt_word_is_answered_with_the_nearest(
     typed: str, answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = run(root, typed.split())
+    ended = run(cli, typed.split())
 
-    assert ended == Exit.USAGE
+    assert ended == ExitCode.USAGE
     assert answer in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["zzz", "--zzz", "version --zzz", "migrate zzz", "version zzz"])
 def test_a_word_like_no_other_is_answered_with_where_to_look(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, typed.split())
+    ended = run(cli, typed.split())
 
     err = capsys.readouterr().err
-    assert ended == Exit.USAGE
+    assert ended == ExitCode.USAGE
     assert "zzz" in err
     assert "; see '" in err
     assert err.endswith(" --help'\n")
 
 
 def test_an_option_of_the_root_given_too_late_is_sent_to_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run(root, ["migrate", "up", "--debug"])
+    ended = run(cli, ["migrate", "up", "--debug"])
 
-    assert ended == Exit.USAGE
+    assert ended == ExitCode.USAGE
     assert "no such option '--debug'; it goes before the command: '" in capsys.readouterr().err

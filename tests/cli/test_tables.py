@@ -11,7 +11,7 @@ import pytest
 
 from taskharbor import Status
 from taskharbor.cli import tables
-from taskharbor.cli.progress import Progress
+from taskharbor.cli.progress import ProgressLine
 from taskharbor.cli.tables import print_facts, print_table, printable
 from taskharbor.cli.times import relative, span
 
@@ -121,7 +121,7 @@ def test_now_is_past() -> None:
 def test_long_work_tells_its_rate_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 4.0, 10.0, 10.0])
 
-    with Progress("requeued", 400, monotonic=lambda: next(times)) as progress:
+    with ProgressLine("requeued", 400, monotonic=lambda: next(times)) as progress:
         progress.advance(50)  # too early to say anything
         progress.advance(50)
 
@@ -131,7 +131,7 @@ def test_long_work_tells_its_rate_and_what_is_left(capsys: pytest.CaptureFixture
 def test_work_of_unknown_length_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 10.0, 10.0])
 
-    with Progress("looking", None, monotonic=lambda: next(times)) as progress:
+    with ProgressLine("looking", None, monotonic=lambda: next(times)) as progress:
         progress.advance(1_000)
 
     assert capsys.readouterr().err == "looking: 1,000, 100/s\n"

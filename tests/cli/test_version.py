@@ -6,11 +6,11 @@ import platform
 from click.testing import CliRunner
 
 from taskharbor import __version__
-from taskharbor.cli.root import root
+from taskharbor.cli.root import cli
 
 
 def test_version_says_what_is_installed() -> None:
-    done = CliRunner().invoke(root, ["version"])
+    done = CliRunner().invoke(cli, ["version"])
 
     python, system = platform.python_version(), platform.platform()
     assert done.stdout == f"taskharbor {__version__} (Python {python}, {system})\n"
@@ -18,13 +18,13 @@ def test_version_says_what_is_installed() -> None:
 
 
 def test_version_as_json_holds_the_same_facts() -> None:
-    done = CliRunner().invoke(root, ["version", "--json"])
+    done = CliRunner().invoke(cli, ["version", "--json"])
 
     facts = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
     assert json.loads(done.stdout) == facts
 
 
 def test_the_version_option_prints_the_bare_version() -> None:
-    done = CliRunner().invoke(root, ["--version"])
+    done = CliRunner().invoke(cli, ["--version"])
 
     assert done.stdout == f"taskharbor {__version__}\n"

@@ -15,8 +15,8 @@ import click
 import pytest
 
 from taskharbor import Client, JobRequest, Status
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.cli.values import duration, queues
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
@@ -141,7 +141,7 @@ def test_a_worker_that_lost_half_of_its_slots_ends_with_an_exit_code_of_its_own(
 
         code = worker.wait(LIMIT)
 
-        assert code == Exit.SLOTS_LOST
+        assert code == ExitCode.SLOTS_LOST
         assert "in stay_for_ever" in worker.log()
         assert "1 of 2 slots lost; draining, then ending with exit code 12" in worker.log()
     assert status_of(driver, job_id) is Status.DEAD
@@ -218,7 +218,7 @@ def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at
 ) -> None:
     job_id = enqueue(driver, "greet", name="Ada")
     lease = timedelta(milliseconds=1)
-    driver.reserve("default", token=new_token(), worker="gone", lease=lease, limit=1, patience=SECOND)
+    driver.reserve("default", token=new_token(), worker="gone", lease=lease, limit=1, overdue_after=SECOND)
     with started(tmp_path, "janitor", "--url", url) as janitor:
         wait_until(lambda: status_of(driver, job_id) is Status.FAILED)
 
@@ -245,7 +245,7 @@ def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Dri
     events = tmp_path / "events"
     job_id = Client(driver).enqueue(JobRequest(type="greet", max_attempts=1)).id
     lease = timedelta(milliseconds=1)
-    driver.reserve("default", token=new_token(), worker="gone", lease=lease, limit=1, patience=SECOND)
+    driver.reserve("default", token=new_token(), worker="gone", lease=lease, limit=1, overdue_after=SECOND)
     app = PUBLISHING.format(file=str(events))
     with started(tmp_path, "janitor", "shop.py:shop", "--url", url, app=app) as janitor:
         wait_until(lambda: events.exists() and events.read_text() == f"{job_id}:1\n")
@@ -264,9 +264,9 @@ def test_a_store_out_of_reach_ends_with_3_and_one_line(
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
 
-    ended = run(root, [*command, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])
+    ended = run(cli, [*command, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])
 
-    assert ended == Exit.CANNOT_CONNECT
+    assert ended == ExitCode.CANNOT_CONNECT
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -341,9 +341,9 @@ def test_an_option_that_cannot_be_read_ends_with_2_and_says_how_to_write_it(
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
 
-    ended = run(root, ["worker", "shop.py", "--url", "memory://", *options.split(maxsplit=1)])
+    ended = run(cli, ["worker", "shop.py", "--url", "memory://", *options.split(maxsplit=1)])
 
-    assert ended == Exit.USAGE
+    assert ended == ExitCode.USAGE
     assert re.fullmatch(f"error: {line}\n", capsys.readouterr().err)
 
 
@@ -352,7 +352,7 @@ def test_a_worker_without_a_store_says_where_to_name_one(tmp_path: Path) -> None
 
     done = taskharbor("worker", str(tmp_path / "shop.py"))
 
-    assert done.returncode == Exit.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert "TASKHARBOR_URL" in done.stderr
 
 

@@ -10,8 +10,8 @@ import pytest
 from taskharbor import Client, Harbor, JobRequest
 from taskharbor.api import serving
 from taskharbor.cli import developing
-from taskharbor.cli.exits import Exit
-from taskharbor.cli.root import root, run
+from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.root import cli, run
 from taskharbor.core.answers import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.connect import connect
@@ -47,7 +47,7 @@ def test_enqueue_writes_with_the_codec_of_the_app_that_is_named_or_found(
     said = any_console("enqueue", "pay", "card=4111", *named)
 
     [job] = any_console.driver.inspector.find(JobFilter(), limit=10).jobs
-    assert (said.code, said.err, said.out) == (Exit.OK, "", f"{job.id}\n")
+    assert (said.code, said.err, said.out) == (ExitCode.OK, "", f"{job.id}\n")
     assert b"4111" not in any_console.driver.inspector.get([job.id])[job.id].payload
     assert Harbor(any_console.driver, codec=AES).handle(job.id).job().max_attempts == 4
     assert any_console.driver.inspector.settings() == {"codec": "aes-gcm+json"}
@@ -58,7 +58,7 @@ def test_enqueue_into_an_encrypted_store_without_its_app_is_refused(any_console:
 
     said = any_console("enqueue", "pay", "card=4111")
 
-    assert (said.code, said.out) == (Exit.CONFLICT, "")
+    assert (said.code, said.out) == (ExitCode.CONFLICT, "")
     assert REFUSED in said.err
     assert "taskharbor codec --help" in said.err
     assert len(any_console.driver.inspector.find(JobFilter(), limit=10).jobs) == 1
@@ -79,7 +79,7 @@ def test_an_app_that_cannot_be_loaded_is_not_done_without(console: Console, tmp_
 
     said = console("enqueue", "pay")
 
-    assert (said.code, "cannot load tasks.py" in said.err) == (Exit.APP_IMPORT_FAILED, True)
+    assert (said.code, "cannot load tasks.py" in said.err) == (ExitCode.APP_IMPORT_FAILED, True)
     assert console.driver.inspector.find(JobFilter(), limit=10).jobs == ()
 
 
@@ -88,17 +88,17 @@ def test_the_store_is_the_one_of_the_environment_and_else_the_apps_own(
 ) -> None:
     (tmp_path / "tasks.py").write_text("from taskharbor import Harbor\nharbor = Harbor('sqlite:///own.db')\n")
 
-    own = run(root, ["enqueue", "greet"])
+    own = run(cli, ["enqueue", "greet"])
     monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///other.db")
-    other = run(root, ["enqueue", "greet"])
+    other = run(cli, ["enqueue", "greet"])
 
-    assert (own, other) == (Exit.OK, Exit.OK)
+    assert (own, other) == (ExitCode.OK, ExitCode.OK)
     for name in ("own", "other"):
         assert len(connect(f"sqlite:///{name}.db").inspector.find(JobFilter(), limit=10).jobs) == 1
 
 
 def test_without_any_store_the_error_says_where_to_name_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root, ["enqueue", "greet"]) == Exit.USAGE
+    assert run(cli, ["enqueue", "greet"]) == ExitCode.USAGE
     assert "TASKHARBOR_URL" in capsys.readouterr().err
 
 
@@ -111,8 +111,8 @@ def test_a_new_payload_for_a_job_is_written_with_the_codec_of_the_app(any_consol
     (tmp_path / "tasks.py").write_text(APP)
     done = any_console("jobs", "requeue", str(job_id), "--payload", '{"card": "4111"}')
 
-    assert (refused.code, REFUSED in refused.err) == (Exit.CONFLICT, True)
-    assert done.code == Exit.OK
+    assert (refused.code, REFUSED in refused.err) == (ExitCode.CONFLICT, True)
+    assert done.code == ExitCode.OK
     assert read(any_console, job_id) == {"card": "4111"}
 
 
@@ -121,7 +121,7 @@ def test_a_requeue_without_a_payload_needs_no_app(console: Console, tmp_path: Pa
     job_id = console.enqueue()
     console.driver.cancel([job_id])
 
-    assert console("jobs", "requeue", str(job_id)).code == Exit.OK
+    assert console("jobs", "requeue", str(job_id)).code == ExitCode.OK
 
 
 def test_a_schedule_is_run_with_the_codec_of_the_app(console: Console, tmp_path: Path) -> None:
@@ -143,26 +143,26 @@ def test_the_api_serves_the_app(
     (tmp_path / ("shop.py" if words else "tasks.py")).write_text(APP)
     Client(console.driver, codec=AES).enqueue(JobRequest(type="pay"))
     served: list[object] = []
-    monkeypatch.setattr(serving.Server, "run", lambda self, **_: served.append(self._app))
+    monkeypatch.setattr(serving.ApiServer, "run", lambda self, **_: served.append(self._app))
 
     said = console("api", *words, "--port", "0")
 
-    assert (said.code, len(served)) == (Exit.OK, 1)
+    assert (said.code, len(served)) == (ExitCode.OK, 1)
 
 
 def test_an_api_with_another_codec_than_the_stores_does_not_serve(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Client(console.driver, codec=AES).enqueue(JobRequest(type="pay"))
-    monkeypatch.setattr(serving.Server, "run", lambda *_, **__: pytest.fail("it was not refused, and serves"))
+    monkeypatch.setattr(serving.ApiServer, "run", lambda *_, **__: pytest.fail("it was not refused, and serves"))
 
     said = console("api", "--port", "0")
 
-    assert (said.code, REFUSED in said.err) == (Exit.CONFLICT, True)
+    assert (said.code, REFUSED in said.err) == (ExitCode.CONFLICT, True)
 
 
 def test_an_api_that_has_written_nothing_records_nothing(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.Server, "run", lambda *_, **__: None)
+    monkeypatch.setattr(serving.ApiServer, "run", lambda *_, **__: None)
 
     console("api", "--port", "0")
 
@@ -176,7 +176,7 @@ def test_for_development_the_api_has_the_app_too(monkeypatch: pytest.MonkeyPatch
         def __init__(self, words: list[str], *, url: str) -> None:  # noqa: ARG002  as the real one
             started.append(words)
 
-    monkeypatch.setattr(developing, "Child", Child)
+    monkeypatch.setattr(developing, "ChildProcess", Child)
     developing.children_for("shop.py", "sqlite:///a.db", port=1)
 
     assert [words[:2] for words in started] == [["worker", "shop.py"], ["api", "shop.py"]]
@@ -188,7 +188,7 @@ def test_a_worker_with_another_codec_ends_with_one_line(console: Console, tmp_pa
 
     said = console("worker", "shop.py")
 
-    assert said.code == Exit.CONFLICT
+    assert said.code == ExitCode.CONFLICT
     [line] = [each for each in said.err.splitlines() if "codec" in each]
     assert line.startswith("error: ")
     assert REFUSED in line
@@ -204,13 +204,13 @@ def test_the_recorded_codec_is_shown_and_changed_with_a_yes(any_console: Console
     changed = any_console("codec", "set", "zip", "--yes")
 
     assert (none.out, as_json.data, shown.out) == ("", {"codec": None}, "json\n")
-    assert (refused.code, dry.out, changed.out) == (Exit.REFUSED, "json\n", "zip\n")
+    assert (refused.code, dry.out, changed.out) == (ExitCode.REFUSED, "json\n", "zip\n")
     assert any_console.driver.inspector.settings() == {"codec": "zip"}
     assert [entry.action for entry in any_console.audit()] == ["codec.set", "codec.set"]
 
 
 def test_a_name_that_no_codec_can_have_is_not_recorded(console: Console) -> None:
-    assert console("codec", "set", "a\nb").code == Exit.USAGE
+    assert console("codec", "set", "a\nb").code == ExitCode.USAGE
     assert console.driver.inspector.settings() == {}
 
 
@@ -222,7 +222,7 @@ def test_a_change_that_another_process_was_faster_with_is_told(
 
     said = console("codec", "set", "zip", "--yes")
 
-    assert said.code == Exit.CONFLICT
+    assert said.code == ExitCode.CONFLICT
     assert "another process recorded 'json' at the same time" in said.err
 
 

@@ -53,7 +53,7 @@ class CountingDriver(PostgresDriver):
 def held_key(driver: PostgresDriver, url: str) -> Iterator[psycopg.Connection]:
     """Hold the key in an open transaction until that ends, or the block."""
     with psycopg.connect(url) as db:
-        Client(driver.joined(db)).enqueue(request(idempotency_key=HELD))
+        Client(driver.join(db)).enqueue(request(idempotency_key=HELD))
         yield db
         db.rollback()
 

@@ -12,7 +12,7 @@ import pytest
 
 from taskharbor import Client
 from taskharbor.coalescing import turns
-from taskharbor.coalescing.turns import KeyTurns, Ticket, keys_of
+from taskharbor.coalescing.turns import KeyLocks, KeyWaiter, keys_of
 from taskharbor.core.errors import StoreUnavailable
 from tests.coalescing.held import HELD, WAITERS, CountingDriver, held_key, request
 from tests.forking import in_a_child
@@ -27,16 +27,16 @@ class Queue:
     """Statements by name, and the order in which they started."""
 
     def __init__(self) -> None:
-        self.turns = KeyTurns()
+        self.turns = KeyLocks()
         self.started: list[str] = []
-        self.tickets: dict[str, Ticket] = {}
+        self.tickets: dict[str, KeyWaiter] = {}
 
     def enter(self, name: str, *keys: str, needs_turn: bool = True) -> None:
-        def start(_: Ticket) -> bool:
+        def start(_: KeyWaiter) -> bool:
             self.started.append(name)
             return needs_turn
 
-        self.tickets[name] = Ticket(frozenset(("default", key) for key in keys), start)
+        self.tickets[name] = KeyWaiter(frozenset(("default", key) for key in keys), start)
         self.turns.enter(self.tickets[name])
 
     def leave(self, name: str) -> None:
@@ -193,7 +193,7 @@ def held_up(client: Client, driver: CountingDriver, pool: ThreadPoolExecutor) ->
 def test_a_thread_that_waits_too_long_for_its_turn_fails_without_being_sent(
     client: Client, driver: CountingDriver, url: str, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "KEY_TIMEOUT_SECONDS", 0.01)
     with held_key(driver, url):
         first = held_up(client, driver, pool)
 

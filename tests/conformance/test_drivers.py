@@ -73,7 +73,7 @@ def sqlite(folder: Path) -> Subject:
     @contextmanager
     def transaction() -> Iterator[Insert]:
         with closing(sqlite3.connect(file, timeout=30)) as db, db:
-            yield driver.joined(db).insert
+            yield driver.join(db).insert
 
     return Subject(
         driver=driver,
@@ -101,7 +101,7 @@ def postgres(url: str = "") -> Subject:
     @contextmanager
     def transaction() -> Iterator[Insert]:
         with psycopg.connect(url) as db:
-            yield driver.joined(db).insert
+            yield driver.join(db).insert
 
     return Subject(
         driver=driver,

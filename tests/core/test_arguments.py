@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.core.arguments import Arguments
+from taskharbor.core.arguments import CallSignature
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ class Tree:
     children: list[Tree]
 
 
-def arguments(function: Callable[..., Any]) -> Arguments:
-    return Arguments(function, context=Ctx)
+def arguments(function: Callable[..., Any]) -> CallSignature:
+    return CallSignature(function, context=Ctx)
 
 
 def mixed(first: int, /, second: str = "b", *rest: float, named: bool, other: int = 5, **more: str) -> str:

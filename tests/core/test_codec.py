@@ -219,15 +219,15 @@ REFUSED: Final[dict[str, tuple[object, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("value", "path", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_would_not_come_back_as_itself_is_refused_with_its_path(value: object, path: str, why: str) -> None:
+@pytest.mark.parametrize(("value", "path", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_would_not_come_back_as_itself_is_refused_with_its_path(value: object, path: str, reason: str) -> None:
     with pytest.raises(PayloadNotEncodable) as caught:
         encoded(value)
     with pytest.raises(PayloadNotEncodable) as undigested:
         CODEC.digest(value)
 
     assert caught.value.path == path
-    assert why in caught.value.why
+    assert reason in caught.value.reason
     assert str(undigested.value) == str(caught.value)
 
 
@@ -376,12 +376,12 @@ UNREADABLE: Final[dict[str, tuple[bytes, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("data", "why"), UNREADABLE.values(), ids=UNREADABLE)
-def test_bytes_that_no_codec_of_ours_wrote_are_refused_with_a_reason(data: bytes, why: str) -> None:
+@pytest.mark.parametrize(("data", "reason"), UNREADABLE.values(), ids=UNREADABLE)
+def test_bytes_that_no_codec_of_ours_wrote_are_refused_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(PayloadNotDecodable) as caught:
         decoded(data)
 
-    assert why in caught.value.why
+    assert reason in caught.value.reason
 
 
 def test_an_escaped_pair_of_surrogates_is_one_character() -> None:
@@ -492,12 +492,12 @@ UNFIT: Final[dict[str, tuple[list[Any] | dict[str, Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize(("types", "why"), UNFIT.values(), ids=UNFIT)
-def test_a_class_that_cannot_be_registered_is_refused_at_once(types: list[Any] | dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize(("types", "reason"), UNFIT.values(), ids=UNFIT)
+def test_a_class_that_cannot_be_registered_is_refused_at_once(types: list[Any] | dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError) as caught:
         JsonCodec(types)
 
-    assert why in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_a_class_may_be_listed_twice() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.counting import check_counts
+from taskharbor.core.counting import check_json_limits
 from taskharbor.core.errors import PayloadNotDecodable
 
 MANY: Final = 10_000
@@ -40,30 +40,30 @@ def test_a_text_is_refused_exactly_above_its_own_counts(value: Any, form: dict[s
     data = json.dumps(value, **form).encode()
     keys, values = keys_in(value), values_in(value)
 
-    check_counts(data, max_keys=keys, max_values=values)
+    check_json_limits(data, max_keys=keys, max_values=values)
     with pytest.raises(PayloadNotDecodable, match="values"):
-        check_counts(data, max_keys=MANY, max_values=values - 1)
+        check_json_limits(data, max_keys=MANY, max_values=values - 1)
     if keys:
         with pytest.raises(PayloadNotDecodable, match="keys"):
-            check_counts(data, max_keys=keys - 1, max_values=MANY)
+            check_json_limits(data, max_keys=keys - 1, max_values=MANY)
 
 
 @pytest.mark.parametrize("data", [b'{"a" :1,"b"\n:2}', b'{"a":1,"b":2}', rb'{"\"":1,"\\":2}'])
 def test_whitespace_and_escapes_hide_no_key(data: bytes) -> None:
     with pytest.raises(PayloadNotDecodable, match="over 1 keys"):
-        check_counts(data, max_keys=1, max_values=MANY)
+        check_json_limits(data, max_keys=1, max_values=MANY)
 
 
 @pytest.mark.parametrize("data", [b'["a:b", "c:d"]', b'"a,[{"', rb'"\":\","'])
 def test_text_counts_as_one_value(data: bytes) -> None:
-    check_counts(data, max_keys=0, max_values=3)
+    check_json_limits(data, max_keys=0, max_values=3)
 
 
 def test_more_strings_than_values_are_refused_before_the_text_is_cut_up() -> None:
     with pytest.raises(PayloadNotDecodable, match="over 3 values"):
-        check_counts(b'"a" ' * 9, max_keys=1, max_values=3)
+        check_json_limits(b'"a" ' * 9, max_keys=1, max_values=3)
 
 
 def test_empty_lists_and_objects_count() -> None:
     with pytest.raises(PayloadNotDecodable, match="over 8 values"):
-        check_counts(b"[[],[],[],{}]", max_keys=1, max_values=8)
+        check_json_limits(b"[[],[],[],{}]", max_keys=1, max_values=8)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.decide import DEFAULT_POLICY, Cancel, DeadLetter, Retry, Snooze, decide
+from taskharbor.core.decide import DEFAULT_POLICY, Cancel, DeadLetter, Retry, Snooze, decide_outcome
 from taskharbor.core.errors import JobTimedOut, UsageError
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId
 from taskharbor.core.model import AttemptOutcome, Job
-from taskharbor.core.outcome import MAX_DELAY, SPENT, Outcome
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, MAX_DELAY, Outcome
 from taskharbor.core.retry import Fixed, Never, RetryPolicy
 from taskharbor.core.states import Event, Status
-from taskharbor.core.text import MAX_TEXT, is_storable
+from taskharbor.core.text import MAX_TEXT_CHARS, is_storable
 
 few = settings(max_examples=80, deadline=None)
 
@@ -52,7 +52,7 @@ SPENT_JOB: Final = job(attempt=3, max_attempts=3)
 def test_an_error_is_retried_after_the_delay_of_the_policy() -> None:
     error = ValueError("boom")
 
-    outcome = decide(job(), error, NOW, policy=EVERY_MINUTE)
+    outcome = decide_outcome(job(), error, NOW, policy=EVERY_MINUTE)
 
     assert outcome == Outcome.retry(after=MINUTE, failure=Failure.of(error))
 
@@ -60,7 +60,7 @@ def test_an_error_is_retried_after_the_delay_of_the_policy() -> None:
 def test_the_policy_is_asked_about_this_attempt() -> None:
     policy = RetryPolicy(backoff=lambda attempt: attempt * HOUR)
 
-    outcome = decide(job(attempt=2), ValueError(), NOW, policy=policy)
+    outcome = decide_outcome(job(attempt=2), ValueError(), NOW, policy=policy)
 
     assert outcome.delay == 2 * HOUR
 
@@ -68,7 +68,7 @@ def test_the_policy_is_asked_about_this_attempt() -> None:
 def test_without_a_policy_the_default_one_decides() -> None:
     error = ValueError("boom")
 
-    outcome = decide(job(), error, NOW)
+    outcome = decide_outcome(job(), error, NOW)
 
     assert outcome.delay == DEFAULT_POLICY.delay(job().id, 1, error)
 
@@ -76,15 +76,15 @@ def test_without_a_policy_the_default_one_decides() -> None:
 def test_a_job_without_attempts_left_fails_for_good() -> None:
     error = ValueError("boom")
 
-    outcome = decide(SPENT_JOB, error, NOW, policy=EVERY_MINUTE)
+    outcome = decide_outcome(SPENT_JOB, error, NOW, policy=EVERY_MINUTE)
 
-    assert outcome == Outcome.fail(SPENT, failure=Failure.of(error))
+    assert outcome == Outcome.fail(ATTEMPTS_EXHAUSTED, failure=Failure.of(error))
 
 
 def test_an_error_that_is_given_up_on_fails_for_good_and_says_why() -> None:
     policy = RetryPolicy(give_up_on=(ValueError,))
 
-    outcome = decide(job(), ValueError("boom"), NOW, policy=policy)
+    outcome = decide_outcome(job(), ValueError("boom"), NOW, policy=policy)
 
     assert outcome.event is Event.FAIL
     assert outcome.reason == "not worth a retry: ValueError"
@@ -93,13 +93,13 @@ def test_an_error_that_is_given_up_on_fails_for_good_and_says_why() -> None:
 
 
 def test_a_policy_that_never_retries_fails_for_good() -> None:
-    assert decide(job(), ValueError(), NOW, policy=RetryPolicy(backoff=Never())).event is Event.FAIL
+    assert decide_outcome(job(), ValueError(), NOW, policy=RetryPolicy(backoff=Never())).event is Event.FAIL
 
 
 def test_a_handler_may_ask_for_another_try_after_a_while_of_its_own() -> None:
     error = Retry("the rate limit", after=HOUR)
 
-    outcome = decide(job(), error, NOW, policy=EVERY_MINUTE)
+    outcome = decide_outcome(job(), error, NOW, policy=EVERY_MINUTE)
 
     assert outcome == Outcome.retry(after=HOUR, failure=Failure.of(error))
     assert outcome.failure is not None
@@ -107,25 +107,25 @@ def test_a_handler_may_ask_for_another_try_after_a_while_of_its_own() -> None:
 
 
 def test_a_handler_that_asks_for_another_try_without_a_time_waits_as_the_policy_says() -> None:
-    outcome = decide(job(), Retry("again"), NOW, policy=EVERY_MINUTE)
+    outcome = decide_outcome(job(), Retry("again"), NOW, policy=EVERY_MINUTE)
 
     assert (outcome.event, outcome.delay) == (Event.RETRY, MINUTE)
 
 
 def test_a_handler_may_overrule_a_policy_that_gives_up() -> None:
-    outcome = decide(job(), Retry(after=HOUR), NOW, policy=RetryPolicy(backoff=Never()))
+    outcome = decide_outcome(job(), Retry(after=HOUR), NOW, policy=RetryPolicy(backoff=Never()))
 
     assert (outcome.event, outcome.delay) == (Event.RETRY, HOUR)
 
 
 def test_asking_for_another_try_does_not_make_more_attempts() -> None:
-    outcome = decide(SPENT_JOB, Retry(after=HOUR), NOW)
+    outcome = decide_outcome(SPENT_JOB, Retry(after=HOUR), NOW)
 
-    assert (outcome.event, outcome.reason) == (Event.FAIL, SPENT)
+    assert (outcome.event, outcome.reason) == (Event.FAIL, ATTEMPTS_EXHAUSTED)
 
 
 def test_a_try_in_the_past_is_a_try_at_once() -> None:
-    outcome = decide(job(), Retry(after=-HOUR), NOW)
+    outcome = decide_outcome(job(), Retry(after=-HOUR), NOW)
 
     assert (outcome.event, outcome.delay) == (Event.RETRY, timedelta.resolution)
 
@@ -136,23 +136,23 @@ def test_another_try_after_something_that_is_no_time_is_refused() -> None:
 
 
 def test_a_snoozed_job_comes_back_after_a_while() -> None:
-    assert decide(job(), Snooze(after=HOUR), NOW) == Outcome.snooze(after=HOUR)
+    assert decide_outcome(job(), Snooze(after=HOUR), NOW) == Outcome.snooze(after=HOUR)
 
 
 def test_a_snoozed_job_comes_back_at_a_moment() -> None:
-    assert decide(job(), Snooze(until=NOW + HOUR), NOW) == Outcome.snooze(after=HOUR)
+    assert decide_outcome(job(), Snooze(until=NOW + HOUR), NOW) == Outcome.snooze(after=HOUR)
 
 
 @pytest.mark.parametrize("offset", [-12, -5, 0, 5.75, 14])
 def test_a_moment_in_another_time_zone_is_the_same_moment(offset: float) -> None:
     there = (NOW + HOUR).astimezone(timezone(timedelta(hours=offset)))
 
-    assert decide(job(), Snooze(until=there), NOW) == Outcome.snooze(after=HOUR)
+    assert decide_outcome(job(), Snooze(until=there), NOW) == Outcome.snooze(after=HOUR)
 
 
 @pytest.mark.parametrize("snooze", [Snooze(until=NOW - HOUR), Snooze(after=-HOUR), Snooze(after=timedelta(0))])
 def test_a_snooze_into_the_past_ends_at_once(snooze: Snooze) -> None:
-    assert decide(job(), snooze, NOW) == Outcome.snooze(after=timedelta(0))
+    assert decide_outcome(job(), snooze, NOW) == Outcome.snooze(after=timedelta(0))
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_a_snooze_into_the_past_ends_at_once(snooze: Snooze) -> None:
     ],
 )
 def test_a_snooze_to_the_end_of_the_calendar_is_bent_into_range(until: datetime, delay: timedelta) -> None:
-    assert decide(job(), Snooze(until=until), NOW) == Outcome.snooze(after=delay)
+    assert decide_outcome(job(), Snooze(until=until), NOW) == Outcome.snooze(after=delay)
 
 
 def test_a_snooze_costs_nothing_even_on_the_last_attempt() -> None:
-    assert decide(SPENT_JOB, Snooze(after=HOUR), NOW).event is Event.SNOOZE
+    assert decide_outcome(SPENT_JOB, Snooze(after=HOUR), NOW).event is Event.SNOOZE
 
 
 @pytest.mark.parametrize("arguments", [{}, {"after": HOUR, "until": NOW}])
@@ -194,17 +194,17 @@ def test_a_snooze_by_something_that_is_no_time_is_refused_with_its_field_and_val
 
 
 def test_a_canceled_job_is_called_off_with_the_reason() -> None:
-    assert decide(job(), Cancel("not needed"), NOW) == Outcome.cancel("not needed")
+    assert decide_outcome(job(), Cancel("not needed"), NOW) == Outcome.cancel("not needed")
 
 
 def test_a_job_is_called_off_even_on_its_last_attempt() -> None:
-    assert decide(SPENT_JOB, Cancel(), NOW).event is Event.CANCEL
+    assert decide_outcome(SPENT_JOB, Cancel(), NOW).event is Event.CANCEL
 
 
 def test_a_dead_letter_keeps_the_reason_and_the_place() -> None:
     error = DeadLetter("no such customer")
 
-    outcome = decide(job(), error, NOW)
+    outcome = decide_outcome(job(), error, NOW)
 
     assert outcome == Outcome.fail("no such customer", failure=Failure.of(error))
 
@@ -213,10 +213,10 @@ def test_a_dead_letter_keeps_the_reason_and_the_place() -> None:
 def test_a_reason_that_is_an_error_and_not_text_is_recorded_all_the_same(kind: type[Exception]) -> None:
     error = kind(ValueError("no such customer"))
 
-    outcome = decide(job(), error, NOW)
+    outcome = decide_outcome(job(), error, NOW)
 
-    assert outcome.recorded is not None
-    assert "no such customer" in outcome.recorded.message
+    assert outcome.recorded_failure is not None
+    assert "no such customer" in outcome.recorded_failure.message
 
 
 class TooEarly(Snooze):
@@ -242,7 +242,7 @@ class Hopeless(DeadLetter):
 
 @pytest.mark.parametrize("kind", [TooEarly, InAMinute, CalledOff, Hopeless])
 def test_a_users_subclass_that_forgot_to_call_its_base_is_recorded_all_the_same(kind: type[Exception]) -> None:
-    outcome = decide(job(), kind(), NOW)
+    outcome = decide_outcome(job(), kind(), NOW)
 
     assert isinstance(outcome, Outcome)
 
@@ -277,9 +277,9 @@ def test_a_policy_that_answers_nonsense_gives_way_to_the_default_one(answer: Any
     error = ValueError("boom")
     policy = RetryPolicy(backoff=lambda _: answer)
 
-    outcome = decide(job(), error, NOW, policy=policy)
+    outcome = decide_outcome(job(), error, NOW, policy=policy)
 
-    assert outcome == decide(job(), error, NOW)
+    assert outcome == decide_outcome(job(), error, NOW)
 
 
 @pytest.mark.parametrize(
@@ -292,15 +292,15 @@ def test_a_policy_that_answers_nonsense_gives_way_to_the_default_one(answer: Any
 def test_a_policy_that_breaks_gives_way_to_the_default_one(policy: RetryPolicy) -> None:
     error = ValueError("boom")
 
-    outcome = decide(job(), error, NOW, policy=policy)
+    outcome = decide_outcome(job(), error, NOW, policy=policy)
 
-    assert outcome == decide(job(), error, NOW)
+    assert outcome == decide_outcome(job(), error, NOW)
 
 
 def test_a_delay_beyond_the_calendar_is_bent_into_range() -> None:
     policy = RetryPolicy(backoff=Fixed(timedelta.max))
 
-    assert decide(job(), ValueError(), NOW, policy=policy).delay == MAX_DELAY
+    assert decide_outcome(job(), ValueError(), NOW, policy=policy).delay == MAX_DELAY
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_delay_beyond_the_calendar_is_bent_into_range() -> None:
     ],
 )
 def test_an_error_outside_of_exception_is_recorded_like_any_other(error: BaseException, name: str) -> None:
-    outcome = decide(job(), error, NOW)
+    outcome = decide_outcome(job(), error, NOW)
 
     assert outcome.event is Event.RETRY
     assert outcome.failure is not None
@@ -323,7 +323,7 @@ def test_an_error_outside_of_exception_is_recorded_like_any_other(error: BaseExc
 def test_a_job_that_ran_too_long_is_retried_and_recorded_as_timed_out() -> None:
     error = JobTimedOut(job().id, MINUTE)
 
-    outcome = decide(job(), error, NOW)
+    outcome = decide_outcome(job(), error, NOW)
 
     assert outcome.event is Event.RETRY
     assert outcome.attempt_outcome is AttemptOutcome.TIMED_OUT
@@ -337,7 +337,7 @@ class Unprintable(Exception):
 
 
 def test_an_error_that_cannot_be_printed_is_recorded_all_the_same() -> None:
-    outcome = decide(job(), Unprintable(), NOW)
+    outcome = decide_outcome(job(), Unprintable(), NOW)
 
     assert outcome.event is Event.RETRY
     assert outcome.failure is not None
@@ -359,7 +359,7 @@ def test_what_a_handler_raises_survives_copying_between_processes(signal: Except
     # whatever a function of theirs raised, and a handler may run one.
     copies = [copy.copy(signal), pickle.loads(pickle.dumps(signal))]
 
-    assert [decide(job(), each, NOW) for each in copies] == [decide(job(), signal, NOW)] * 2
+    assert [decide_outcome(job(), each, NOW) for each in copies] == [decide_outcome(job(), signal, NOW)] * 2
 
 
 class Odd(Exception):
@@ -400,11 +400,11 @@ groups = st.recursive(
 def test_whatever_was_raised_there_is_an_outcome_and_it_can_be_stored(
     error: BaseException, attempt: int, max_attempts: int, now: datetime
 ) -> None:
-    outcome = decide(job(attempt=attempt, max_attempts=max_attempts), error, now)
+    outcome = decide_outcome(job(attempt=attempt, max_attempts=max_attempts), error, now)
 
-    said = outcome.recorded or Failure()
+    said = outcome.recorded_failure or Failure()
     assert all(is_storable(text) for text in (said.type, said.message, said.traceback, said.fingerprint))
-    assert max(len(said.message), len(said.traceback)) <= MAX_TEXT
+    assert max(len(said.message), len(said.traceback)) <= MAX_TEXT_CHARS
     assert timedelta(0) <= outcome.delay <= MAX_DELAY
 
 
@@ -413,6 +413,6 @@ def test_whatever_was_raised_there_is_an_outcome_and_it_can_be_stored(
 def test_a_spent_job_never_waits_for_another_attempt(error: BaseException, attempt: int, max_attempts: int) -> None:
     held = job(attempt=attempt, max_attempts=max_attempts)
 
-    outcome = decide(held, error, NOW)
+    outcome = decide_outcome(held, error, NOW)
 
-    assert not (held.is_spent and outcome.event is Event.RETRY)
+    assert not (held.is_exhausted and outcome.event is Event.RETRY)

@@ -13,8 +13,9 @@ import pytest
 from taskharbor.core import errors
 from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import (
+    AddressUnavailable,
+    ApiKeyRequired,
     CallNotReadable,
-    CannotListen,
     CodecMismatch,
     EnqueueRefused,
     IdempotencyConflict,
@@ -27,7 +28,6 @@ from taskharbor.core.errors import (
     LeaseExpired,
     LeaseLost,
     LeaseMismatch,
-    OpenToStrangers,
     OutcomeNotStorable,
     PayloadNotDecodable,
     PayloadNotEncodable,
@@ -71,11 +71,11 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
         "name the app that has that codec, or in Python pass codec=…; "
         "'taskharbor codec --help' says how to change the codec of a store"
     ),
-    OpenToStrangers("0.0.0.0"): (
+    ApiKeyRequired("0.0.0.0"): (
         "refused to listen on '0.0.0.0': others can reach it, and this store has no API key; "
         "make one with 'taskharbor keys create', or listen on 127.0.0.1"
     ),
-    CannotListen("127.0.0.1", 8000, "it is taken"): (
+    AddressUnavailable("127.0.0.1", 8000, "it is taken"): (
         "cannot listen on '127.0.0.1', port 8000: it is taken; choose another --host or --port"
     ),
     PayloadNotEncodable("$.items[0]", "not a finite number"): "$.items[0]: not a finite number",

@@ -13,7 +13,7 @@ from taskharbor.core.decide import Retry
 from taskharbor.core.errors import JobTimedOut
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id
-from taskharbor.core.text import MAX_TEXT, is_storable
+from taskharbor.core.text import MAX_TEXT_CHARS, is_storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +188,7 @@ def test_a_chain_of_errors_longer_than_the_stack_is_kept_all_the_same() -> None:
     failure = Failure.of(error)
 
     assert failure.message == "4999"
-    assert len(failure.traceback) <= MAX_TEXT
+    assert len(failure.traceback) <= MAX_TEXT_CHARS
 
 
 def test_an_error_from_code_whose_source_cannot_be_read_is_kept_all_the_same() -> None:
@@ -215,8 +215,8 @@ def test_what_no_store_can_keep_is_escaped() -> None:
 def test_gigantic_words_are_cut_and_the_end_of_the_traceback_stays() -> None:
     failure = Failure.of(caught(lambda: reject("x" * 10_000_000 + "the end")))
 
-    assert len(failure.message) == MAX_TEXT
-    assert len(failure.traceback) == MAX_TEXT
+    assert len(failure.message) == MAX_TEXT_CHARS
+    assert len(failure.traceback) == MAX_TEXT_CHARS
     assert failure.traceback.endswith("the end\n")
 
 
@@ -325,6 +325,6 @@ def test_the_traceback_is_the_one_python_prints() -> None:
 
 
 def test_a_failure_made_by_hand_can_be_stored_too() -> None:
-    failure = Failure(type="a\x00", message="b\ud800", traceback="c" * 2 * MAX_TEXT)
+    failure = Failure(type="a\x00", message="b\ud800", traceback="c" * 2 * MAX_TEXT_CHARS)
 
-    assert (failure.type, failure.message, len(failure.traceback)) == ("a\\x00", "b\\ud800", MAX_TEXT)
+    assert (failure.type, failure.message, len(failure.traceback)) == ("a\\x00", "b\\ud800", MAX_TEXT_CHARS)

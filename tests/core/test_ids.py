@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.ids import JobIds, new_job_id, new_token
+from taskharbor.core.ids import JobIdGenerator, new_job_id, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,7 +54,7 @@ def test_an_id_is_a_uuid_of_version_seven() -> None:
 @few
 @given(st.lists(st.integers(0, 2**48 - 1_000), min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_version_and_variant_stay_right_whatever_time_and_chance_say(times: list[int], chance: Random) -> None:
-    ids = JobIds(milliseconds=ticking(times), entropy=chance.randbytes)
+    ids = JobIdGenerator(milliseconds=ticking(times), entropy=chance.randbytes)
 
     made = [ids() for _ in times]
 
@@ -64,7 +64,7 @@ def test_version_and_variant_stay_right_whatever_time_and_chance_say(times: list
 @few
 @given(st.lists(st.integers(0, 2**48 - 1_000), min_size=2, max_size=50), st.randoms(use_true_random=False))
 def test_ids_grow_whatever_the_clock_does(times: list[int], chance: Random) -> None:
-    ids = JobIds(milliseconds=ticking(times), entropy=chance.randbytes)
+    ids = JobIdGenerator(milliseconds=ticking(times), entropy=chance.randbytes)
 
     made = [ids() for _ in times]
 
@@ -73,14 +73,14 @@ def test_ids_grow_whatever_the_clock_does(times: list[int], chance: Random) -> N
 
 def test_an_id_tells_when_it_was_made() -> None:
     before = time.time_ns() // 1_000_000
-    job_id = JobIds()()
+    job_id = JobIdGenerator()()
     after = time.time_ns() // 1_000_000
 
     assert before <= milliseconds(job_id) <= after
 
 
 def test_a_clock_that_stands_still_makes_the_random_part_grow() -> None:
-    ids = JobIds(milliseconds=lambda: NOON)
+    ids = JobIdGenerator(milliseconds=lambda: NOON)
 
     made = [ids() for _ in range(1_000)]
 
@@ -89,7 +89,7 @@ def test_a_clock_that_stands_still_makes_the_random_part_grow() -> None:
 
 
 def test_ids_of_one_millisecond_are_not_neighbours_that_can_be_guessed() -> None:
-    ids = JobIds(milliseconds=lambda: NOON)
+    ids = JobIdGenerator(milliseconds=lambda: NOON)
 
     steps = {tail(later) - tail(earlier) for earlier, later in pairwise([ids() for _ in range(100)])}
 
@@ -98,7 +98,7 @@ def test_ids_of_one_millisecond_are_not_neighbours_that_can_be_guessed() -> None
 
 
 def test_a_clock_that_runs_back_does_not_take_the_ids_with_it() -> None:
-    ids = JobIds(milliseconds=ticking([NOON, NOON - 3_600_000, NOON - 1]))
+    ids = JobIdGenerator(milliseconds=ticking([NOON, NOON - 3_600_000, NOON - 1]))
 
     made = [ids() for _ in range(3)]
 
@@ -107,7 +107,7 @@ def test_a_clock_that_runs_back_does_not_take_the_ids_with_it() -> None:
 
 
 def test_a_clock_that_caught_up_is_followed_again() -> None:
-    ids = JobIds(milliseconds=ticking([NOON, NOON - 5, NOON + 1]))
+    ids = JobIdGenerator(milliseconds=ticking([NOON, NOON - 5, NOON + 1]))
 
     made = [ids() for _ in range(3)]
 
@@ -115,7 +115,7 @@ def test_a_clock_that_caught_up_is_followed_again() -> None:
 
 
 def test_a_random_part_without_room_left_moves_the_time_part_on() -> None:
-    ids = JobIds(milliseconds=lambda: NOON, entropy=constant(0xFF))
+    ids = JobIdGenerator(milliseconds=lambda: NOON, entropy=constant(0xFF))
     room = 2 ** (TAIL_BITS - 1)
     first = ids()
 
@@ -128,7 +128,7 @@ def test_a_random_part_without_room_left_moves_the_time_part_on() -> None:
 
 
 def test_a_new_random_part_leaves_room_to_grow() -> None:
-    first = JobIds(milliseconds=lambda: NOON, entropy=constant(0xFF))()
+    first = JobIdGenerator(milliseconds=lambda: NOON, entropy=constant(0xFF))()
 
     assert tail(first) == 2 ** (TAIL_BITS - 1) - 1
 
@@ -136,7 +136,7 @@ def test_a_new_random_part_leaves_room_to_grow() -> None:
 @few
 @given(st.lists(st.integers(0, 30), max_size=10), st.randoms(use_true_random=False))
 def test_ids_made_many_at_once_grow_and_those_after_them_too(counts: list[int], chance: Random) -> None:
-    ids = JobIds(milliseconds=lambda: NOON - chance.randrange(3), entropy=chance.randbytes)
+    ids = JobIdGenerator(milliseconds=lambda: NOON - chance.randrange(3), entropy=chance.randbytes)
 
     made = [[ids(), *ids.many(count)] for count in counts]
 
@@ -146,7 +146,7 @@ def test_ids_made_many_at_once_grow_and_those_after_them_too(counts: list[int], 
 
 
 def test_many_ids_without_room_left_move_the_time_part_on() -> None:
-    ids = JobIds(milliseconds=lambda: NOON, entropy=constant(0xFF))
+    ids = JobIdGenerator(milliseconds=lambda: NOON, entropy=constant(0xFF))
     first = ids()
 
     ids._last_tail += 2 ** (TAIL_BITS - 1) - 2**34  # noqa: SLF001  as above
@@ -157,14 +157,14 @@ def test_many_ids_without_room_left_move_the_time_part_on() -> None:
 
 
 def test_two_factories_do_not_make_the_same_ids() -> None:
-    one, other = JobIds(milliseconds=lambda: NOON), JobIds(milliseconds=lambda: NOON)
+    one, other = JobIdGenerator(milliseconds=lambda: NOON), JobIdGenerator(milliseconds=lambda: NOON)
 
     assert {one() for _ in range(1_000)}.isdisjoint({other() for _ in range(1_000)})
 
 
 @pytest.mark.parametrize("make", [lambda ids: ids(), lambda ids: ids.many(2)], ids=["one", "many"])
 def test_no_other_thread_can_make_an_id_before_the_last_one_is_noted(
-    make: Callable[[JobIds], object], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[JobIdGenerator], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = CountingLock()
     monkeypatch.setattr("taskharbor.core.ids.threading.RLock", lambda: lock)
@@ -174,7 +174,7 @@ def test_no_other_thread_can_make_an_id_before_the_last_one_is_noted(
         depths.append(lock.depth)
         return NOON
 
-    make(JobIds(milliseconds=asked))
+    make(JobIdGenerator(milliseconds=asked))
 
     assert depths
     assert min(depths) > 0
@@ -220,9 +220,9 @@ def test_tokens_are_never_the_same_and_tell_nothing() -> None:
 # a child that hangs must be stopped by somebody.
 CHILD_GOES_ITS_OWN_WAY: Final = """
 import os
-from taskharbor.core.ids import JobIds
+from taskharbor.core.ids import JobIdGenerator
 
-ids = JobIds(milliseconds=lambda: 1_900_000_000_000)
+ids = JobIdGenerator(milliseconds=lambda: 1_900_000_000_000)
 print(ids(), flush=True)
 child = os.fork()
 if child:  # it prints after the child has

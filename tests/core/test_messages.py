@@ -9,19 +9,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.answers import RefusalReason, Refused
 from taskharbor.core.ids import JobId, new_job_id
 from taskharbor.core.messages import (
-    FEW,
-    MAX_BODY,
-    SEQS,
-    Action,
-    Finding,
+    MAX_MESSAGE_CHARS,
+    MAX_UNKNOWN_RECEIVES,
+    SEQ_RANGE,
     Message,
-    Verdict,
-    body,
-    judge,
-    parse,
+    MessageAction,
+    MessageDecision,
+    MessageFinding,
+    decide_message,
+    encode_message,
+    parse_message,
     resend_interval,
 )
 
@@ -36,29 +36,29 @@ READABLE: Final[dict[str, Any]] = {"v": 1, "id": str(JOB), "seq": 3}
 
 
 @few
-@given(st.uuids(), st.sampled_from(SEQS))
+@given(st.uuids(), st.sampled_from(SEQ_RANGE))
 def test_a_message_comes_back_as_it_was_sent(job_id: UUID, seq: int) -> None:
     message = Message(JobId(job_id), seq)
 
-    assert parse(body(message)) == message
+    assert parse_message(encode_message(message)) == message
 
 
 @few
-@given(st.uuids(), st.sampled_from(SEQS))
+@given(st.uuids(), st.sampled_from(SEQ_RANGE))
 def test_a_message_is_never_too_long_to_be_read(job_id: UUID, seq: int) -> None:
-    assert len(body(Message(JobId(job_id), seq))) <= MAX_BODY
+    assert len(encode_message(Message(JobId(job_id), seq))) <= MAX_MESSAGE_CHARS
 
 
 def test_a_message_carries_nothing_but_a_version_the_id_and_the_seq() -> None:
     job_id = new_job_id()
 
-    assert json.loads(body(Message(job_id, 3))) == {"v": 1, "id": str(job_id), "seq": 3}
+    assert json.loads(encode_message(Message(job_id, 3))) == {"v": 1, "id": str(job_id), "seq": 3}
 
 
 @few
 @given(st.text(st.characters(exclude_categories=())))
 def test_arbitrary_text_is_read_as_no_message(text: str) -> None:
-    assert parse(text) is None
+    assert parse_message(text) is None
 
 
 json_values = st.recursive(
@@ -80,9 +80,9 @@ near_misses = st.fixed_dictionaries(
 @few
 @given(near_misses)
 def test_what_is_read_is_a_job_id_and_a_number_whatever_was_sent(sent: dict[str, Any]) -> None:
-    message = parse(json.dumps(sent))
+    message = parse_message(json.dumps(sent))
 
-    assert message is None or (type(message.job_id) is UUID and type(message.seq) is int and message.seq in SEQS)
+    assert message is None or (type(message.job_id) is UUID and type(message.seq) is int and message.seq in SEQ_RANGE)
 
 
 UNREADABLE: Final[dict[str, str]] = {
@@ -113,133 +113,141 @@ UNREADABLE: Final[dict[str, str]] = {
     "a seq that no store can hold": json.dumps(READABLE | {"seq": 2**31}),
     "a seq of 64 bits": json.dumps(READABLE | {"seq": 2**63 - 1}),
     "a seq of hundreds of digits": json.dumps(READABLE | {"seq": 10**900}),
-    "deep nesting": "[" * MAX_BODY,
-    "deep nesting of objects": '{"v":' * (MAX_BODY // 5),
+    "deep nesting": "[" * MAX_MESSAGE_CHARS,
+    "deep nesting of objects": '{"v":' * (MAX_MESSAGE_CHARS // 5),
     "a lone surrogate": "\ud800",
-    "too much of it": json.dumps(READABLE) + " " * MAX_BODY,
+    "too much of it": json.dumps(READABLE) + " " * MAX_MESSAGE_CHARS,
     "a gigabyte's beginning": "[" * 10_000_000,
 }
 
 
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
 def test_what_is_no_message_of_ours_is_not_read(text: str) -> None:
-    assert parse(text) is None
+    assert parse_message(text) is None
 
 
 def test_keys_that_a_later_release_adds_do_no_harm() -> None:
-    assert parse(json.dumps(READABLE | {"trace": {"id": 1}})) == Message(JOB, 3)
+    assert parse_message(json.dumps(READABLE | {"trace": {"id": 1}})) == Message(JOB, 3)
 
 
 def test_a_message_exactly_as_long_as_the_limit_is_read() -> None:
-    padded = json.dumps(READABLE).ljust(MAX_BODY)
+    padded = json.dumps(READABLE).ljust(MAX_MESSAGE_CHARS)
 
-    assert len(padded) == MAX_BODY
-    assert parse(padded) == Message(JOB, 3)
-    assert parse(padded + " ") is None
+    assert len(padded) == MAX_MESSAGE_CHARS
+    assert parse_message(padded) == Message(JOB, 3)
+    assert parse_message(padded + " ") is None
 
 
-def refused(reason: Reason, *, until: timedelta | None = None, sends: int = 3) -> Refused:
+def refused(reason: RefusalReason, *, until: timedelta | None = None, sends: int = 3) -> Refused:
     return Refused(JOB, reason, until=None if until is None else NOW + until, sends=sends)
 
 
-LEAVE: Final = Verdict(Action.LEAVE)
-DELETE: Final = Verdict(Action.DELETE)
-DECLINE: Final = Verdict(Action.DECLINE)
+LEAVE: Final = MessageDecision(MessageAction.LEAVE)
+DELETE: Final = MessageDecision(MessageAction.DELETE)
+DECLINE: Final = MessageDecision(MessageAction.DECLINE)
 
 
-def hidden(time: timedelta) -> Verdict:
-    return Verdict(Action.LEAVE, time)
+def hidden(time: timedelta) -> MessageDecision:
+    return MessageDecision(MessageAction.LEAVE, time)
 
 
 # The table of the design, row by row; the message's seq is 3 and it was seen once.
-VERDICTS: Final[dict[str, tuple[Finding | Refused, Verdict]]] = {
-    "body unreadable": (Finding.UNREADABLE, DELETE),
-    "claimed and settled": (Finding.SETTLED, DELETE),
-    "claimed, settlement unknown": (Finding.UNSETTLED, LEAVE),
-    "reply of the claim lost": (Finding.CLAIM_UNKNOWN, LEAVE),
-    "store out of reach": (Finding.STORE_AWAY, LEAVE),
-    "final": (refused(Reason.FINAL), DECLINE),
-    "pending or failed": (refused(Reason.NOT_ENQUEUED), DECLINE),
-    "cancel requested": (refused(Reason.CANCEL_REQUESTED), DECLINE),
-    "paused": (refused(Reason.PAUSED), DECLINE),
-    "spent": (refused(Reason.SPENT), DECLINE),
-    "not due within V": (refused(Reason.NOT_DUE, until=VISIBILITY + MOMENT), DECLINE),
-    "due exactly at V": (refused(Reason.NOT_DUE, until=VISIBILITY), hidden(VISIBILITY)),
-    "due within V": (refused(Reason.NOT_DUE, until=20 * SECOND), hidden(20 * SECOND)),
-    "due in a moment": (refused(Reason.NOT_DUE, until=MOMENT), hidden(SECOND)),
-    "due meanwhile": (refused(Reason.NOT_DUE, until=-SECOND), hidden(SECOND)),
-    "leased elsewhere": (refused(Reason.LEASED, until=20 * SECOND), hidden(20 * SECOND)),
-    "leased for one second": (refused(Reason.LEASED, until=SECOND), hidden(SECOND)),
-    "leased for a moment": (refused(Reason.LEASED, until=MOMENT), hidden(SECOND)),
-    "lease over meanwhile": (refused(Reason.LEASED, until=-20 * SECOND), hidden(SECOND)),
-    "leased for longer than V": (refused(Reason.LEASED, until=10 * VISIBILITY), hidden(VISIBILITY)),
-    "leased, nobody knows how long": (refused(Reason.LEASED), hidden(VISIBILITY)),
-    "no handler here": (refused(Reason.UNHANDLED), hidden(VISIBILITY)),
-    "job of another queue": (refused(Reason.OTHER_QUEUE), DELETE),
-    "job of another queue, older seq": (refused(Reason.OTHER_QUEUE, sends=4), DELETE),
-    "no handler here, for a while": (refused(Reason.UNHANDLED, until=20 * SECOND), hidden(20 * SECOND)),
-    "unknown id": (refused(Reason.NOT_FOUND, sends=0), LEAVE),
-    "older seq, leased elsewhere": (refused(Reason.LEASED, until=20 * SECOND, sends=4), DECLINE),
-    "older seq, due within V": (refused(Reason.NOT_DUE, until=20 * SECOND, sends=4), DECLINE),
-    "older seq, no handler here": (refused(Reason.UNHANDLED, sends=4), DECLINE),
-    "older seq, final": (refused(Reason.FINAL, sends=4), DECLINE),
-    "newer seq than the store remembers": (refused(Reason.LEASED, until=20 * SECOND, sends=2), hidden(20 * SECOND)),
+VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
+    "body unreadable": (MessageFinding.UNREADABLE, DELETE),
+    "claimed and settled": (MessageFinding.SETTLED, DELETE),
+    "claimed, settlement unknown": (MessageFinding.UNSETTLED, LEAVE),
+    "reply of the claim lost": (MessageFinding.CLAIM_UNKNOWN, LEAVE),
+    "store out of reach": (MessageFinding.STORE_AWAY, LEAVE),
+    "final": (refused(RefusalReason.FINAL), DECLINE),
+    "pending or failed": (refused(RefusalReason.NOT_ENQUEUED), DECLINE),
+    "cancel requested": (refused(RefusalReason.CANCEL_REQUESTED), DECLINE),
+    "paused": (refused(RefusalReason.PAUSED), DECLINE),
+    "spent": (refused(RefusalReason.SPENT), DECLINE),
+    "not due within V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY + MOMENT), DECLINE),
+    "due exactly at V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY), hidden(VISIBILITY)),
+    "due within V": (refused(RefusalReason.NOT_DUE, until=20 * SECOND), hidden(20 * SECOND)),
+    "due in a moment": (refused(RefusalReason.NOT_DUE, until=MOMENT), hidden(SECOND)),
+    "due meanwhile": (refused(RefusalReason.NOT_DUE, until=-SECOND), hidden(SECOND)),
+    "leased elsewhere": (refused(RefusalReason.LEASED, until=20 * SECOND), hidden(20 * SECOND)),
+    "leased for one second": (refused(RefusalReason.LEASED, until=SECOND), hidden(SECOND)),
+    "leased for a moment": (refused(RefusalReason.LEASED, until=MOMENT), hidden(SECOND)),
+    "lease over meanwhile": (refused(RefusalReason.LEASED, until=-20 * SECOND), hidden(SECOND)),
+    "leased for longer than V": (refused(RefusalReason.LEASED, until=10 * VISIBILITY), hidden(VISIBILITY)),
+    "leased, nobody knows how long": (refused(RefusalReason.LEASED), hidden(VISIBILITY)),
+    "no handler here": (refused(RefusalReason.UNHANDLED), hidden(VISIBILITY)),
+    "job of another queue": (refused(RefusalReason.OTHER_QUEUE), DELETE),
+    "job of another queue, older seq": (refused(RefusalReason.OTHER_QUEUE, sends=4), DELETE),
+    "no handler here, for a while": (refused(RefusalReason.UNHANDLED, until=20 * SECOND), hidden(20 * SECOND)),
+    "unknown id": (refused(RefusalReason.NOT_FOUND, sends=0), LEAVE),
+    "older seq, leased elsewhere": (refused(RefusalReason.LEASED, until=20 * SECOND, sends=4), DECLINE),
+    "older seq, due within V": (refused(RefusalReason.NOT_DUE, until=20 * SECOND, sends=4), DECLINE),
+    "older seq, no handler here": (refused(RefusalReason.UNHANDLED, sends=4), DECLINE),
+    "older seq, final": (refused(RefusalReason.FINAL, sends=4), DECLINE),
+    "newer seq than the store remembers": (
+        refused(RefusalReason.LEASED, until=20 * SECOND, sends=2),
+        hidden(20 * SECOND),
+    ),
 }
 
 
 @pytest.mark.parametrize(("found", "verdict"), VERDICTS.values(), ids=VERDICTS)
-def test_what_a_worker_finds_decides_what_it_does_with_the_message(found: Finding | Refused, verdict: Verdict) -> None:
-    assert judge(found, seq=3, receives=1, visibility=VISIBILITY, now=NOW) == verdict
+def test_what_a_worker_finds_decides_what_it_does_with_the_message(
+    found: MessageFinding | Refused, verdict: MessageDecision
+) -> None:
+    assert decide_message(found, seq=3, receives=1, visibility=VISIBILITY, now=NOW) == verdict
 
 
 def test_the_table_knows_every_finding_and_every_reason() -> None:
     found = {each.reason if isinstance(each, Refused) else each for each, _ in VERDICTS.values()}
 
-    assert found == {*Finding, *Reason}
+    assert found == {*MessageFinding, *RefusalReason}
 
 
-@pytest.mark.parametrize(("receives", "verdict"), [(1, LEAVE), (FEW, LEAVE), (FEW + 1, DELETE), (10**6, DELETE)])
+@pytest.mark.parametrize(
+    ("receives", "verdict"),
+    [(1, LEAVE), (MAX_UNKNOWN_RECEIVES, LEAVE), (MAX_UNKNOWN_RECEIVES + 1, DELETE), (10**6, DELETE)],
+)
 def test_a_message_for_an_unknown_job_is_deleted_only_when_it_was_seen_more_than_a_few_times(
-    receives: int, verdict: Verdict
+    receives: int, verdict: MessageDecision
 ) -> None:
-    found = refused(Reason.NOT_FOUND, sends=0)
+    found = refused(RefusalReason.NOT_FOUND, sends=0)
 
-    assert judge(found, seq=3, receives=receives, visibility=VISIBILITY, now=NOW) == verdict
+    assert decide_message(found, seq=3, receives=receives, visibility=VISIBILITY, now=NOW) == verdict
 
 
 @few
 @given(
-    st.sampled_from(Reason),
+    st.sampled_from(RefusalReason),
     st.none() | st.timedeltas(-timedelta(days=3650), timedelta(days=3650)),
     st.integers(0, 10),
     st.integers(0, 10),
     st.timedeltas(SECOND, timedelta(hours=12)),
 )
 def test_a_message_is_never_hidden_for_less_than_a_second_or_more_than_its_visibility(
-    reason: Reason, until: timedelta | None, sends: int, seq: int, visibility: timedelta
+    reason: RefusalReason, until: timedelta | None, sends: int, seq: int, visibility: timedelta
 ) -> None:
     found = refused(reason, until=until, sends=sends)
 
-    verdict = judge(found, seq=seq, receives=1, visibility=visibility, now=NOW)
+    verdict = decide_message(found, seq=seq, receives=1, visibility=visibility, now=NOW)
 
     assert verdict.hidden_for is None or SECOND <= verdict.hidden_for <= visibility
-    assert verdict.hidden_for is None or verdict.action is Action.LEAVE
+    assert verdict.hidden_for is None or verdict.action is MessageAction.LEAVE
 
 
 @few
 @given(
-    st.sampled_from([finding for finding in Finding if finding is not Finding.UNREADABLE])
-    | st.builds(refused, st.sampled_from(Reason), until=st.none(), sends=st.integers(0, 5)),
+    st.sampled_from([finding for finding in MessageFinding if finding is not MessageFinding.UNREADABLE])
+    | st.builds(refused, st.sampled_from(RefusalReason), until=st.none(), sends=st.integers(0, 5)),
     st.integers(0, 5),
-    st.integers(1, FEW),
+    st.integers(1, MAX_UNKNOWN_RECEIVES),
 )
 def test_a_message_is_deleted_unannounced_only_when_settled_or_foreign(
-    found: Finding | Refused, seq: int, receives: int
+    found: MessageFinding | Refused, seq: int, receives: int
 ) -> None:
-    verdict = judge(found, seq=seq, receives=receives, visibility=VISIBILITY, now=NOW)
+    verdict = decide_message(found, seq=seq, receives=receives, visibility=VISIBILITY, now=NOW)
 
-    is_foreign = isinstance(found, Refused) and found.reason is Reason.OTHER_QUEUE
-    assert (verdict.action is Action.DELETE) == (found is Finding.SETTLED or is_foreign)
+    is_foreign = isinstance(found, Refused) and found.reason is RefusalReason.OTHER_QUEUE
+    assert (verdict.action is MessageAction.DELETE) == (found is MessageFinding.SETTLED or is_foreign)
 
 
 FIRST: Final = timedelta(minutes=1)

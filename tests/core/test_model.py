@@ -138,7 +138,7 @@ def test_a_new_job_and_a_schedule_do_not_show_their_payload() -> None:
 
 @pytest.mark.parametrize(("attempts", "spent"), [(0, False), (2, False), (3, True), (4, True)])
 def test_a_job_is_spent_when_its_attempts_have_reached_the_most(attempts: int, spent: bool) -> None:
-    assert job(attempt_count=attempts, max_attempts=3).is_spent == spent
+    assert job(attempt_count=attempts, max_attempts=3).is_exhausted == spent
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,8 +13,8 @@ from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import MAX_DELAY, MAX_RELEASES, Outcome
-from taskharbor.core.states import SETTLING, Event
-from taskharbor.core.text import MAX_TEXT
+from taskharbor.core.states import SETTLE_EVENTS, Event
+from taskharbor.core.text import MAX_TEXT_CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +35,12 @@ def test_an_outcome_cannot_be_made_but_by_its_named_constructors() -> None:
     with pytest.raises(TypeError) as caught:
         Outcome()
 
-    assert [event for event in SETTLING if f".{event}()" not in str(caught.value)] == []
+    assert [event for event in SETTLE_EVENTS if f".{event}()" not in str(caught.value)] == []
 
 
 def test_every_event_that_settles_has_its_constructor() -> None:
-    assert set(ONE_OF_EACH) == SETTLING
-    assert {event: outcome.event for event, outcome in ONE_OF_EACH.items()} == {event: event for event in SETTLING}
+    assert set(ONE_OF_EACH) == SETTLE_EVENTS
+    assert {event: outcome.event for event, outcome in ONE_OF_EACH.items()} == {event: event for event in SETTLE_EVENTS}
 
 
 def test_an_outcome_cannot_be_changed() -> None:
@@ -101,10 +101,10 @@ def test_a_reason_is_made_storable(make: Callable[[str], Outcome]) -> None:
 
 
 def test_a_gigantic_reason_is_cut() -> None:
-    outcome = Outcome.fail("x" * 10 * MAX_TEXT)
+    outcome = Outcome.fail("x" * 10 * MAX_TEXT_CHARS)
 
     assert outcome.reason is not None
-    assert len(outcome.reason) == MAX_TEXT
+    assert len(outcome.reason) == MAX_TEXT_CHARS
 
 
 def test_a_release_is_free_a_bounded_number_of_times() -> None:
@@ -113,18 +113,18 @@ def test_a_release_is_free_a_bounded_number_of_times() -> None:
 
 
 def test_a_failure_is_recorded_as_it_is() -> None:
-    assert Outcome.retry(after=SOON, failure=BOOM).recorded == BOOM
-    assert Outcome.fail("hopeless", failure=BOOM).recorded == BOOM
+    assert Outcome.retry(after=SOON, failure=BOOM).recorded_failure == BOOM
+    assert Outcome.fail("hopeless", failure=BOOM).recorded_failure == BOOM
 
 
 def test_a_reason_alone_is_recorded_as_a_failure_without_a_type() -> None:
-    assert Outcome.fail("hopeless").recorded == Failure(message="hopeless")
-    assert Outcome.cancel("not needed").recorded == Failure(message="not needed")
+    assert Outcome.fail("hopeless").recorded_failure == Failure(message="hopeless")
+    assert Outcome.cancel("not needed").recorded_failure == Failure(message="not needed")
 
 
 @pytest.mark.parametrize("event", [Event.ACK, Event.RETRY, Event.SNOOZE, Event.RELEASE, Event.CANCEL])
 def test_nothing_is_recorded_where_nothing_was_said(event: Event) -> None:
-    assert ONE_OF_EACH[event].recorded is None
+    assert ONE_OF_EACH[event].recorded_failure is None
 
 
 @pytest.mark.parametrize(

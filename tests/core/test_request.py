@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from taskharbor.core.errors import InvalidRequest, Problem
 from taskharbor.core.outcome import MAX_DELAY
 from taskharbor.core.request import (
-    ATTEMPTS,
-    EARLIEST,
-    LATEST,
-    MAX_KEY,
+    ATTEMPTS_RANGE,
+    MAX_KEY_CHARS,
     MAX_METADATA,
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
+    MAX_SCHEDULED_FOR,
     MAX_TIMEOUT,
-    PRIORITIES,
+    MIN_SCHEDULED_FOR,
+    PRIORITY_RANGE,
     JobRequest,
-    check,
-    check_attempts,
+    validate,
+    validate_attempts,
 )
 
 SECOND: Final = timedelta(seconds=1)
@@ -37,7 +37,7 @@ def request(**fields: Any) -> JobRequest:
 
 def problems(**fields: Any) -> tuple[Problem, ...]:
     with pytest.raises(InvalidRequest) as caught:
-        check(request(**fields))
+        validate(request(**fields))
     return caught.value.problems
 
 
@@ -97,8 +97,8 @@ REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
         "datetime.date(2030, 1, 1)",
         "must be a datetime",
     ),
-    "moment before time": ("scheduled_for", EARLIEST - MOMENT, "datetime.datetime(1969, 12, 31", SCHEDULES),
-    "moment after time": ("scheduled_for", LATEST, "datetime.datetime(9000, 1, 1", SCHEDULES),
+    "moment before time": ("scheduled_for", MIN_SCHEDULED_FOR - MOMENT, "datetime.datetime(1969, 12, 31", SCHEDULES),
+    "moment after time": ("scheduled_for", MAX_SCHEDULED_FOR, "datetime.datetime(9000, 1, 1", SCHEDULES),
     "year 9999": ("scheduled_for", datetime.max.replace(tzinfo=UTC), "datetime.datetime(9999, 12, 31", SCHEDULES),
     "last moment of the calendar, far west": (
         "scheduled_for",
@@ -118,14 +118,14 @@ REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
     "delay in seconds": ("delay", 5, "5", "must be a timedelta"),
     "no attempts": ("max_attempts", 0, "0", "must be from 1 to 1,000,000"),
     "negative attempts": ("max_attempts", -1, "-1", "must be from 1 to 1,000,000"),
-    "too many attempts": ("max_attempts", ATTEMPTS[-1] + 1, "1000001", "must be from 1 to 1,000,000"),
+    "too many attempts": ("max_attempts", ATTEMPTS_RANGE[-1] + 1, "1000001", "must be from 1 to 1,000,000"),
     "half an attempt": ("max_attempts", 1.5, "1.5", "must be an int"),
     "attempts that are a truth": ("max_attempts", True, "True", "must be an int"),
     "priority that is a truth": ("priority", True, "True", "must be an int"),
     "priority in text": ("priority", "high", "'high'", "must be an int"),
     "no priority": ("priority", None, "None", "must be an int"),
-    "low priority": ("priority", PRIORITIES[-1] + 1, "32768", "must be from -32,768 to 32,767"),
-    "high priority": ("priority", PRIORITIES[0] - 1, "-32769", "must be from -32,768 to 32,767"),
+    "low priority": ("priority", PRIORITY_RANGE[-1] + 1, "32768", "must be from -32,768 to 32,767"),
+    "high priority": ("priority", PRIORITY_RANGE[0] - 1, "-32769", "must be from -32,768 to 32,767"),
     "gigantic priority": ("priority", 10**100, f"1{'0' * 56}...", "must be from -32,768 to 32,767"),
     "blank key": ("idempotency_key", "", "''", f"{KEYS} 0"),
     "key over the limit": ("idempotency_key", "k" * 256, f"'{'k' * 57}...'", f"{KEYS} 256"),
@@ -202,7 +202,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
 
 def test_a_refusal_reads_as_its_problems_one_after_the_other() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check(request(max_attempts=0, priority="high"))
+        validate(request(max_attempts=0, priority="high"))
 
     assert str(caught.value) == ("max_attempts is 0: must be from 1 to 1,000,000; priority is 'high': must be an int")
 
@@ -216,41 +216,41 @@ def test_a_refusal_reads_as_its_problems_one_after_the_other() -> None:
         {"type": "_a.b:c/d-e"},
         {"queue": "q" * 64},
         {"queue": "0.high_priority-mail"},
-        {"scheduled_for": EARLIEST},
-        {"scheduled_for": LATEST - MOMENT},
-        {"scheduled_for": LATEST.astimezone(timezone(timedelta(hours=14))) - MOMENT},
+        {"scheduled_for": MIN_SCHEDULED_FOR},
+        {"scheduled_for": MAX_SCHEDULED_FOR - MOMENT},
+        {"scheduled_for": MAX_SCHEDULED_FOR.astimezone(timezone(timedelta(hours=14))) - MOMENT},
         {"delay": timedelta(0)},
         {"delay": MAX_DELAY},
         {"timeout": MOMENT},
         {"timeout": MAX_TIMEOUT},
-        {"max_attempts": ATTEMPTS[0]},
-        {"max_attempts": ATTEMPTS[-1]},
-        {"priority": PRIORITIES[0]},
-        {"priority": PRIORITIES[-1]},
+        {"max_attempts": ATTEMPTS_RANGE[0]},
+        {"max_attempts": ATTEMPTS_RANGE[-1]},
+        {"priority": PRIORITY_RANGE[0]},
+        {"priority": PRIORITY_RANGE[-1]},
         {"idempotency_key": "k"},
-        {"idempotency_key": "ü" * MAX_KEY},
+        {"idempotency_key": "ü" * MAX_KEY_CHARS},
         {"metadata": {}},
         {"metadata": MappingProxyType({"k" * MAX_METADATA_KEY: "v" * MAX_METADATA_VALUE, "empty": ""})},
         {"metadata": {f"k{number}": "" for number in range(MAX_METADATA)}},
     ],
 )
 def test_what_is_exactly_at_its_limit_is_accepted(fields: dict[str, Any]) -> None:
-    check(request(**fields))
+    validate(request(**fields))
 
 
 def test_a_request_does_not_show_its_payload() -> None:
     assert "hunter2" not in repr(request(payload={"password": "hunter2"}))
 
 
-@pytest.mark.parametrize("budget", [ATTEMPTS[0], ATTEMPTS[-1]])
+@pytest.mark.parametrize("budget", [ATTEMPTS_RANGE[0], ATTEMPTS_RANGE[-1]])
 def test_the_attempts_of_a_new_life_can_be_checked_alone(budget: int) -> None:
-    check_attempts(budget, field="budget")
+    validate_attempts(budget, field="budget")
 
 
-@pytest.mark.parametrize("budget", [0, ATTEMPTS[-1] + 1, True, "3", None])
+@pytest.mark.parametrize("budget", [0, ATTEMPTS_RANGE[-1] + 1, True, "3", None])
 def test_what_cannot_be_the_attempts_of_a_new_life_is_refused(budget: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^budget is "):
-        check_attempts(budget, field="budget")
+        validate_attempts(budget, field="budget")
 
 
 anything = (
@@ -283,7 +283,7 @@ names = [
 @given(st.sampled_from(names), anything)
 def test_whatever_a_field_holds_is_accepted_or_named(field: str, value: object) -> None:
     try:
-        check(request(**{field: value}))
+        validate(request(**{field: value}))
     except InvalidRequest as refusal:
         named = {problem.field.split("[")[0].split(" ")[0] for problem in refusal.problems}
     else:

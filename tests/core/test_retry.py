@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taskharbor.core.errors import UsageError
 from taskharbor.core.ids import JobId, new_job_id
-from taskharbor.core.request import ATTEMPTS
+from taskharbor.core.request import ATTEMPTS_RANGE
 from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS, Exponential, Fixed, Never, RetryPolicy
 
 SECOND: Final = timedelta(seconds=1)
@@ -287,7 +287,7 @@ REFUSED: Final[dict[str, tuple[type, dict[str, Any], str]]] = {
     "text for attempts": (RetryPolicy, {"max_attempts": "3"}, "max_attempts is '3': "),
     "more attempts than a request may ask for": (
         RetryPolicy,
-        {"max_attempts": ATTEMPTS[-1] + 1},
+        {"max_attempts": ATTEMPTS_RANGE[-1] + 1},
         "max_attempts is 1000001: ",
     ),
 }

@@ -17,8 +17,8 @@ import pytest
 
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import UsageError
-from taskharbor.core.fitting import Misfit
-from taskharbor.core.shapes import shape_of
+from taskharbor.core.fitting import TypeMismatch
+from taskharbor.core.shapes import converter_for
 
 UserId = NewType("UserId", int)
 T = TypeVar("T")
@@ -169,7 +169,7 @@ ROUND_TRIPS: list[tuple[Any, object]] = [
 
 @pytest.mark.parametrize(("annotation", "value"), ROUND_TRIPS, ids=lambda each: repr(each)[:40])
 def test_what_is_stored_comes_back_equal_and_of_the_same_type(annotation: Any, value: object) -> None:
-    shape, codec = shape_of(annotation), JsonCodec()
+    shape, codec = converter_for(annotation), JsonCodec()
 
     stored = codec.encode(shape.pack(value, "$"), context=b"")
     back = shape.unpack(codec.decode(stored, context=b""), "$")
@@ -228,8 +228,8 @@ def test_what_is_stored_comes_back_equal_and_of_the_same_type(annotation: Any, v
     ids=lambda each: repr(each)[:40],
 )
 def test_what_does_not_fit_is_refused_on_the_way_in_with_its_path(annotation: Any, value: object, refusal: str) -> None:
-    with pytest.raises(Misfit) as refused:
-        shape_of(annotation).pack(value, "$")
+    with pytest.raises(TypeMismatch) as refused:
+        converter_for(annotation).pack(value, "$")
 
     assert str(refused.value) == refusal
 
@@ -255,18 +255,18 @@ def test_what_does_not_fit_is_refused_on_the_way_in_with_its_path(annotation: An
 def test_what_does_not_fit_is_refused_on_the_way_out_with_its_path(
     annotation: Any, stored: object, refusal: str
 ) -> None:
-    with pytest.raises(Misfit, match=refusal.replace("$", r"\$").replace("|", r"\|")):
-        shape_of(annotation).unpack(stored, "$")
+    with pytest.raises(TypeMismatch, match=refusal.replace("$", r"\$").replace("|", r"\|")):
+        converter_for(annotation).unpack(stored, "$")
 
 
 def test_a_set_is_stored_the_same_whatever_its_order_in_memory() -> None:
-    shape = shape_of(set[str])
+    shape = converter_for(set[str])
 
     assert shape.pack({"b", "a", "c"}, "$") == ["a", "b", "c"]
 
 
 def test_what_is_stored_of_a_dataclass_is_plain_json() -> None:
-    stored = shape_of(dict[str, Tree]).pack({"oak": Tree("a", [Tree("b")])}, "$")
+    stored = converter_for(dict[str, Tree]).pack({"oak": Tree("a", [Tree("b")])}, "$")
 
     assert json.dumps(stored) == '{"oak": {"name": "a", "children": [{"name": "b", "children": []}]}}'
 
@@ -280,10 +280,10 @@ def test_a_model_is_stored_by_its_aliases_where_it_reads_these_and_by_its_names_
 
     aliased, written_so = Aliased(firstName="Ada"), WrittenSo(age=36)
 
-    assert shape_of(Aliased).pack(aliased, "$") == {"firstName": "Ada"}
-    assert shape_of(Aliased).unpack({"firstName": "Ada"}, "$") == aliased
-    assert shape_of(WrittenSo).pack(written_so, "$") == {"age": 36}
-    assert shape_of(WrittenSo).unpack({"age": 36}, "$") == written_so
+    assert converter_for(Aliased).pack(aliased, "$") == {"firstName": "Ada"}
+    assert converter_for(Aliased).unpack({"firstName": "Ada"}, "$") == aliased
+    assert converter_for(WrittenSo).pack(written_so, "$") == {"age": 36}
+    assert converter_for(WrittenSo).unpack({"age": 36}, "$") == written_so
 
 
 def test_one_of_two_classes_that_look_the_same_when_stored_is_refused_and_the_other_is_not() -> None:
@@ -296,15 +296,17 @@ def test_one_of_two_classes_that_look_the_same_when_stored_is_refused_and_the_ot
     class Dog:
         name: str
 
-    with pytest.raises(Misfit, match=r"would come back as Cat: in .* name Dog first, or give it a field of its own"):
-        shape_of(Cat | Dog).pack(Dog("Rex"), "$")
-    assert shape_of(Dog | Cat).unpack(shape_of(Dog | Cat).pack(Dog("Rex"), "$"), "$") == Dog("Rex")
-    assert shape_of(Dog | Cat).unpack(shape_of(Dog | Cat).pack(Cat("Tom"), "$"), "$") == Cat("Tom")
+    with pytest.raises(
+        TypeMismatch, match=r"would come back as Cat: in .* name Dog first, or give it a field of its own"
+    ):
+        converter_for(Cat | Dog).pack(Dog("Rex"), "$")
+    assert converter_for(Dog | Cat).unpack(converter_for(Dog | Cat).pack(Dog("Rex"), "$"), "$") == Dog("Rex")
+    assert converter_for(Dog | Cat).unpack(converter_for(Dog | Cat).pack(Cat("Tom"), "$"), "$") == Cat("Tom")
 
 
 def test_a_dataclass_that_does_not_keep_what_it_is_made_of_is_refused() -> None:
     with pytest.raises(UsageError, match=r"Scaled.factor is an InitVar: .* make it a field"):
-        shape_of(Scaled).pack(Scaled(1, 5), "$")
+        converter_for(Scaled).pack(Scaled(1, 5), "$")
 
 
 def test_a_class_defined_inside_of_a_function_may_hold_itself_and_is_refused_where_it_holds_another() -> None:
@@ -317,16 +319,16 @@ def test_a_class_defined_inside_of_a_function_may_hold_itself_and_is_refused_whe
     class Outer:
         inner: Inner
 
-    shape = shape_of(Inner)
+    shape = converter_for(Inner)
 
     assert shape.unpack(shape.pack(Inner(1, Inner(2)), "$"), "$") == Inner(1, Inner(2))
     with pytest.raises(UsageError, match=r"annotation is of .*Outer: name 'Inner' is not defined; define or import"):
-        shape_of(Outer).pack(Outer(Inner(1)), "$")
+        converter_for(Outer).pack(Outer(Inner(1)), "$")
 
 
 def test_a_model_that_was_changed_for_the_worse_is_refused_at_the_enqueue() -> None:
     person = Person(name="Ada", born=date(1815, 12, 10))
     person.name = 7  # type: ignore[assignment]
 
-    with pytest.raises(Misfit, match="is no Person: name: Input should be a valid string"):
-        shape_of(Person).pack(person, "$")
+    with pytest.raises(TypeMismatch, match="is no Person: name: Input should be a valid string"):
+        converter_for(Person).pack(person, "$")

@@ -7,9 +7,18 @@ from typing import Final
 
 import pytest
 
-from taskharbor.core.states import FINAL, SETTLING, TRANSITIONS, WAITING, Event, Status, landing, next_statuses
+from taskharbor.core.states import (
+    FINAL,
+    SETTLE_EVENTS,
+    TRANSITIONS,
+    WAITING,
+    Event,
+    Status,
+    next_statuses,
+    status_after,
+)
 
-ENDING: Final = SETTLING | {Event.EXPIRE}
+ENDING: Final = SETTLE_EVENTS | {Event.EXPIRE}
 CIRCUMSTANCES: Final = [*product((True, False), repeat=3)]
 
 
@@ -121,10 +130,10 @@ def test_an_event_leads_nowhere_from_a_state_it_may_not_leave(event: Event) -> N
 
 
 def test_a_worker_settles_by_six_events() -> None:
-    assert sorted(SETTLING) == ["ack", "cancel", "fail", "release", "retry", "snooze"]
+    assert sorted(SETTLE_EVENTS) == ["ack", "cancel", "fail", "release", "retry", "snooze"]
 
 
-@pytest.mark.parametrize("event", sorted(SETTLING))
+@pytest.mark.parametrize("event", sorted(SETTLE_EVENTS))
 def test_a_worker_settles_only_what_is_being_processed(event: Event) -> None:
     others = {Status.PROCESSING} | (WAITING if event is Event.CANCEL else set())
 
@@ -147,7 +156,7 @@ def test_success_is_recorded_by_an_ack_and_by_nothing_else() -> None:
 def test_an_attempt_always_lands_where_its_row_allows(
     event: Event, sent: bool, spent: bool, cancel_requested: bool
 ) -> None:
-    status = landing(event, sent=sent, spent=spent, cancel_requested=cancel_requested)
+    status = status_after(event, sent=sent, spent=spent, cancel_requested=cancel_requested)
 
     assert status in next_statuses(Status.PROCESSING, event)
 
@@ -155,7 +164,7 @@ def test_an_attempt_always_lands_where_its_row_allows(
 @pytest.mark.parametrize("event", sorted(ENDING))
 def test_every_target_of_an_ending_is_a_landing(event: Event) -> None:
     landings = {
-        landing(event, sent=sent, spent=spent, cancel_requested=cancel_requested)
+        status_after(event, sent=sent, spent=spent, cancel_requested=cancel_requested)
         for sent, spent, cancel_requested in CIRCUMSTANCES
     }
 
@@ -165,7 +174,7 @@ def test_every_target_of_an_ending_is_a_landing(event: Event) -> None:
 @pytest.mark.parametrize(("sent", "spent"), [*product((True, False), repeat=2)])
 @pytest.mark.parametrize("event", sorted(ENDING))
 def test_a_requested_cancel_survives_everything_but_success_and_death(event: Event, sent: bool, spent: bool) -> None:
-    status = landing(event, sent=sent, spent=spent, cancel_requested=True)
+    status = status_after(event, sent=sent, spent=spent, cancel_requested=True)
 
     ends = {Event.ACK: Status.SUCCEEDED, Event.FAIL: Status.DEAD}
     assert status is ends.get(event, Status.CANCELED)
@@ -174,7 +183,7 @@ def test_a_requested_cancel_survives_everything_but_success_and_death(event: Eve
 @pytest.mark.parametrize("sent", [True, False])
 @pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE, Event.EXPIRE])
 def test_a_spent_job_dies_instead_of_waiting_again(event: Event, sent: bool) -> None:
-    assert landing(event, sent=sent, spent=True, cancel_requested=False) is Status.DEAD
+    assert status_after(event, sent=sent, spent=True, cancel_requested=False) is Status.DEAD
 
 
 @pytest.mark.parametrize(
@@ -187,9 +196,9 @@ def test_a_spent_job_dies_instead_of_waiting_again(event: Event, sent: bool) -> 
     ],
 )
 def test_a_job_that_was_never_sent_goes_back_to_where_the_store_alone_finds_it(event: Event, status: Status) -> None:
-    assert landing(event, sent=False, spent=False, cancel_requested=False) is status
+    assert status_after(event, sent=False, spent=False, cancel_requested=False) is status
 
 
 @pytest.mark.parametrize("event", [Event.RETRY, Event.EXPIRE, Event.SNOOZE, Event.RELEASE])
 def test_a_job_that_was_sent_goes_back_to_the_delivery_queue(event: Event) -> None:
-    assert landing(event, sent=True, spent=False, cancel_requested=False) is Status.ENQUEUED
+    assert status_after(event, sent=True, spent=False, cancel_requested=False) is Status.ENQUEUED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.text import MAX_TEXT, is_storable, one_line, storable
+from taskharbor.core.text import MAX_TEXT_CHARS, is_storable, make_storable, one_line
 
 few = settings(max_examples=150, deadline=None)
 
@@ -32,7 +32,7 @@ limits = st.integers(40, 120)
     ],
 )
 def test_only_what_no_store_can_keep_is_escaped(text: str, kept: str) -> None:
-    assert storable(text) == kept
+    assert make_storable(text) == kept
 
 
 @pytest.mark.parametrize("point", [0, 0xD800, 0xDBFF, 0xDC00, 0xDFFF])
@@ -46,22 +46,22 @@ def test_every_other_character_is_storable(point: int) -> None:
 
 
 def test_text_exactly_as_long_as_the_limit_is_kept_whole() -> None:
-    text = "x" * MAX_TEXT
+    text = "x" * MAX_TEXT_CHARS
 
-    assert storable(text) == text
+    assert make_storable(text) == text
 
 
 def test_text_longer_than_the_limit_is_cut_to_exactly_the_limit() -> None:
-    cut = storable("h" + "x" * MAX_TEXT + "t")
+    cut = make_storable("h" + "x" * MAX_TEXT_CHARS + "t")
 
-    assert len(cut) == MAX_TEXT
+    assert len(cut) == MAX_TEXT_CHARS
     assert NOTE.search(cut)
 
 
 def test_the_head_and_the_tail_are_kept() -> None:
     text = "head of it " + "x" * 10_000 + " tail of it"
 
-    cut = storable(text, limit=100)
+    cut = make_storable(text, limit=100)
 
     assert cut.startswith("head of it ")
     assert cut.endswith(" tail of it")
@@ -73,7 +73,7 @@ def test_the_head_and_the_tail_are_kept() -> None:
 def test_the_note_says_how_many_characters_were_left_out(limit: int, more: int) -> None:
     text = "x" * (limit + 1 + more)
 
-    cut = storable(text, limit=limit)
+    cut = make_storable(text, limit=limit)
 
     [said] = NOTE.findall(cut)
     assert int(said.replace(",", "")) == len(text) - cut.count("x")
@@ -82,7 +82,7 @@ def test_the_note_says_how_many_characters_were_left_out(limit: int, more: int) 
 @few
 @given(texts, limits)
 def test_the_result_can_be_stored_whatever_the_text_was(text: str, limit: int) -> None:
-    kept = storable(text, limit=limit)
+    kept = make_storable(text, limit=limit)
 
     assert kept.encode().decode() == kept
     assert "\x00" not in kept
@@ -93,15 +93,15 @@ def test_the_result_can_be_stored_whatever_the_text_was(text: str, limit: int) -
 @few
 @given(texts, limits)
 def test_making_text_storable_twice_is_making_it_storable_once(text: str, limit: int) -> None:
-    once = storable(text, limit=limit)
+    once = make_storable(text, limit=limit)
 
-    assert storable(once, limit=limit) == once
+    assert make_storable(once, limit=limit) == once
 
 
 @few
 @given(texts)
 def test_text_is_storable_exactly_when_nothing_has_to_be_done_to_it(text: str) -> None:
-    assert is_storable(text) == (storable(text) == text)
+    assert is_storable(text) == (make_storable(text) == text)
 
 
 @few
@@ -109,7 +109,7 @@ def test_text_is_storable_exactly_when_nothing_has_to_be_done_to_it(text: str) -
 def test_text_without_nul_and_surrogates_is_never_changed(text: str) -> None:
     plain = text.replace("\x00", "")
 
-    assert storable(plain) == plain
+    assert make_storable(plain) == plain
 
 
 @pytest.mark.parametrize("filling", ["x", "\x00", "\ud800", "世"])
@@ -117,18 +117,18 @@ def test_a_gigantic_text_is_not_copied_to_keep_a_page_of_it(filling: str) -> Non
     gigantic = filling * 50_000_000
 
     tracemalloc.start()
-    kept = storable(gigantic)
+    kept = make_storable(gigantic)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert len(kept) == MAX_TEXT
+    assert len(kept) == MAX_TEXT_CHARS
     assert peak < 1_000_000
 
 
 def test_escapes_do_not_push_text_over_the_limit() -> None:
-    text = "\x00" * MAX_TEXT
+    text = "\x00" * MAX_TEXT_CHARS
 
-    assert len(storable(text)) == MAX_TEXT
+    assert len(make_storable(text)) == MAX_TEXT_CHARS
 
 
 @pytest.mark.parametrize(

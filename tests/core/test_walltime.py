@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from taskharbor.core.walltime import next_change, only_moment, wall_time
+from taskharbor.core.walltime import next_offset_change, unambiguous_instant, wall_time
 
 PARIS: Final = ZoneInfo("Europe/Paris")
 LORD_HOWE: Final = ZoneInfo("Australia/Lord_Howe")
@@ -31,19 +31,19 @@ BACK: Final = datetime(2030, 10, 27, 1, tzinfo=UTC)
     ],
 )
 def test_a_wall_time_stands_for_one_moment(zone: ZoneInfo, wall: str, moment: str) -> None:
-    assert only_moment(zone, datetime.fromisoformat(wall)) == datetime.fromisoformat(moment).replace(tzinfo=UTC)
+    assert unambiguous_instant(zone, datetime.fromisoformat(wall)) == datetime.fromisoformat(moment).replace(tzinfo=UTC)
 
 
 @pytest.mark.parametrize("change", [FORWARD, BACK])
 @pytest.mark.parametrize("before", [timedelta(seconds=1), timedelta(seconds=0.5), timedelta(days=100)])
 @pytest.mark.parametrize("later", [timedelta(0), timedelta(minutes=7), timedelta(days=9)])
 def test_a_change_of_clocks_is_found_to_the_second(change: datetime, before: timedelta, later: timedelta) -> None:
-    assert next_change(PARIS, change - before, change + later) == change
+    assert next_offset_change(PARIS, change - before, change + later) == change
 
 
 def test_a_change_is_not_later_than_itself_and_none_is_found_before_it() -> None:
-    assert next_change(PARIS, FORWARD, FORWARD + timedelta(days=100)) is None
-    assert next_change(PARIS, FORWARD - timedelta(days=9), FORWARD - timedelta.resolution) is None
+    assert next_offset_change(PARIS, FORWARD, FORWARD + timedelta(days=100)) is None
+    assert next_offset_change(PARIS, FORWARD - timedelta(days=9), FORWARD - timedelta.resolution) is None
 
 
 def test_clocks_show_the_same_time_twice_in_a_fold() -> None:

@@ -40,6 +40,6 @@ def endpoint() -> Iterator[Endpoint]:
 def transport(endpoint: Endpoint) -> Iterator[SqsTransport]:
     """A transport to an endpoint of its own, with one queue made."""
     made = SqsTransport(endpoint_url=endpoint.url, region=REGION, answer_within=SECOND)
-    made.ensure([MAIL])
+    made.ensure_queues([MAIL])
     yield made
     made.close()

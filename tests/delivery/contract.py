@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE, Depth, Failed, Outgoing, QueueShape, TransportRefused
+from taskharbor.delivery.transport import (
+    DEAD_EVENTS_QUEUE,
+    UNREADABLE_QUEUE,
+    ItemFailure,
+    OutgoingMessage,
+    QueueDepth,
+    QueueSpec,
+    TransportRefused,
+)
 from tests.delivery.subjects import KEYS, REGION, Subject, raw_client
 from tests.waiting import wait_until
 
@@ -24,7 +32,7 @@ _NUMBERS: Final = count(1)
 AT_ONCE: Final = timedelta(0)
 SECOND: Final = timedelta(seconds=1)
 MINUTE: Final = timedelta(minutes=1)
-MAIL: Final = QueueShape(name="mail", visibility=MINUTE, retention=timedelta(days=4))
+MAIL: Final = QueueSpec(name="mail", visibility=MINUTE, retention=timedelta(days=4))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +45,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def transport(subject: Subject) -> Iterator[SqsTransport]:
     """A transport with queues of its own, and one of them made."""
     made = SqsTransport(prefix=f"t{next(_NUMBERS)}-", endpoint_url=subject.url, region=REGION)
-    made.ensure([MAIL])
+    made.ensure_queues([MAIL])
     yield made
     made.close()
 
@@ -53,7 +61,7 @@ def test_every_call_reaches_the_endpoint(subject: Subject, transport: SqsTranspo
     calls, before = transport.calls, subject.requests()
 
     transport.send("mail", messages(23))
-    transport.delete("mail", [got.receipt for got in received(transport)])
+    transport.delete("mail", [got.receipt_handle for got in received(transport)])
     transport.depth("mail")
 
     made, arrived = transport.calls - calls, subject.requests() - before
@@ -74,24 +82,24 @@ def test_what_was_sent_by_somebody_else_is_received(transport: SqsTransport, sqs
 
     [got] = received(transport)
 
-    assert (got.body, got.receives, got.attributes) == ("by hand", 1, {})
+    assert (got.body, got.receive_count, got.attributes) == ("by hand", 1, {})
 
 
 def test_a_message_keeps_its_characters_and_its_trace(transport: SqsTransport) -> None:
-    message = Outgoing('{"a":"ä\n\t🚢 <&>"}', {"traceparent": "00-ab-cd-01", "tracestate": "x=ü"})
+    message = OutgoingMessage('{"a":"ä\n\t🚢 <&>"}', {"traceparent": "00-ab-cd-01", "tracestate": "x=ü"})
 
     transport.send("mail", [message])
 
     [got] = received(transport)
     assert (got.body, got.attributes) == (message.body, message.attributes)
     assert got.message_id
-    assert got.receipt not in repr(got)
+    assert got.receipt_handle not in repr(got)
 
 
 def test_trace_fields_that_sqs_would_refuse_do_not_hold_a_message_back(transport: SqsTransport) -> None:
     fields = {"empty": "", "": "x", "AWS.x": "x", "a b": "x", "bad": "\x00", **{f"n{n}": "x" for n in range(20)}}
 
-    answers = transport.send("mail", [Outgoing("traced", fields)])
+    answers = transport.send("mail", [OutgoingMessage("traced", fields)])
 
     [got] = received(transport)
     assert answers == [None]
@@ -103,12 +111,12 @@ def test_a_received_message_is_hidden_until_it_is_shown(transport: SqsTransport)
     [first] = received(transport)
 
     hidden = received(transport)
-    shown = transport.hide("mail", [(first.receipt, AT_ONCE)])
+    shown = transport.change_visibility("mail", [(first.receipt_handle, AT_ONCE)])
     [second] = received(transport)
 
     assert hidden == []
     assert shown == [None]
-    assert (second.message_id, second.receives) == (first.message_id, 2)
+    assert (second.message_id, second.receive_count) == (first.message_id, 2)
 
 
 def test_a_message_comes_back_when_its_visibility_ends(transport: SqsTransport) -> None:
@@ -117,14 +125,14 @@ def test_a_message_comes_back_when_its_visibility_ends(transport: SqsTransport) 
     [first] = received(transport, visibility=SECOND)
     [second] = received(transport, wait=10 * SECOND)
 
-    assert (second.message_id, second.receives) == (first.message_id, 2)
+    assert (second.message_id, second.receive_count) == (first.message_id, 2)
 
 
 def test_a_message_stays_hidden_for_as_long_as_it_is_told(transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     [got] = received(transport, visibility=SECOND)
 
-    transport.hide("mail", [(got.receipt, MINUTE)])
+    transport.change_visibility("mail", [(got.receipt_handle, MINUTE)])
 
     assert received(transport, wait=2 * SECOND) == []
 
@@ -133,7 +141,7 @@ def test_a_deleted_message_is_gone(transport: SqsTransport, sqs: Any) -> None:
     transport.send("mail", messages(12))
     got = [*received(transport), *received(transport)]
 
-    answers = transport.delete("mail", [each.receipt for each in got])
+    answers = transport.delete("mail", [each.receipt_handle for each in got])
 
     assert answers == [None] * 12
     assert sum(depth_at(sqs, transport.name("mail"))) == 0
@@ -142,12 +150,12 @@ def test_a_deleted_message_is_gone(transport: SqsTransport, sqs: Any) -> None:
 def test_a_receipt_that_is_worth_nothing_any_more_does_no_harm(transport: SqsTransport) -> None:
     transport.send("mail", messages(2))
     [stale, gone] = received(transport)
-    transport.delete("mail", [gone.receipt])
-    transport.hide("mail", [(stale.receipt, AT_ONCE)])
+    transport.delete("mail", [gone.receipt_handle])
+    transport.change_visibility("mail", [(stale.receipt_handle, AT_ONCE)])
     received(transport)
 
-    deleted = transport.delete("mail", [gone.receipt, stale.receipt])
-    hidden = transport.hide("mail", [(gone.receipt, MINUTE), (stale.receipt, MINUTE)])
+    deleted = transport.delete("mail", [gone.receipt_handle, stale.receipt_handle])
+    hidden = transport.change_visibility("mail", [(gone.receipt_handle, MINUTE), (stale.receipt_handle, MINUTE)])
 
     assert (deleted, hidden) == ([None, None], [None, None])
 
@@ -190,17 +198,23 @@ def test_no_more_messages_come_than_were_asked_for(transport: SqsTransport) -> N
 
 
 def test_a_message_that_cannot_be_sent_does_not_hold_up_the_others(transport: SqsTransport, sqs: Any) -> None:
-    batch = [Outgoing("before"), Outgoing(""), Outgoing("\x00"), Outgoing("x" * 1_100_000), Outgoing("after")]
+    batch = [
+        OutgoingMessage("before"),
+        OutgoingMessage(""),
+        OutgoingMessage("\x00"),
+        OutgoingMessage("x" * 1_100_000),
+        OutgoingMessage("after"),
+    ]
 
     before, *bad, after = transport.send("mail", batch)
 
     assert (before, after) == (None, None)
-    assert [isinstance(each, Failed) and each.is_ours and not each.is_unknown for each in bad] == [True] * 3
+    assert [isinstance(each, ItemFailure) and each.is_permanent and not each.is_unknown for each in bad] == [True] * 3
     assert sorted(bodies_at(sqs, transport.name("mail"))) == ["after", "before"]
 
 
 def test_a_batch_is_cut_where_it_would_be_too_large(transport: SqsTransport) -> None:
-    answers = transport.send("mail", [Outgoing("x" * 60_000)] * 10)
+    answers = transport.send("mail", [OutgoingMessage("x" * 60_000)] * 10)
 
     assert answers == [None] * 10
     assert transport.calls["SendMessageBatch"] == 3
@@ -210,7 +224,11 @@ def test_a_batch_is_cut_where_it_would_be_too_large(transport: SqsTransport) -> 
 def test_nothing_is_called_for_an_empty_batch(transport: SqsTransport) -> None:
     before = transport.calls
 
-    assert (transport.send("mail", []), transport.delete("mail", []), transport.hide("mail", [])) == ([], [], [])
+    assert (transport.send("mail", []), transport.delete("mail", []), transport.change_visibility("mail", [])) == (
+        [],
+        [],
+        [],
+    )
     assert transport.calls == before
 
 
@@ -218,15 +236,15 @@ def test_the_depth_tells_ready_messages_from_those_in_hands(transport: SqsTransp
     transport.send("mail", messages(5))
     received(transport, most=2)
 
-    assert transport.depth("mail") == Depth(ready=3, in_flight=2, delayed=0)
+    assert transport.depth("mail") == QueueDepth(ready=3, in_flight=2, delayed=0)
 
 
 def test_queues_are_kept_apart(transport: SqsTransport) -> None:
-    names = ["dead-events", "a.b", "a-dot-b", "a", DEAD_EVENTS]
-    transport.ensure([QueueShape(name=name, visibility=MINUTE, retention=timedelta(days=4)) for name in names])
+    names = ["dead-events", "a.b", "a-dot-b", "a", DEAD_EVENTS_QUEUE]
+    transport.ensure_queues([QueueSpec(name=name, visibility=MINUTE, retention=timedelta(days=4)) for name in names])
 
     for name in names:
-        transport.send(name, [Outgoing(f"for {name}")])
+        transport.send(name, [OutgoingMessage(f"for {name}")])
 
     assert {name: [got.body for got in received(transport, name)] for name in names} == {
         name: [f"for {name}"] for name in names
@@ -234,12 +252,12 @@ def test_queues_are_kept_apart(transport: SqsTransport) -> None:
 
 
 def test_a_queue_is_made_in_its_shape(transport: SqsTransport, sqs: Any) -> None:
-    shape = QueueShape(name="shaped", visibility=MINUTE, retention=timedelta(days=2), dead_letters=UNREADABLE)
+    shape = QueueSpec(name="shaped", visibility=MINUTE, retention=timedelta(days=2), dead_letters=UNREADABLE_QUEUE)
 
-    transport.ensure([shape])
+    transport.ensure_queues([shape])
 
     found = attributes_at(sqs, transport.name("shaped"))
-    unreadable = attributes_at(sqs, transport.name(UNREADABLE))
+    unreadable = attributes_at(sqs, transport.name(UNREADABLE_QUEUE))
     redrive = json.loads(found["RedrivePolicy"])
     assert (found["VisibilityTimeout"], found["MessageRetentionPeriod"]) == ("60", "172800")
     assert found["ReceiveMessageWaitTimeSeconds"] == "20"
@@ -249,23 +267,25 @@ def test_a_queue_is_made_in_its_shape(transport: SqsTransport, sqs: Any) -> None
 
 
 def test_to_ensure_a_queue_again_changes_nothing_and_keeps_its_messages(transport: SqsTransport, sqs: Any) -> None:
-    shape = QueueShape(name="mail", visibility=MINUTE, retention=timedelta(days=4), dead_letters=UNREADABLE)
-    transport.ensure([shape])
+    shape = QueueSpec(name="mail", visibility=MINUTE, retention=timedelta(days=4), dead_letters=UNREADABLE_QUEUE)
+    transport.ensure_queues([shape])
     transport.send("mail", messages(1))
     before = attributes_at(sqs, transport.name("mail"))
 
-    transport.ensure([shape])
+    transport.ensure_queues([shape])
 
     assert attributes_at(sqs, transport.name("mail")) == before
     assert len(received(transport)) == 1
 
 
 def test_a_queue_that_differs_is_brought_in_line(transport: SqsTransport, sqs: Any) -> None:
-    transport.ensure([QueueShape(name="mail", visibility=MINUTE, retention=MINUTE, dead_letters=UNREADABLE)])
+    transport.ensure_queues(
+        [QueueSpec(name="mail", visibility=MINUTE, retention=MINUTE, dead_letters=UNREADABLE_QUEUE)]
+    )
     url = sqs.get_queue_url(QueueName=transport.name("mail"))["QueueUrl"]
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"VisibilityTimeout": "7", "ReceiveMessageWaitTimeSeconds": "0"})
 
-    transport.ensure([MAIL])
+    transport.ensure_queues([MAIL])
 
     found = attributes_at(sqs, transport.name("mail"))
     assert (found["VisibilityTimeout"], found["MessageRetentionPeriod"]) == ("60", "345600")
@@ -278,7 +298,7 @@ def test_several_may_make_a_queue_at_once_each_in_another_shape(transport: SqsTr
 
     def ensure(n: int) -> None:
         barrier.wait(10)
-        transport.ensure([QueueShape(name="raced", visibility=n * SECOND, retention=timedelta(days=4))])
+        transport.ensure_queues([QueueSpec(name="raced", visibility=n * SECOND, retention=timedelta(days=4))])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ensure, range(8)))
@@ -287,18 +307,18 @@ def test_several_may_make_a_queue_at_once_each_in_another_shape(transport: SqsTr
 
 
 def test_a_message_that_is_received_too_often_is_put_aside(transport: SqsTransport) -> None:
-    shape = QueueShape(
-        name="poison", visibility=MINUTE, retention=timedelta(days=4), dead_letters=UNREADABLE, max_receives=2
+    shape = QueueSpec(
+        name="poison", visibility=MINUTE, retention=timedelta(days=4), dead_letters=UNREADABLE_QUEUE, max_receives=2
     )
-    transport.ensure([shape])
-    transport.send("poison", [Outgoing("unreadable")])
+    transport.ensure_queues([shape])
+    transport.send("poison", [OutgoingMessage("unreadable")])
 
     for _ in range(2):
         [got] = received(transport, "poison")
-        transport.hide("poison", [(got.receipt, AT_ONCE)])
+        transport.change_visibility("poison", [(got.receipt_handle, AT_ONCE)])
 
     assert received(transport, "poison") == []
-    assert [got.body for got in received(transport, UNREADABLE)] == ["unreadable"]
+    assert [got.body for got in received(transport, UNREADABLE_QUEUE)] == ["unreadable"]
 
 
 def test_a_queue_that_is_missing_is_named_with_the_way_to_make_it(transport: SqsTransport) -> None:
@@ -325,7 +345,7 @@ def test_a_queue_that_was_deleted_and_made_again_is_found(transport: SqsTranspor
 def test_many_threads_share_a_transport(transport: SqsTransport) -> None:
     barrier = threading.Barrier(8)
 
-    def send(_: int) -> list[Failed | None]:
+    def send(_: int) -> list[ItemFailure | None]:
         barrier.wait(10)
         return transport.send("mail", messages(5))
 
@@ -336,8 +356,8 @@ def test_many_threads_share_a_transport(transport: SqsTransport) -> None:
     assert transport.depth("mail").ready == 40
 
 
-def messages(amount: int) -> list[Outgoing]:
-    return [Outgoing(f"message {n}") for n in range(amount)]
+def messages(amount: int) -> list[OutgoingMessage]:
+    return [OutgoingMessage(f"message {n}") for n in range(amount)]
 
 
 def received(
@@ -371,5 +391,5 @@ def depth_at(sqs: Any, name: str) -> tuple[int, int]:
     return int(found[names[0]]), int(found[names[1]])
 
 
-def vars_of(depth: Depth) -> tuple[int, int, int]:
+def vars_of(depth: QueueDepth) -> tuple[int, int, int]:
     return depth.ready, depth.in_flight, depth.delayed

@@ -12,9 +12,9 @@ import pytest
 from examples.dead_letter_alerts import VISIBILITY, Alerts, say
 from taskharbor.core.retry import Never, RetryPolicy
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.delivery.transport import DEAD_EVENTS, Outgoing, QueueShape
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, OutgoingMessage, QueueSpec
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.testing.sqs import Faults
+from taskharbor.testing.sqs import EndpointFaults
 from taskharbor.worker import Worker
 from tests.delivery.subjects import REGION
 from tests.waiting import wait_until
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 NAME: Final = "taskharbor-dead-events"
 NOW: Final = timedelta(0)
 SECOND: Final = timedelta(seconds=1)
-QUEUES: Final = [QueueShape(name=name, visibility=SECOND, retention=100 * SECOND) for name in ("default", DEAD_EVENTS)]
+QUEUES: Final = [
+    QueueSpec(name=name, visibility=SECOND, retention=100 * SECOND) for name in ("default", DEAD_EVENTS_QUEUE)
+]
 
 
 @pytest.fixture
 def transport(endpoint: Endpoint) -> Iterator[SqsTransport]:
     with closing(SqsTransport(endpoint_url=endpoint.url, region=REGION, answer_within=SECOND)) as made:
-        made.ensure(QUEUES)
+        made.ensure_queues(QUEUES)
         yield made
 
 
@@ -54,7 +56,7 @@ def event(number: int) -> dict[str, Any]:
 
 
 def publish(transport: SqsTransport, *numbers: int) -> None:
-    transport.send(DEAD_EVENTS, [Outgoing(json.dumps(event(number))) for number in numbers])
+    transport.send(DEAD_EVENTS_QUEUE, [OutgoingMessage(json.dumps(event(number))) for number in numbers])
 
 
 def test_repeats_of_an_event_raise_one_alert_and_all_their_messages_go(
@@ -102,9 +104,9 @@ def test_an_event_whose_message_could_not_be_deleted_raises_no_second_alert(
     raised: list[str] = []
     alerts = Alerts(transport, lambda told: raised.append(told["event_id"]))
     publish(transport, 1)
-    endpoint.faults = Faults(reject=1, operations=frozenset({"DeleteMessageBatch"}))
+    endpoint.faults = EndpointFaults(reject=1, operations=frozenset({"DeleteMessageBatch"}))
     alerts.tick(NOW)
-    endpoint.faults = Faults()
+    endpoint.faults = EndpointFaults()
     endpoint.advance(VISIBILITY)
 
     assert alerts.tick(NOW) == 0
@@ -114,7 +116,7 @@ def test_an_event_whose_message_could_not_be_deleted_raises_no_second_alert(
 
 def test_the_death_of_a_real_job_is_said(transport: SqsTransport, capsys: pytest.CaptureFixture[str]) -> None:
     driver = MemoryDriver()
-    worker = Worker(driver, transport=transport, wait=SECOND, patience=timedelta(milliseconds=1))
+    worker = Worker(driver, transport=transport, receive_wait=SECOND, overdue_after=timedelta(milliseconds=1))
     worker.register("mail", fail, policy=RetryPolicy(backoff=Never()))
     worker.start()
     try:

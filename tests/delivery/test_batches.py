@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskharbor.delivery.sqs.batches import MOST_BYTES, cut, each_answered
-from taskharbor.delivery.transport import Failed, TransportRefused, TransportUnavailable
+from taskharbor.delivery.sqs.batches import MAX_BATCH_BYTES, batch_ranges, call_in_batches
+from taskharbor.delivery.transport import ItemFailure, TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
-@given(st.lists(st.integers(1, MOST_BYTES + 10), max_size=50))
+@given(st.lists(st.integers(1, MAX_BATCH_BYTES + 10), max_size=50))
 def test_batches_are_small_enough_and_leave_nothing_out(sizes: list[int]) -> None:
-    batches = list(cut(sizes))
+    batches = list(batch_ranges(sizes))
 
     assert list(chain.from_iterable(batches)) == list(range(len(sizes)))
     assert all(len(places) <= 10 for places in batches)
-    assert all(len(places) == 1 or sum(sizes[n] for n in places) <= MOST_BYTES for places in batches)
+    assert all(len(places) == 1 or sum(sizes[n] for n in places) <= MAX_BATCH_BYTES for places in batches)
 
 
 def test_answers_come_in_the_order_of_the_entries_whatever_the_order_of_the_service() -> None:
     answers = answered(12, lambda entries: {"Successful": entries[::-1][1:], "Failed": [refused(entries[-1])]})
 
     assert [n for n, answer in enumerate(answers) if answer is not None] == [9, 11]
-    assert answers[9] == Failed("InvalidParameterValue", "no", is_ours=True)
+    assert answers[9] == ItemFailure("InvalidParameterValue", "no", is_permanent=True)
 
 
 def test_a_throttled_entry_did_not_go_out_and_of_one_that_failed_otherwise_nobody_knows() -> None:
@@ -66,7 +66,7 @@ def test_a_batch_that_fails_leaves_what_was_known_before_and_the_rest_untried(
     assert batches == 2
     assert answers[:10] == [None] * 10
     assert [answer is not None and answer.is_unknown for answer in answers[10:]] == [is_unknown] * 10 + [False] * 10
-    assert all(answer is not None and not answer.is_ours for answer in answers[10:])
+    assert all(answer is not None and not answer.is_permanent for answer in answers[10:])
 
 
 def test_where_nothing_went_well_the_error_is_raised() -> None:
@@ -79,8 +79,8 @@ def test_where_nothing_went_well_the_error_is_raised() -> None:
         answered(20, call)
 
 
-def answered(amount: int, call: Callable[[Sequence[Any]], Mapping[str, Any]]) -> list[Failed | None]:
-    return each_answered([{"n": n} for n in range(amount)], [1] * amount, call)
+def answered(amount: int, call: Callable[[Sequence[Any]], Mapping[str, Any]]) -> list[ItemFailure | None]:
+    return call_in_batches([{"n": n} for n in range(amount)], [1] * amount, call)
 
 
 def refused(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.cli.sqs import queue_shapes
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.testing.sqs import Endpoint, Faults
+from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from tests.delivery.subjects import REGION
 from tests.postgres import emptied
 from tests.waiting import wait_until
@@ -32,7 +32,7 @@ def test_no_job_is_lost_or_run_twice_at_once_when_messages_are_lost_and_doubled_
 
 def torment(url: str, folder: Path, *, jobs: int, every: float, kills: int) -> dict[str, int]:
     """Let *jobs* be run while a process is killed, and replaced, *every* so many seconds, at most *kills* times."""
-    faults = Faults(lose=0.05, duplicate=0.05)
+    faults = EndpointFaults(lose=0.05, duplicate=0.05)
     with Endpoint.start(seed=1, faults=faults) as endpoint, Fleet.at(url, folder) as fleet:
         _make_queues(endpoint)
         crew = [fleet.start(sqs=endpoint.url) for _ in range(WORKERS)]
@@ -40,7 +40,7 @@ def torment(url: str, folder: Path, *, jobs: int, every: float, kills: int) -> d
         fleet.enqueue(jobs)
         killed = _kill_until_done(fleet, crew, endpoint.url, every, kills)
         fleet.wait_until_done()
-        endpoint.faults = Faults()
+        endpoint.faults = EndpointFaults()
         wait_until(lambda: sum(endpoint.depth("taskharbor-default")) == 0, limit=LIMIT)
         for each in crew:
             fleet.end(each)
@@ -50,7 +50,7 @@ def torment(url: str, folder: Path, *, jobs: int, every: float, kills: int) -> d
 
 def _make_queues(endpoint: Endpoint) -> None:
     transport = SqsTransport(endpoint_url=endpoint.url, region=REGION)
-    transport.ensure(queue_shapes(["default"]))
+    transport.ensure_queues(queue_shapes(["default"]))
     transport.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.testing.sqs import Endpoint, Faults
+from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from tests.delivery.contract import MAIL, MINUTE, messages, received
 from tests.delivery.subjects import REGION, raw_client
 from tests.waiting import wait_until
@@ -34,14 +34,14 @@ def sqs(endpoint: Endpoint) -> Iterator[Any]:
 
 
 def test_the_same_seed_makes_the_same_faults() -> None:
-    faults = Faults(lose=0.3, duplicate=0.3, reorder=0.5, reject=0.2)
+    faults = EndpointFaults(lose=0.3, duplicate=0.3, reorder=0.5, reject=0.2)
 
     assert fates(faults, seed=7) == fates(faults, seed=7)
     assert fates(faults, seed=7) != fates(faults, seed=8)
 
 
 def test_faults_may_concern_some_calls_only(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(lose=1, cut=1, operations=frozenset({"DeleteMessageBatch"}))
+    endpoint.faults = EndpointFaults(lose=1, cut=1, operations=frozenset({"DeleteMessageBatch"}))
 
     assert transport.send("mail", messages(1)) == [None]
     assert endpoint.depth(NAME) == (1, 0, 0)
@@ -68,7 +68,7 @@ def test_a_poll_whose_client_is_gone_takes_no_message(endpoint: Endpoint, transp
 
     transport.send("mail", messages(1))
 
-    assert [got.receives for got in received(transport)] == [1]
+    assert [got.receive_count for got in received(transport)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_as_a_process_it_can_be_told_asked_killed_and_started_on_the_same_port()
         process("--faults", '{"lose": 1}', "--seed", "3") as (first, url),
         closing(SqsTransport(endpoint_url=url, region=REGION)) as transport,
     ):
-        transport.ensure([MAIL])
+        transport.ensure_queues([MAIL])
         transport.send("mail", messages(1))
         told = control(url, {"faults": {}})
         transport.send("mail", messages(1))
@@ -126,7 +126,7 @@ def test_as_a_process_it_can_be_told_asked_killed_and_started_on_the_same_port()
         first.kill()
         first.wait(10)
         with process("--port", url.rpartition(":")[2]) as (second, same):
-            transport.ensure([MAIL])
+            transport.ensure_queues([MAIL])
             second.terminate()
             ended = second.wait(10)
 
@@ -137,14 +137,14 @@ def test_as_a_process_it_can_be_told_asked_killed_and_started_on_the_same_port()
 
 def test_a_fault_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match="no such fault: loose; there are lose, duplicate"):
-        Faults.from_json('{"loose": 1}')
+        EndpointFaults.from_json('{"loose": 1}')
 
 
-def fates(faults: Faults, *, seed: int) -> tuple[list[bool], list[str], Counter[str]]:
+def fates(faults: EndpointFaults, *, seed: int) -> tuple[list[bool], list[str], Counter[str]]:
     """Return what was answered, what arrived, and what went wrong."""
     with Endpoint.start(faults=faults, seed=seed) as endpoint:
         transport = SqsTransport(endpoint_url=endpoint.url, region=REGION)
-        transport.ensure([MAIL])
+        transport.ensure_queues([MAIL])
         answers = transport.send("mail", messages(30))
         arrived = [got.body for _ in range(6) for got in received(transport)]
         transport.close()

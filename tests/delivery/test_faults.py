@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.delivery.transport import Failed, TransportUnavailable
-from taskharbor.testing.sqs import Faults, Stale
+from taskharbor.delivery.transport import ItemFailure, TransportUnavailable
+from taskharbor.testing.sqs import EndpointFaults, StaleReceipts
 from tests.delivery.contract import AT_ONCE, MINUTE, SECOND, messages, received
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ NAME = "taskharbor-mail"
 
 
 def test_a_lost_message_is_answered_as_sent(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(lose=1)
+    endpoint.faults = EndpointFaults(lose=1)
 
     assert transport.send("mail", messages(3)) == [None] * 3
 
@@ -30,17 +30,17 @@ def test_a_lost_message_is_answered_as_sent(endpoint: Endpoint, transport: SqsTr
 
 
 def test_a_duplicate_is_the_same_message_twice(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(duplicate=1)
+    endpoint.faults = EndpointFaults(duplicate=1)
 
     transport.send("mail", messages(1))
 
     [one, other] = received(transport)
     assert (one.message_id, one.body) == (other.message_id, other.body)
-    assert one.receipt != other.receipt
+    assert one.receipt_handle != other.receipt_handle
 
 
 def test_messages_may_come_in_any_order(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(reorder=1)
+    endpoint.faults = EndpointFaults(reorder=1)
     sent = messages(10)
 
     transport.send("mail", sent)
@@ -51,7 +51,7 @@ def test_messages_may_come_in_any_order(endpoint: Endpoint, transport: SqsTransp
 
 
 def test_a_late_message_comes_when_its_time_has_come(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(delay=1, delay_for=0.3 * SECOND)
+    endpoint.faults = EndpointFaults(delay=1, delay_for=0.3 * SECOND)
     transport.send("mail", messages(1))
 
     assert received(transport) == []
@@ -61,7 +61,7 @@ def test_a_late_message_comes_when_its_time_has_come(endpoint: Endpoint, transpo
 
 def test_of_a_send_whose_answer_is_lost_nothing_is_known(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.depth("mail")
-    endpoint.faults = Faults(cut=1)
+    endpoint.faults = EndpointFaults(cut=1)
 
     with pytest.raises(TransportUnavailable) as caught:
         transport.send("mail", messages(1))
@@ -72,7 +72,7 @@ def test_of_a_send_whose_answer_is_lost_nothing_is_known(endpoint: Endpoint, tra
 
 
 def test_a_send_that_takes_too_long_is_given_up(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(stall=1)
+    endpoint.faults = EndpointFaults(stall=1)
     start = time.monotonic()
 
     with pytest.raises(TransportUnavailable) as caught:
@@ -86,7 +86,7 @@ def test_a_send_that_takes_too_long_is_given_up(endpoint: Endpoint, transport: S
 def test_of_a_send_that_was_throttled_it_is_known_that_nothing_went_out(
     endpoint: Endpoint, transport: SqsTransport, code: str
 ) -> None:
-    endpoint.faults = Faults(errors={code: 1})
+    endpoint.faults = EndpointFaults(errors={code: 1})
 
     with pytest.raises(TransportUnavailable, match="slow down") as caught:
         transport.send("mail", messages(1))
@@ -100,7 +100,7 @@ def test_of_a_send_that_was_throttled_it_is_known_that_nothing_went_out(
 def test_a_service_that_fails_by_itself_may_do_better_later(
     endpoint: Endpoint, transport: SqsTransport, code: str
 ) -> None:
-    endpoint.faults = Faults(errors={code: 1})
+    endpoint.faults = EndpointFaults(errors={code: 1})
 
     with pytest.raises(TransportUnavailable, match=code) as caught:
         transport.receive("mail", most=1, wait=AT_ONCE, visibility=MINUTE)
@@ -109,8 +109,8 @@ def test_a_service_that_fails_by_itself_may_do_better_later(
 
 
 def test_what_is_known_of_earlier_batches_is_kept(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(errors={"ThrottlingException": 0.5})
-    answers: list[Failed | None] = []
+    endpoint.faults = EndpointFaults(errors={"ThrottlingException": 0.5})
+    answers: list[ItemFailure | None] = []
     while not answers:  # the dice are seeded: this is the same run each time
         with suppress(TransportUnavailable):
             answers = transport.send("mail", messages(60))
@@ -118,31 +118,33 @@ def test_what_is_known_of_earlier_batches_is_kept(endpoint: Endpoint, transport:
     sent = answers.count(None)
     assert sent in range(10, 60, 10)
     assert answers[:sent] == [None] * sent
-    assert [isinstance(answer, Failed) and not answer.is_unknown for answer in answers[sent:]] == [True] * (60 - sent)
+    assert [isinstance(answer, ItemFailure) and not answer.is_unknown for answer in answers[sent:]] == [True] * (
+        60 - sent
+    )
     assert endpoint.depth(NAME) == (sent, 0, 0)
 
 
 def test_a_batch_may_fail_in_part(endpoint: Endpoint, transport: SqsTransport) -> None:
-    endpoint.faults = Faults(reject=0.5)
+    endpoint.faults = EndpointFaults(reject=0.5)
 
     answers = transport.send("mail", messages(10))
 
     failed = [answer for answer in answers if answer is not None]
     assert 0 < len(failed) < 10
-    assert {(each.code, each.is_ours) for each in failed} == {("InternalError", False)}
+    assert {(each.code, each.is_permanent) for each in failed} == {("InternalError", False)}
     assert endpoint.depth(NAME) == (10 - len(failed), 0, 0)
 
 
 def test_of_an_entry_that_the_answer_does_not_mention_nothing_is_known(
     endpoint: Endpoint, transport: SqsTransport
 ) -> None:
-    endpoint.faults = Faults(omit=0.5)
+    endpoint.faults = EndpointFaults(omit=0.5)
 
     answers = transport.send("mail", messages(10))
 
     silent = [answer for answer in answers if answer is not None]
     assert 0 < len(silent) < 10
-    assert all(each.is_unknown and not each.is_ours for each in silent)
+    assert all(each.is_unknown and not each.is_permanent for each in silent)
     assert endpoint.depth(NAME) == (10, 0, 0)
 
 
@@ -151,29 +153,29 @@ def test_a_delete_whose_answer_is_lost_is_asked_once_more_and_no_oftener(
 ) -> None:
     transport.send("mail", messages(1))
     [got] = received(transport)
-    endpoint.faults = Faults(cut=1, operations=frozenset({"DeleteMessageBatch"}))
+    endpoint.faults = EndpointFaults(cut=1, operations=frozenset({"DeleteMessageBatch"}))
 
     with pytest.raises(TransportUnavailable):
-        transport.delete("mail", [got.receipt])
+        transport.delete("mail", [got.receipt_handle])
 
     assert endpoint.requests["DeleteMessageBatch"] == 2
     assert endpoint.depth(NAME) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("stale", Stale)
+@pytest.mark.parametrize("stale", StaleReceipts)
 def test_stale_receipts_do_no_harm_however_they_are_answered(
-    endpoint: Endpoint, transport: SqsTransport, stale: Stale
+    endpoint: Endpoint, transport: SqsTransport, stale: StaleReceipts
 ) -> None:
-    endpoint.faults = Faults(stale=stale)
+    endpoint.faults = EndpointFaults(stale=stale)
     transport.send("mail", messages(3))
     [gone, visible, superseded] = received(transport)
-    transport.delete("mail", [gone.receipt])
-    transport.hide("mail", [(superseded.receipt, AT_ONCE)])
+    transport.delete("mail", [gone.receipt_handle])
+    transport.change_visibility("mail", [(superseded.receipt_handle, AT_ONCE)])
     received(transport)
-    transport.hide("mail", [(visible.receipt, AT_ONCE)])
-    receipts = [each.receipt for each in (gone, visible, superseded)]
+    transport.change_visibility("mail", [(visible.receipt_handle, AT_ONCE)])
+    receipts = [each.receipt_handle for each in (gone, visible, superseded)]
 
-    hidden = transport.hide("mail", [(receipt, MINUTE) for receipt in receipts])
+    hidden = transport.change_visibility("mail", [(receipt, MINUTE) for receipt in receipts])
     deleted = transport.delete("mail", [*receipts, "nonsense"])
 
     assert (hidden, deleted) == ([None] * 3, [None] * 4)
@@ -185,10 +187,10 @@ def test_to_hide_a_message_beyond_its_limit_is_told(endpoint: Endpoint, transpor
     [got] = received(transport)
     endpoint.advance(timedelta(seconds=30))
 
-    [answer] = transport.hide("mail", [(got.receipt, timedelta(hours=12))])
+    [answer] = transport.change_visibility("mail", [(got.receipt_handle, timedelta(hours=12))])
 
     assert answer is not None
-    assert (answer.code, answer.is_ours) == ("InvalidParameterValue", True)
+    assert (answer.code, answer.is_permanent) == ("InvalidParameterValue", True)
 
 
 def test_an_outage_is_told_at_once_and_over_when_it_is_over(endpoint: Endpoint, transport: SqsTransport) -> None:
@@ -205,7 +207,7 @@ def test_an_outage_is_told_at_once_and_over_when_it_is_over(endpoint: Endpoint, 
 
     assert took < 4
     assert not caught.value.is_unknown
-    assert transport.delete("mail", [held.receipt]) == [None]
+    assert transport.delete("mail", [held.receipt_handle]) == [None]
     assert endpoint.depth(NAME) == (1, 0, 0)
 
 
@@ -218,6 +220,6 @@ def test_receipts_from_before_an_outage_that_lost_everything_do_no_harm(
     endpoint.go_away()
     endpoint.come_back(keep=False)
 
-    assert transport.hide("mail", [(held.receipt, MINUTE)]) == [None]
-    assert transport.delete("mail", [held.receipt]) == [None]
+    assert transport.change_visibility("mail", [(held.receipt_handle, MINUTE)]) == [None]
+    assert transport.delete("mail", [held.receipt_handle]) == [None]
     assert endpoint.depth(NAME) == (0, 0, 0)

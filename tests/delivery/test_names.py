@@ -12,9 +12,9 @@ from taskharbor.core.errors import InvalidRequest
 from taskharbor.core.request import QUEUE_PATTERN
 from taskharbor.delivery.sqs import sqs_name
 from taskharbor.delivery.sqs.names import checked_prefix
-from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE
 
-OURS = [DEAD_EVENTS, UNREADABLE]
+OURS = [DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE]
 # Names made of few parts meet each other more often than those of any.
 PARTS = st.lists(st.sampled_from(["a", "-", ".", "dot", "_", "dead", "events", "unreadable"]), min_size=1, max_size=8)
 NAMES = PARTS.map("".join).filter(lambda name: QUEUE_PATTERN.fullmatch(name) is not None)

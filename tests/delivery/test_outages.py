@@ -20,11 +20,11 @@ from taskharbor.core.request import JobRequest
 from taskharbor.core.retry import Fixed, RetryPolicy
 from taskharbor.core.states import FINAL, Status
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.delivery.transport import DEAD_EVENTS, QueueShape
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, QueueSpec
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.testing.sqs import Endpoint, Faults
+from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from taskharbor.worker import Worker
 from tests.delivery.subjects import REGION, raw_client
 from tests.postgres import emptied
@@ -41,9 +41,9 @@ NOW: Final = timedelta(0)
 SECOND: Final = timedelta(seconds=1)
 LEASE: Final = timedelta(seconds=20)  # nobody loses one here: every job runs once
 LIMIT: Final = 60.0  # seconds; far more than anything waited for takes
-UNSENDABLE: Final = Faults(errors={"AccessDenied": 1}, operations=frozenset({"SendMessageBatch"}))
+UNSENDABLE: Final = EndpointFaults(errors={"AccessDenied": 1}, operations=frozenset({"SendMessageBatch"}))
 EVERYTHING: Final = [
-    QueueShape(name=name, visibility=SECOND, retention=LEASE * 10) for name in ("default", DEAD_EVENTS)
+    QueueSpec(name=name, visibility=SECOND, retention=LEASE * 10) for name in ("default", DEAD_EVENTS_QUEUE)
 ]
 
 
@@ -54,7 +54,7 @@ class Scene:
         self.driver, self.endpoint = driver, endpoint
         self._stack = stack
         self.transport = self._connected()
-        self.transport.ensure(EVERYTHING)
+        self.transport.ensure_queues(EVERYTHING)
         self.jobs: list[JobId] = []
         self.ran: list[tuple[JobId, float]] = []
         self.may_end = Event()
@@ -69,8 +69,8 @@ class Scene:
                 poll=timedelta(milliseconds=50),
                 transport=self._connected(),
                 visibility=SECOND,
-                wait=SECOND,
-                patience=patience,
+                receive_wait=SECOND,
+                overdue_after=patience,
             )
             worker.register("note", self._note)
             worker.register("fail", self._fail, policy=RetryPolicy(backoff=Fixed(timedelta(milliseconds=10))))
@@ -78,15 +78,15 @@ class Scene:
             self._stack.callback(worker.stop, NOW)
 
     def start_enqueuer(self) -> None:
-        runtime, period = ThreadRuntime(plain=1), timedelta(milliseconds=50)
+        runtime, period = ThreadRuntime(sync_threads=1), timedelta(milliseconds=50)
         enqueuer = DueTaskEnqueuer(
             runtime,
             self.driver,
             self._connected(),
             queues=["default"],
-            period=period,
+            max_idle=period,
             lock=2 * SECOND,
-            first=2 * SECOND,
+            resend_after=2 * SECOND,
         )
         enqueuer.start()
         self._stack.callback(enqueuer.stop)
@@ -111,7 +111,7 @@ class Scene:
 
     def events(self) -> list[dict[str, Any]]:
         """Return what is known in the queue for news of dead jobs."""
-        found = self.transport.receive(DEAD_EVENTS, most=10, wait=NOW, visibility=LEASE)
+        found = self.transport.receive(DEAD_EVENTS_QUEUE, most=10, wait=NOW, visibility=LEASE)
         return [json.loads(each.body) for each in found]
 
     def _connected(self) -> SqsTransport:
@@ -202,7 +202,7 @@ def bypass(scene: Scene, *, jobs: int) -> dict[str, Any]:
     took = scene.wait_until_done()
     assert scene.is_drained()
     bypassed = len(scene.ran)
-    scene.endpoint.faults = Faults()
+    scene.endpoint.faults = EndpointFaults()
     refused = scene.endpoint.requests["SendMessageBatch"]
     again = wait_until(lambda: _is_ringing(scene, refused), limit=LIMIT)
     scene.wait_until_done()
@@ -282,7 +282,7 @@ def die_unheard(scene: Scene) -> dict[str, Any]:
     wait_until(scene.is_drained, limit=LIMIT)
     wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].attempts > 0, limit=LIMIT)
     assert scene.driver.inspector.outbox([job_id])[0].published_at is None
-    scene.transport.ensure(EVERYTHING)
+    scene.transport.ensure_queues(EVERYTHING)
     took = wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].published_at is not None, limit=LIMIT)
     [event] = scene.events()
     assert event["event_id"] == scene.driver.inspector.outbox([job_id])[0].event.event_id

@@ -14,9 +14,9 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from taskharbor.core.errors import InvalidRequest
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.delivery.sqs.failures import Doing, explained
+from taskharbor.delivery.sqs.failures import CallContext, translate_error
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
-from taskharbor.testing.sqs import Faults
+from taskharbor.testing.sqs import EndpointFaults
 from tests.delivery.contract import messages
 from tests.delivery.subjects import KEYS, REGION
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskharbor.testing.sqs import Endpoint
 
 NAME = "taskharbor-mail"
-DOING = Doing(operation="SendMessageBatch", queue=NAME, place="here")
+DOING = CallContext(operation="SendMessageBatch", queue=NAME, place="here")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ DOING = Doing(operation="SendMessageBatch", queue=NAME, place="here")
 def test_a_refusal_names_its_cause_and_the_way_out(
     endpoint: Endpoint, transport: SqsTransport, code: str, words: list[str]
 ) -> None:
-    endpoint.faults = Faults(errors={code: 1})
+    endpoint.faults = EndpointFaults(errors={code: 1})
 
     with pytest.raises(TransportRefused) as caught:
         transport.send("mail", messages(1))
@@ -66,7 +66,7 @@ def test_a_refusal_names_its_cause_and_the_way_out(
 def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said: str, words: list[str]) -> None:
     error = ClientError({"Error": {"Code": code, "Message": said}}, "SendMessageBatch")
 
-    text = str(explained(error, DOING))
+    text = str(translate_error(error, DOING))
 
     assert [word for word in words if word not in text] == []
 
@@ -74,8 +74,8 @@ def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said
 def test_a_region_that_does_not_exist_is_told_from_an_outage() -> None:
     error = EndpointConnectionError(endpoint_url="https://sqs.nowhere-1.amazonaws.com")
 
-    refused = explained(error, replace(DOING, region_exists=False))
-    away = explained(error, DOING)
+    refused = translate_error(error, replace(DOING, region_exists=False))
+    away = translate_error(error, DOING)
 
     assert isinstance(refused, TransportRefused)
     assert "correct the region" in str(refused)
@@ -188,12 +188,12 @@ def test_a_forked_process_uses_no_connection_of_its_parent(endpoint: Endpoint, t
     code = f"""
 import os, sys
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.delivery.transport import Outgoing
+from taskharbor.delivery.transport import OutgoingMessage
 transport = SqsTransport(endpoint_url={endpoint.url!r}, region={REGION!r})
-transport.send("mail", [Outgoing("before")])
+transport.send("mail", [OutgoingMessage("before")])
 child = os.fork()
 for n in range(20):
-    assert transport.send("mail", [Outgoing(f"{{child}} {{n}}")]) == [None]
+    assert transport.send("mail", [OutgoingMessage(f"{{child}} {{n}}")]) == [None]
 assert transport.calls["SendMessageBatch"] == (21 if child else 20)
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

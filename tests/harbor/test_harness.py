@@ -13,7 +13,7 @@ import pytest
 
 from taskharbor import Context, Fixed, Harbor, RetryPolicy, Snooze, Status
 from taskharbor.core.errors import UsageError
-from taskharbor.testing.harness import DrainedForTooLong, EventLoopRuns, Step
+from taskharbor.testing.harness import DrainLimitExceeded, EventLoopRunning, Step
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -80,7 +80,7 @@ def test_an_async_test_awaits_the_drain_and_tasks_run_on_its_loop(shop: Harbor) 
     async def test() -> None:
         with shop.testing() as harness:
             handle, other = await later.aenqueue(), plain.enqueue()
-            with pytest.raises(EventLoopRuns, match="await adrain"):
+            with pytest.raises(EventLoopRunning, match="await adrain"):
                 harness.drain()
             await harness.adrain()
             assert await handle.aresult() == "ready"
@@ -205,10 +205,10 @@ def test_a_task_that_enqueues_itself_for_ever_is_found_out(shop: Harbor, monkeyp
     def again() -> None:
         again.enqueue()
 
-    monkeypatch.setattr("taskharbor.testing.harness.MANY", 20)
+    monkeypatch.setattr("taskharbor.testing.harness.MAX_ATTEMPTS_PER_DRAIN", 20)
     with shop.testing() as harness:
         again.enqueue()
-        with pytest.raises(DrainedForTooLong, match=r"after 20 attempts .* does a task enqueue itself"):
+        with pytest.raises(DrainLimitExceeded, match=r"after 20 attempts .* does a task enqueue itself"):
             harness.drain()
 
 
@@ -251,11 +251,11 @@ def test_a_lifespan_runs_to_its_end_in_a_plain_drain_even_if_that_fails(
     def again() -> None:
         again.enqueue()
 
-    monkeypatch.setattr("taskharbor.testing.harness.MANY", 20)
+    monkeypatch.setattr("taskharbor.testing.harness.MAX_ATTEMPTS_PER_DRAIN", 20)
     with shop.testing() as harness:
         harness.drain()
         again.enqueue()
-        with pytest.raises(DrainedForTooLong):
+        with pytest.raises(DrainLimitExceeded):
             harness.drain()
 
     assert seen == ["made ready", "given back"] * 2

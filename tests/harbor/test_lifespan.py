@@ -96,7 +96,7 @@ def test_an_async_lifespan_that_fails_or_hangs_leaves_no_thread_behind(
         finally:
             given_back.append("all")
 
-    monkeypatch.setattr("taskharbor.worker.lifespan.LONGEST", timedelta(milliseconds=50))
+    monkeypatch.setattr("taskharbor.worker.lifespan.LIFESPAN_TIMEOUT", timedelta(milliseconds=50))
     before = set(threading.enumerate())
 
     with pytest.raises(TimeoutError, match="it did not end within"):

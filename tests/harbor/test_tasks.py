@@ -23,7 +23,7 @@ from taskharbor import (
 )
 from taskharbor.core.errors import IdempotencyConflict, InvalidRequest, JobNotFound, UsageError
 from taskharbor.core.ids import new_job_id
-from taskharbor.worker.context import running
+from taskharbor.worker.context import current_attempt
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job
@@ -88,7 +88,7 @@ def test_the_context_is_filled_in_and_is_no_part_of_the_call(harbor: Harbor) -> 
 
     @harbor.task
     def told(ctx: Context, number: int) -> None:
-        seen.append((ctx.claim.job.id, number, running.get()))
+        seen.append((ctx.claim.job.id, number, current_attempt.get()))
 
     handle = told.enqueue(7)
     harbor.worker().drain()
@@ -425,13 +425,13 @@ def test_ten_thousand_words_of_progress_are_stored_in_few_statements(
     monkeypatch: pytest.MonkeyPatch, quick: Harbor
 ) -> None:
     statements = []
-    note = quick.driver.note_progress
+    note = quick.driver.save_progress
 
     def counted(said: Any) -> None:
         statements.append(said)
         note(said)
 
-    monkeypatch.setattr(quick.driver, "note_progress", counted)
+    monkeypatch.setattr(quick.driver, "save_progress", counted)
 
     @quick.task
     def render(ctx: Context) -> None:

@@ -14,7 +14,7 @@ from taskharbor.core.answers import Settlement
 from taskharbor.core.errors import UsageError
 from taskharbor.core.outcome import Outcome
 from taskharbor.drivers.connect import connect
-from taskharbor.drivers.joining import raw
+from taskharbor.drivers.joining import unwrap
 from taskharbor.testing.conformance.subject import new_job
 from tests.joining.shops import COUNT, ORDER, Regret
 from tests.joining.stores import Store
@@ -109,10 +109,10 @@ class DjangoShop:
     def gives_its_cache(self) -> Any:
         from django.core.cache import cache  # noqa: PLC0415  as above
 
-        return _error(lambda: raw(cache))
+        return _error(lambda: unwrap(cache))
 
     def _joined(self) -> Any:
-        return self._store.driver.joined(raw(self._connection))
+        return self._store.driver.join(unwrap(self._connection))
 
     def _order(self) -> None:
         with self._connection.cursor() as cursor:

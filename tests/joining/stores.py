@@ -33,7 +33,9 @@ class Store:
     def take(self, queue: str = "default") -> Claim:
         """Insert a job, and reserve it."""
         self.driver.insert([new_job(queue=queue)])
-        [claim] = self.driver.reserve(queue, token=new_token(), worker="w", lease=LEASE, limit=1, patience=PATIENCE)
+        [claim] = self.driver.reserve(
+            queue, token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE
+        )
         return claim  # type: ignore[no-any-return]
 
     def has(self, job: NewJob) -> bool:

@@ -16,7 +16,7 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.drivers.joining import araw, is_async
+from taskharbor.drivers.joining import aunwrap, is_async
 from taskharbor.testing.conformance.subject import BOOM, new_job
 from tests.joining.shops import ASYNC_SHOPS, Regret
 from tests.joining.stores import postgres_store
@@ -52,7 +52,7 @@ def in_shop(request: pytest.FixtureRequest, store: Store) -> Open[Any]:
 
 
 async def joined(store: Store, shop: AsyncShop, *, notify: bool = True) -> Any:
-    return store.driver.ajoined(await araw(shop.connection), notify=notify)
+    return store.driver.ajoin(await aunwrap(shop.connection), notify=notify)
 
 
 def test_a_job_is_there_with_the_order_once_the_shop_commits_and_not_before(store: Store, in_shop: Open[Any]) -> None:
@@ -197,7 +197,7 @@ def test_a_shop_that_awaits_its_database_is_known_as_such(in_shop: Open[Any]) ->
 def test_a_connection_without_a_transaction_cannot_be_joined(store: Store) -> None:
     async def work() -> None:
         async with await psycopg.AsyncConnection.connect(store.url, autocommit=True) as db:
-            await store.driver.ajoined(db).insert([new_job()])
+            await store.driver.ajoin(db).insert([new_job()])
 
     with pytest.raises(UsageError, match="in autocommit mode: begin a transaction first"):
         asyncio.run(work())

@@ -42,7 +42,7 @@ def driver(url: str, clock: ManualClock) -> Iterator[PostgresDriver]:
 
 
 def reserve(driver: PostgresDriver) -> list[Claim]:
-    return driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=PATIENCE)
+    return driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE)
 
 
 def test_a_transaction_that_outlasts_its_lease_keeps_the_job_it_settled(
@@ -51,10 +51,10 @@ def test_a_transaction_that_outlasts_its_lease_keeps_the_job_it_settled(
     [claim] = reserve(driver)
 
     with psycopg.connect(url) as shop:
-        driver.joined(shop).settle([Settlement(claim.lease, Outcome.ack())])
+        driver.join(shop).settle([Settlement(claim.lease, Outcome.ack())])
         heartbeat = driver.extend([claim.lease], lease=LEASE)
         clock.advance(2 * LEASE)
-        taken = driver.upkeep.expire(limit=9), reserve(driver)
+        taken = driver.maintenance.expire(limit=9), reserve(driver)
 
     assert heartbeat == [Skipped(claim.lease)]
     assert taken == ([], [])
@@ -68,9 +68,9 @@ def test_a_transaction_that_comes_too_late_is_told_so_and_the_job_is_its_success
     clock.advance(LEASE)
 
     with psycopg.connect(url) as shop:
-        [over] = driver.joined(shop).settle([Settlement(lost.lease, Outcome.ack())])
+        [over] = driver.join(shop).settle([Settlement(lost.lease, Outcome.ack())])
         [held] = reserve(driver)
-        [taken] = driver.joined(shop).settle([Settlement(lost.lease, Outcome.ack())])
+        [taken] = driver.join(shop).settle([Settlement(lost.lease, Outcome.ack())])
 
     assert (type(over), type(taken)) == (LeaseExpired, LeaseMismatch)
     assert driver.settle([Settlement(held.lease, Outcome.ack())]) == [Settled(lost.job.id, Status.SUCCEEDED)]

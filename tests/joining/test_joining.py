@@ -14,7 +14,7 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.drivers.joining import is_async, raw
+from taskharbor.drivers.joining import is_async, unwrap
 from taskharbor.testing.conformance.subject import BOOM, new_job
 from tests.joining.shops import SHOPS, Regret
 from tests.joining.stores import postgres_store, sqlite_store
@@ -48,7 +48,7 @@ def shop(kind: str, store: Store) -> Iterator[Shop]:
 
 
 def joined(store: Store, shop: Shop) -> Any:
-    return store.driver.joined(raw(shop.connection))
+    return store.driver.join(unwrap(shop.connection))
 
 
 def test_a_job_is_there_with_the_order_once_the_shop_commits_and_not_before(store: Store, shop: Shop) -> None:
@@ -72,7 +72,7 @@ def test_a_job_never_was_if_the_shop_rolls_back(store: Store, shop: Shop) -> Non
     shop.rollback()
 
     assert (store.has(job), store.orders()) == (False, 0)
-    assert store.driver.inspector.by_key("order 1") == []
+    assert store.driver.inspector.find_by_key("order 1") == []
 
 
 def test_a_savepoint_takes_back_its_own_jobs_and_no_others(store: Store, shop: Shop) -> None:

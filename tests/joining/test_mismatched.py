@@ -14,7 +14,7 @@ from taskharbor import Harbor, Worker
 from taskharbor.core.answers import Settlement
 from taskharbor.core.errors import SchemaOutOfDate, UsageError
 from taskharbor.core.outcome import Outcome
-from taskharbor.drivers.joining import araw, raw
+from taskharbor.drivers.joining import aunwrap, unwrap
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.conformance.subject import new_job
@@ -60,7 +60,7 @@ def refusals(store: Store, shop: Shop) -> list[str]:
         with Harbor(store.url) as harbor:
             harbor.enqueue_many([harbor.task(_ship).call(1)], connection=shop.connection)
 
-    return [refusal(call) for call in (of_harbor, of_many, lambda: store.driver.joined(raw(shop.connection)))]
+    return [refusal(call) for call in (of_harbor, of_many, lambda: store.driver.join(unwrap(shop.connection)))]
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -106,7 +106,7 @@ async def with_shop(kind: str, store: Store, work: Callable[[AsyncShop], Any]) -
 
 def test_a_sync_connection_is_refused_where_an_async_one_is_joined(on_postgres: Store) -> None:
     with psycopg.connect(on_postgres.url) as db:
-        said = refusal(lambda: on_postgres.driver.ajoined(db))
+        said = refusal(lambda: on_postgres.driver.ajoin(db))
 
     assert said.startswith("connection is a psycopg.Connection: this store is PostgreSQL; ")
 
@@ -134,14 +134,14 @@ def test_a_database_without_tables_is_reported_with_the_way_out(verb: str, on_po
         psycopg.connect(url) as db,
         pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up' on the"),
     ):
-        getattr(on_postgres.driver.joined(db), verb)([new_job() if verb == "insert" else settlement])
+        getattr(on_postgres.driver.join(db), verb)([new_job() if verb == "insert" else settlement])
 
 
 def test_a_database_without_tables_is_reported_to_an_async_caller(on_postgres: Store) -> None:
     async def insert(url: str) -> None:
         async with asyncio.timeout(30), await psycopg.AsyncConnection.connect(url) as db:
             with pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up' on the"):
-                await on_postgres.driver.ajoined(await araw(db)).insert([new_job()])
+                await on_postgres.driver.ajoin(await aunwrap(db)).insert([new_job()])
 
     with database(migrated=False) as url:
         asyncio.run(insert(url))
@@ -153,7 +153,7 @@ def test_a_schema_that_does_not_exist_is_reported_with_the_way_out(on_postgres: 
         psycopg.connect(on_postgres.url) as db,
         pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up'"),
     ):
-        driver.joined(db).insert([new_job()])
+        driver.join(db).insert([new_job()])
 
 
 def test_another_error_of_the_users_transaction_stays_as_it_is(on_postgres: Store) -> None:
@@ -162,7 +162,7 @@ def test_another_error_of_the_users_transaction_stays_as_it_is(on_postgres: Stor
             db.execute("SELECT nothing_like_it()")
 
         with pytest.raises(psycopg.errors.InFailedSqlTransaction):
-            on_postgres.driver.joined(db).insert([new_job()])
+            on_postgres.driver.join(db).insert([new_job()])
 
 
 def test_a_file_whose_tables_are_gone_is_reported_with_the_way_out(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_file_whose_tables_are_gone_is_reported_with_the_way_out(tmp_path: Pat
         with closing(sqlite3.connect(file)) as db:
             db.execute("CREATE TABLE orders (id integer)")
             with pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up'"):
-                driver.joined(db).insert([new_job()])
+                driver.join(db).insert([new_job()])
 
 
 def test_a_file_that_is_gone_is_reported_as_such(tmp_path: Path) -> None:
@@ -184,20 +184,20 @@ def test_a_file_that_is_gone_is_reported_as_such(tmp_path: Path) -> None:
             each.unlink()
         db.execute("CREATE TABLE orders (id integer)")
 
-        assert "it must be open on the driver's own file" in refusal(lambda: driver.joined(db))
+        assert "it must be open on the driver's own file" in refusal(lambda: driver.join(db))
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_a_connection_that_cannot_send_every_text_is_refused(encoding: str, on_postgres: Store) -> None:
     with psycopg.connect(on_postgres.url, client_encoding=encoding) as db:
         assert f"connection is in client_encoding {encoding}: it could not send every text; connect with" in refusal(
-            lambda: on_postgres.driver.joined(db).insert([new_job()])
+            lambda: on_postgres.driver.join(db).insert([new_job()])
         )
 
 
 def test_an_async_connection_that_cannot_send_every_text_is_refused(on_postgres: Store) -> None:
     async def insert() -> None:
         async with await psycopg.AsyncConnection.connect(on_postgres.url, client_encoding="LATIN1") as db:
-            await on_postgres.driver.ajoined(db).insert([new_job()])
+            await on_postgres.driver.ajoin(db).insert([new_job()])
 
     assert "connection is in client_encoding LATIN1: it could not send" in refusal(lambda: asyncio.run(insert()))

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from taskharbor.core.answers import Settlement
 from taskharbor.core.errors import UsageError
 from taskharbor.core.outcome import Outcome
-from taskharbor.drivers.joining import araw, is_async, raw
+from taskharbor.drivers.joining import aunwrap, is_async, unwrap
 from taskharbor.testing.conformance.subject import new_job
 from tests.joining.shops import by_sqlalchemy
 from tests.joining.stores import postgres_store, sqlite_store
@@ -47,9 +47,9 @@ Connection.__module__, Connection.__qualname__ = "psycopg2.extensions", "connect
 )
 def test_what_is_no_connection_of_ours_is_named(given: object, named: str) -> None:
     with pytest.raises(UsageError, match=f"connection is {named}: give a psycopg .3. Connection, a sqlite3"):
-        raw(given)
+        unwrap(given)
     with pytest.raises(UsageError, match=f"connection is {named}: give a psycopg .3. AsyncConnection, or a"):
-        asyncio.run(araw(given))
+        asyncio.run(aunwrap(given))
     assert not is_async(given)
 
 
@@ -60,7 +60,7 @@ def test_a_session_over_another_driver_is_refused_by_the_name_of_that_driver() -
         Session(engine) as session,
         pytest.raises(UsageError, match=r"Session over a psycopg2\.extensions\.connection"),
     ):
-        raw(session)
+        unwrap(session)
     engine.dispose()  # or its connection is found unclosed, from Python 3.13 on, in whichever test runs by then
 
 
@@ -79,12 +79,12 @@ def _driver_of_another_make() -> Any:
 
 def test_an_async_session_is_told_to_be_awaited() -> None:
     with pytest.raises(UsageError, match="AsyncSession: await it"):
-        raw(AsyncSession())
+        unwrap(AsyncSession())
 
 
 def test_a_psycopg_connection_in_autocommit_mode_is_refused() -> None:
     with postgres_store() as store, psycopg.connect(store.url, autocommit=True) as db:
-        refuses_both_verbs(store, raw(db))
+        refuses_both_verbs(store, unwrap(db))
 
 
 def test_a_sqlite_connection_in_autocommit_mode_is_refused(tmp_path: Path) -> None:
@@ -92,21 +92,21 @@ def test_a_sqlite_connection_in_autocommit_mode_is_refused(tmp_path: Path) -> No
         sqlite_store(tmp_path) as store,
         closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as db,
     ):
-        refuses_both_verbs(store, raw(db))
+        refuses_both_verbs(store, unwrap(db))
 
 
 def test_a_sqlalchemy_connection_in_autocommit_mode_is_refused() -> None:
     with postgres_store() as store:
         engine = sqlalchemy.create_engine(by_sqlalchemy(store.url), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
-            refuses_both_verbs(store, raw(connection))
+            refuses_both_verbs(store, unwrap(connection))
         engine.dispose()
 
 
 def refuses_both_verbs(store: Store, connection: object) -> None:
     claim, job = store.take(), new_job()
     before = store.driver.inspector.get([claim.job.id])
-    joined = store.driver.joined(connection)
+    joined = store.driver.join(connection)
 
     with pytest.raises(UsageError, match="connection is in autocommit mode: begin a transaction first"):
         joined.insert([job])

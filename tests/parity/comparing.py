@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import TaskHarborError
-from taskharbor.testing.conformance.subject import AGES, AGES_AGO
+from taskharbor.testing.conformance.subject import LONG_AGO, TEN_YEARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ def comparable(answer: Any) -> Any:
 def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
     """Return all that can be read of a store, table by table."""
     read = subject.driver.inspector
-    subject.driver.upkeep.roll_up(keep=AGES)
+    subject.driver.maintenance.roll_up(keep=TEN_YEARS)
     return {
         "now": read.now(),
         "jobs": read.get(job_ids),
@@ -47,12 +47,12 @@ def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
         "attempts": dict(enumerate(in_one_order(read.attempts(job_ids)))),
         "outbox": dict(enumerate(read.outbox(job_ids))),
         "queues": {view.name: view for view in read.queues()},
-        "finished": dict(enumerate(read.finished(since=AGES_AGO))),
+        "finished": dict(enumerate(read.finished_counts(since=LONG_AGO))),
         "workers": dict(enumerate(read.workers())),
         "schedules": dict(read.schedules()),
         "names of schedules": list(read.schedules()),
-        "dead groups": dict(enumerate(read.dead_groups(limit=_EVERYTHING))),
-        "holders of keys": {key: read.by_key(key) for key in ("a", "b", "c")},
+        "dead groups": dict(enumerate(read.dead_letter_groups(limit=_EVERYTHING))),
+        "holders of keys": {key: read.find_by_key(key) for key in ("a", "b", "c")},
         "api keys": read.keys(),
         "ids of api keys": list(read.keys()),
         "publisher": read.publisher_seen_at(),

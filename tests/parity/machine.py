@@ -30,7 +30,7 @@ from taskharbor.core.answers import (
 )
 from taskharbor.core.model import ApiKey, AuditEntry, Claim, Lease, NewJob, Schedule, WorkerRecord
 from taskharbor.core.states import FINAL, WAITING, Status
-from taskharbor.testing.conformance.subject import LEASE, MOMENT, PATIENCE
+from taskharbor.testing.conformance.subject import LEASE, PATIENCE, TICK
 from tests.parity import values as v
 from tests.parity.comparing import answer_of, differences, rows_of
 
@@ -149,7 +149,7 @@ class Parity(RuleBasedStateMachine):
     )
     def reserve(self, queue: str, **how: Any) -> None:
         token = self._names.token()
-        claims = self._ask(lambda s: s.driver.reserve(queue, token=token, patience=PATIENCE, **how))
+        claims = self._ask(lambda s: s.driver.reserve(queue, token=token, overdue_after=PATIENCE, **how))
         self._leases += [claim.lease for claim in claims]
 
     @rule(queue=v.queues, limit=v.limits, outcome=v.outcomes, by=v.moves)
@@ -185,9 +185,9 @@ class Parity(RuleBasedStateMachine):
         self._leases += [answer.lease for answer in answers if isinstance(answer, Extended)]
 
     @rule(picks=v.some, progress=v.progress, is_right=v.mostly)
-    def note_progress(self, picks: list[int], progress: Progress, is_right: bool) -> None:
+    def save_progress(self, picks: list[int], progress: Progress, is_right: bool) -> None:
         notes = [(held, progress) for held in self._held(picks, is_wrong=not is_right)]
-        self._ask(lambda s: s.driver.note_progress(notes))
+        self._ask(lambda s: s.driver.save_progress(notes))
 
     @rule(picks=v.some, outcomes=st.tuples(v.outcomes, v.outcomes, v.outcomes))
     def settle(self, picks: list[int], outcomes: tuple[Outcome, ...]) -> None:
@@ -221,24 +221,24 @@ class Parity(RuleBasedStateMachine):
     def dispatch(self, queue: str, fate: str, **how: Any) -> None:
         made = self._ask(lambda s: s.driver.dispatch(queue, **how))
         self._dispatches += made
-        self._tell(made, fate, v.MINUTE)
+        self._notify_hooks(made, fate, v.MINUTE)
 
     @rule(picks=v.some, fate=st.sampled_from(["sent", "unsent", "declined"]), again_in=v.delays)
     def dispatched(self, picks: list[int], fate: str, again_in: timedelta) -> None:
-        self._tell(list({each.job_id: each for each in v.of(self._dispatches, picks)}.values()), fate, again_in)
+        self._notify_hooks(list({each.job_id: each for each in v.of(self._dispatches, picks)}.values()), fate, again_in)
 
-    def _tell(self, made: list[Dispatch], fate: str, again_in: timedelta) -> None:
+    def _notify_hooks(self, made: list[Dispatch], fate: str, again_in: timedelta) -> None:
         kinds: dict[str, Sequence[Sent | Unsent | Declined]] = {
             "sent": [Sent(each, again_in) for each in made],
             "unsent": [Unsent(each) for each in made],
             "declined": [Declined(each.job_id, each.seq) for each in made],
         }
-        self._ask(lambda s: s.driver.dispatched(kinds.get(fate, ())))
+        self._ask(lambda s: s.driver.record_dispatch(kinds.get(fate, ())))
 
     @rule(picks=v.some, seq=v.limits)
     def decline(self, picks: list[int], seq: int) -> None:
         """Give back messages, whether or not there ever were such."""
-        self._ask(lambda s: s.driver.dispatched([Declined(job_id, seq) for job_id in self._pick(picks)]))
+        self._ask(lambda s: s.driver.record_dispatch([Declined(job_id, seq) for job_id in self._pick(picks)]))
 
     # What people do.
 
@@ -291,33 +291,33 @@ class Parity(RuleBasedStateMachine):
         self._ask(lambda s: s.driver.inspector.find(JobFilter(**wanted), limit=limit, after=after))
 
     @rule(queue=v.queues)
-    def due_in(self, queue: str) -> None:
-        self._ask(lambda s: s.driver.inspector.due_in(queue))
+    def next_due_in(self, queue: str) -> None:
+        self._ask(lambda s: s.driver.inspector.next_due_in(queue))
 
     @rule(queue=st.none() | v.queues, limit=v.limits)
-    def dead_groups(self, queue: str | None, limit: int) -> None:
-        self._ask(lambda s: s.driver.inspector.dead_groups(queue=queue, limit=limit))
+    def dead_letter_groups(self, queue: str | None, limit: int) -> None:
+        self._ask(lambda s: s.driver.inspector.dead_letter_groups(queue=queue, limit=limit))
 
     @rule(ids=st.permutations(["k1", "k2", "k3"]), put=v.api_keys, puts=v.flags, limit=v.limits)
     def put_or_revoke_keys(self, ids: list[str], put: dict[str, Any], puts: bool, limit: int) -> None:
         keys = [ApiKey(id=key_id, **put) for key_id in ids[:limit]]
-        verb = "put_keys" if puts else "revoke_keys"
+        verb = "add_keys" if puts else "revoke_keys"
         self._ask(lambda s: getattr(s.driver.control, verb)(keys if puts else ids[:limit]))
         self._ask(lambda s: s.driver.control.note_key_use(ids[1:limit]))
         self._ask(lambda s: s.driver.inspector.keys(ids[:2]))
 
     @rule(what=st.lists(v.doings, min_size=1, max_size=2), limit=v.limits, pick=v.one, again=v.rarely)
-    def record(self, what: list[dict[str, Any]], limit: int, pick: int, again: bool) -> None:
+    def record_audit(self, what: list[dict[str, Any]], limit: int, pick: int, again: bool) -> None:
         ids = v.of(self._entries[1:], [pick]) if again else [self._names.token() for _ in what]
         self._entries += [entry_id for entry_id in ids if entry_id not in self._entries]
         entries = [AuditEntry(id=entry_id, **each) for entry_id, each in zip(ids, what, strict=False)]
-        self._ask(lambda s: s.driver.control.record(entries))
+        self._ask(lambda s: s.driver.control.record_audit(entries))
         before = v.of(self._entries, [pick])[0]
         self._ask(lambda s: s.driver.inspector.audit(limit=limit, before=before))
 
     @rule(older_than=v.delays, limit=v.limits)
-    def forget_audit(self, older_than: timedelta, limit: int) -> None:
-        self._ask(lambda s: s.driver.upkeep.forget_audit(older_than=older_than, limit=limit))
+    def prune_audit(self, older_than: timedelta, limit: int) -> None:
+        self._ask(lambda s: s.driver.maintenance.prune_audit(older_than=older_than, limit=limit))
 
     # Time, and what it brings.
 
@@ -328,7 +328,7 @@ class Parity(RuleBasedStateMachine):
 
     @rule(limit=v.limits)
     def expire(self, limit: int) -> None:
-        self._ask(lambda s: s.driver.upkeep.expire(limit=limit))
+        self._ask(lambda s: s.driver.maintenance.expire(limit=limit))
 
     @rule(by=v.moves, limit=v.limits)
     def expire_later(self, by: timedelta, limit: int) -> None:
@@ -336,7 +336,7 @@ class Parity(RuleBasedStateMachine):
         self.expire(limit)
 
     @rule(by=v.jumps, reports=v.reports, then=st.sampled_from([v.NOTHING, LEASE, v.MINUTE]), limit=v.limits)
-    def clock_jumped(self, by: timedelta, reports: list[Any], then: timedelta, limit: int) -> None:
+    def report_clock_jump(self, by: timedelta, reports: list[Any], then: timedelta, limit: int) -> None:
         """Let the clock jump under running jobs, processes notice it, a little off, and somebody bring them back."""
         self.reserve("default", worker="bob", lease=LEASE, limit=limit, types=None, reclaim=True)
         before = self._now
@@ -348,7 +348,7 @@ class Parity(RuleBasedStateMachine):
         self.expire(limit)
 
     def _report_jump(self, expected: datetime, lease: timedelta) -> None:
-        self._ask(lambda s: s.driver.upkeep.clock_jumped(expected=expected, lease=lease))
+        self._ask(lambda s: s.driver.maintenance.report_clock_jump(expected=expected, lease=lease))
 
     @rule(picks=v.some, limit=v.limits)
     def bury(self, picks: list[int], limit: int) -> None:
@@ -369,22 +369,22 @@ class Parity(RuleBasedStateMachine):
             return
         if is_told:
             self._tell_all()
-        self._ask(lambda s: in_bites(lambda: s.driver.upkeep.prune(older_than=RETENTION, limit=limit)))
-        self._ask(lambda s: in_bites(lambda: s.driver.upkeep.purge(older_than=RETENTION, limit=limit)))
-        self._ask(lambda s: s.driver.upkeep.roll_up(keep=AGE + keep))
+        self._ask(lambda s: in_bites(lambda: s.driver.maintenance.prune(older_than=RETENTION, limit=limit)))
+        self._ask(lambda s: in_bites(lambda: s.driver.maintenance.purge(older_than=RETENTION, limit=limit)))
+        self._ask(lambda s: s.driver.maintenance.roll_up(keep=AGE + keep))
 
     def _tell_all(self) -> None:
         events = [row.event.event_id for row in self._reference.driver.inspector.outbox(self._job_ids)]
-        self._ask(lambda s: s.driver.upkeep.outbox_done([Published(event) for event in events]))
+        self._ask(lambda s: s.driver.maintenance.settle_outbox([Published(event) for event in events]))
 
     @rule(name=st.sampled_from(["expire", "prune"]), every=v.leases, keep=v.delays)
-    def take_duty(self, name: str, every: timedelta, keep: timedelta) -> None:
-        self._ask(lambda s: s.driver.upkeep.take_duty(name, every=every))
-        self._ask(lambda s: s.driver.upkeep.roll_up(keep=keep))
+    def claim_duty(self, name: str, every: timedelta, keep: timedelta) -> None:
+        self._ask(lambda s: s.driver.maintenance.claim_duty(name, every=every))
+        self._ask(lambda s: s.driver.maintenance.roll_up(keep=keep))
 
     @rule(limit=v.limits, lock=v.locks)
-    def outbox_take(self, limit: int, lock: timedelta) -> None:
-        self._ask(lambda s: s.driver.upkeep.outbox_take(limit=limit, lock=lock))
+    def claim_outbox(self, limit: int, lock: timedelta) -> None:
+        self._ask(lambda s: s.driver.maintenance.claim_outbox(limit=limit, lock=lock))
 
     @rule(
         picks=v.some,
@@ -392,7 +392,7 @@ class Parity(RuleBasedStateMachine):
         kind=st.sampled_from(["published", "again", "given up", "unknown"]),
         again_in=v.delays,
     )
-    def outbox_done(self, picks: list[int], life: int, kind: str, again_in: timedelta) -> None:
+    def settle_outbox(self, picks: list[int], life: int, kind: str, again_in: timedelta) -> None:
         events = [f"{job_id}:{life}" for job_id in self._pick(picks, FINAL)]
         kinds: dict[str, Sequence[Published | Unpublished]] = {
             "published": [Published(event) for event in events],
@@ -400,18 +400,18 @@ class Parity(RuleBasedStateMachine):
             "given up": [Unpublished(event, "no route", None) for event in events],
             "unknown": [Published("no event"), Unpublished(f"{self._job_ids[0]}:1", "no route", again_in)],
         }
-        self._ask(lambda s: s.driver.upkeep.outbox_done(kinds[kind]))
+        self._ask(lambda s: s.driver.maintenance.settle_outbox(kinds[kind]))
 
     @rule(unseen_for=v.delays, older_than=v.delays, limit=v.limits, picks=st.none() | v.some)
-    def outbox_close(self, unseen_for: timedelta, older_than: timedelta, limit: int, picks: list[int] | None) -> None:
+    def close_outbox(self, unseen_for: timedelta, older_than: timedelta, limit: int, picks: list[int] | None) -> None:
         asked: dict[str, Any] = {"unseen_for": unseen_for, "older_than": older_than, "limit": limit}
         # Which of those that are named are closed first is up to the store.
         asked |= {} if picks is None else {"job_ids": self._pick(picks, FINAL), "limit": _EVER}
-        self._ask(lambda s: s.driver.upkeep.outbox_close("no publisher", **asked))
+        self._ask(lambda s: s.driver.maintenance.close_outbox("no publisher", **asked))
         self._ask(lambda s: s.driver.inspector.kept_by_events(older_than=older_than, limit=limit))
 
     @rule(name=v.workers, queues=st.lists(v.queues, unique=True), concurrency=v.limits, unseen_for=v.delays)
-    def beat_worker(self, name: str, queues: list[str], concurrency: int, unseen_for: timedelta) -> None:
+    def record_worker(self, name: str, queues: list[str], concurrency: int, unseen_for: timedelta) -> None:
         record = WorkerRecord(
             id=name,
             host="here",
@@ -422,8 +422,8 @@ class Parity(RuleBasedStateMachine):
             lost_slots=concurrency // 2,
             started_at=v.START,
         )
-        self._ask(lambda s: s.driver.upkeep.forget_workers(unseen_for=unseen_for))
-        self._ask(lambda s: s.driver.upkeep.beat_worker(record))
+        self._ask(lambda s: s.driver.maintenance.prune_workers(unseen_for=unseen_for))
+        self._ask(lambda s: s.driver.maintenance.record_worker(record))
 
     @rule(names=st.permutations(["nightly", "hourly"]), put=v.schedules, off=st.none() | v.offsets, limit=v.limits)
     def put_schedules(self, names: list[str], put: dict[str, Any], off: timedelta | None, limit: int) -> None:
@@ -434,11 +434,11 @@ class Parity(RuleBasedStateMachine):
     @rule(limit=v.limits, next_in=st.none() | v.delays, is_stale=v.flags, batch=st.just([]) | v.batches)
     def fire_schedules(self, limit: int, next_in: timedelta | None, is_stale: bool, batch: list[Any]) -> None:
         next_at = None if next_in is None else self._now + next_in
-        for due in self._ask(lambda s: s.driver.upkeep.schedules_due(limit=limit)):
-            self._fire(due.name, due.next_at - MOMENT if is_stale else due.next_at, next_at, self._made(batch))
+        for due in self._ask(lambda s: s.driver.maintenance.due_schedules(limit=limit)):
+            self._fire(due.name, due.next_at - TICK if is_stale else due.next_at, next_at, self._made(batch))
 
     def _fire(self, name: str, fired: datetime, next_at: datetime | None, jobs: list[NewJob]) -> None:
-        self._ask(lambda s: s.driver.upkeep.schedule_fired(name, fired=fired, next_at=next_at, jobs=jobs))
+        self._ask(lambda s: s.driver.maintenance.advance_schedule(name, fired=fired, next_at=next_at, jobs=jobs))
 
     @rule(names=st.permutations(["nightly", "hourly", "never"]), verb=st.sampled_from(["pause", "resume", "drop"]))
     def steer_schedules(self, names: list[str], verb: str) -> None:
@@ -447,7 +447,7 @@ class Parity(RuleBasedStateMachine):
 
 def buried_in_bites(subject: Subject, *, limit: int) -> list[Death]:
     """Bury until nobody is left: which ones come first is up to the store."""
-    bites = takewhile(bool, (subject.driver.upkeep.bury(limit=limit) for _ in range(_EVER)))
+    bites = takewhile(bool, (subject.driver.maintenance.bury(limit=limit) for _ in range(_EVER)))
     return sorted((death for bite in bites for death in bite), key=lambda death: death.job_id)
 
 

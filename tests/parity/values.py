@@ -13,7 +13,7 @@ from taskharbor.core.ids import JobId, Token
 from taskharbor.core.model import Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, MOMENT, PATIENCE
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, TICK
 
 SECOND: Final = timedelta(seconds=1)
 MINUTE: Final = timedelta(minutes=1)
@@ -32,9 +32,9 @@ offsets = st.sampled_from([NOTHING, -MINUTE, SECOND, MINUTE])
 leases = st.sampled_from([LEASE, SECOND, MINUTE])
 locks = st.sampled_from([LOCK, SECOND])
 limits = st.integers(1, 3)
-moves = st.sampled_from([LEASE, MINUTE, MOMENT, SECOND, LEASE - MOMENT, PATIENCE + MOMENT, NOTHING, DAY])
+moves = st.sampled_from([LEASE, MINUTE, TICK, SECOND, LEASE - TICK, PATIENCE + TICK, NOTHING, DAY])
 jumps = st.sampled_from([MINUTE, -MINUTE, LEASE, -SECOND, DAY, -DAY])
-reports = st.lists(st.tuples(st.sampled_from([NOTHING, MOMENT, SECOND / 2]), leases), min_size=1, max_size=2)
+reports = st.lists(st.tuples(st.sampled_from([NOTHING, TICK, SECOND / 2]), leases), min_size=1, max_size=2)
 flags = st.booleans()
 mostly = st.sampled_from([True, True, True, False])
 rarely = st.sampled_from([False, False, True])
@@ -80,7 +80,7 @@ filters = st.fixed_dictionaries(
         "queue": st.none() | queues,
         "type": st.none() | types,
         "statuses": statuses,
-        "since": st.sampled_from([None, START, START + MOMENT]),
+        "since": st.sampled_from([None, START, START + TICK]),
         "until": st.sampled_from([None, START + SECOND, START]),
         "tag": st.sampled_from([None, None, None, ("tenant", "7"), ("ä", "…"), ("tenant", "8")]),
         "fingerprint": st.sampled_from([None, None, None, None, BOOM.fingerprint, ""]),

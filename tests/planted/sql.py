@@ -56,14 +56,14 @@ def plant(edit: SqlEdit, tests: Sequence[str]) -> Report:
 def leave_out_of_migration(edit: SqlEdit) -> None:
     """Change the migration as it is loaded: whoever imports the migrations keeps them."""
     migrate: Any = importlib.import_module("taskharbor.drivers.migrate")
-    load, file = migrate.load, DRIVERS / edit.file
+    load, file = migrate.load_migrations, DRIVERS / edit.file
     sql = edit.planted_in(file.read_text("utf-8"))
 
     def load_planted(package: str) -> tuple[Any, ...]:
         is_ours = package == f"taskharbor.drivers.{edit.store}.migrations"
         return tuple(replace(each, sql=sql) if is_ours and each.name == file.stem else each for each in load(package))
 
-    migrate.load = load_planted
+    migrate.load_migrations = load_planted
 
 
 def run_kit(report: Report, store: str, names: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from taskharbor.crypto import AesGcmCodec
 from taskharbor.janitor import Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.schedules import Scheduler, spec_of
-from taskharbor.schedules.scheduler import BATCH, LOOK
+from taskharbor.schedules.scheduler import MAX_TICK, SCHEDULE_BATCH
 from tests.schedules.world import HOUR, MINUTE, SECOND, START, World, fire_times, hourly, made
 from tests.worker.working import meddled
 
@@ -227,14 +227,14 @@ def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: World) ->
 
 
 def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world: World) -> None:
-    waiting = [hourly(f"waits-{n}", overlap="queue") for n in range(2 * BATCH)]
+    waiting = [hourly(f"waits-{n}", overlap="queue") for n in range(2 * SCHEDULE_BATCH)]
     world.scheduler.put([*waiting, hourly("other", cron="5 * * * *")])
 
     world.pass_by(HOUR)
     world.pass_by(HOUR)
 
     assert world.hours("other") == [1, 2]
-    assert len(made(world.driver)) == 2 * BATCH + 2
+    assert len(made(world.driver)) == 2 * SCHEDULE_BATCH + 2
 
 
 def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: World) -> None:
@@ -243,17 +243,17 @@ def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: W
         world.clock.advance(START + timedelta(seconds=seconds) - world.clock.now())
         pauses.append(world.scheduler.tick())
 
-    assert pauses == [LOOK, 0.25 * SECOND, LOOK]
+    assert pauses == [MAX_TICK, 0.25 * SECOND, MAX_TICK]
 
 
 def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_says(world: World) -> None:
     world.scheduler.put([hourly()])
-    janitor = Janitor(ThreadRuntime(plain=1), world.driver, lease=MINUTE, scheduler=world.scheduler)
+    janitor = Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=world.scheduler)
     world.clock.advance(HOUR / 2 - 0.5 * SECOND)
 
     pause = janitor.tick()
     world.clock.advance(0.5 * SECOND)
-    Janitor(ThreadRuntime(plain=1), world.driver, lease=MINUTE, scheduler=world.scheduler).tick()
+    Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=world.scheduler).tick()
 
     assert timedelta(0) <= pause <= 0.5 * SECOND
     assert world.hours() == [1]
@@ -261,14 +261,14 @@ def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_sa
 
 def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: World) -> None:
     def refuse(verb: str, call: Callable[[], Any]) -> Any:
-        if verb == "schedules_due":
+        if verb == "due_schedules":
             raise StoreUnavailable("unplugged by a test")
         return call()
 
     away = Scheduler(meddled(world.driver, refuse))
-    pause = Janitor(ThreadRuntime(plain=1), world.driver, lease=MINUTE, scheduler=away).tick()
+    pause = Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=away).tick()
 
-    assert timedelta(0) < pause <= LOOK
+    assert timedelta(0) < pause <= MAX_TICK
 
 
 def test_a_scheduler_with_another_codec_than_the_stores_writes_nothing(

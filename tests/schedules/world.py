@@ -64,5 +64,7 @@ class World:
 
     def run_next(self) -> None:
         """Take the next job that is due, and finish it."""
-        [claim] = self.driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, patience=HOUR)
+        [claim] = self.driver.reserve(
+            "default", token=new_token(), worker="w", lease=MINUTE, limit=1, overdue_after=HOUR
+        )
         self.driver.settle([Settlement(claim.lease, Outcome.ack())])

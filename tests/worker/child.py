@@ -23,9 +23,9 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.service import until_signal
+from taskharbor.service import run_until_signal
 from taskharbor.worker import Worker
-from taskharbor.worker.worker import PATIENCE
+from taskharbor.worker.worker import OVERDUE_AFTER
 from tests.worker.effects import Effects
 from tests.worker.working import Outage, meddled
 
@@ -58,8 +58,8 @@ def main(config: dict[str, Any]) -> None:
         poll=timedelta(milliseconds=100),
         transport=transport,
         visibility=timedelta(seconds=2),
-        wait=timedelta(seconds=1),
-        patience=PATIENCE if transport is None else timedelta(seconds=4),
+        receive_wait=timedelta(seconds=1),
+        overdue_after=OVERDUE_AFTER if transport is None else timedelta(seconds=4),
     )
     _register(worker, Effects(Path(config["effects"])))
     worker.run()
@@ -68,16 +68,16 @@ def main(config: dict[str, Any]) -> None:
 
 def _send(driver: Driver, transport: SqsTransport) -> None:
     enqueuer = DueTaskEnqueuer(
-        ThreadRuntime(plain=1),
+        ThreadRuntime(sync_threads=1),
         driver,
         transport,
         queues=["default"],
-        period=timedelta(milliseconds=100),
+        max_idle=timedelta(milliseconds=100),
         lock=timedelta(seconds=2),
-        first=timedelta(seconds=2),
-        cap=timedelta(seconds=4),
+        resend_after=timedelta(seconds=2),
+        max_resend=timedelta(seconds=4),
     )
-    until_signal(enqueuer.start, enqueuer.stop, is_over=lambda: False)
+    run_until_signal(enqueuer.start, enqueuer.stop, is_over=lambda: False)
     transport.close()
     driver.close()
 

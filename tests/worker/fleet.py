@@ -73,7 +73,7 @@ class Fleet:
 
     def make_duties_due(self) -> None:
         """Let every duty be done again: some are for one worker in a minute, and crash tests have many."""
-        self.driver.upkeep.clock_jumped(expected=self.driver.inspector.now() + AN_HOUR, lease=LEASE)
+        self.driver.maintenance.report_clock_jump(expected=self.driver.inspector.now() + AN_HOUR, lease=LEASE)
 
     def wait_until_done(self) -> None:
         wait_until(self._are_done, limit=LIMIT)

@@ -12,12 +12,12 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.worker.context import Surroundings
+from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.hand import Hand, Hands
-from taskharbor.worker.heartbeat import Heartbeat
+from taskharbor.worker.hand import Execution, ExecutionSlots
+from taskharbor.worker.heartbeat import LeaseHeartbeat
 from taskharbor.worker.middleware import handler
-from taskharbor.worker.timeouts import Timeouts
+from taskharbor.worker.timeouts import TimeoutMonitor
 from tests.waiting import wait_until
 from tests.worker.working import LIMIT
 
@@ -33,7 +33,7 @@ class ManualRuntime(ThreadRuntime):
     """Threads are real; the clock moves by hand."""
 
     def __init__(self) -> None:
-        super().__init__(plain=4)
+        super().__init__(sync_threads=4)
         self.seconds = 1_000.0
 
     def monotonic(self) -> float:
@@ -46,19 +46,19 @@ class Rig:
     def __init__(self, slots: int = 4) -> None:
         self.clock, self.runtime = ManualClock(), ManualRuntime()
         self.driver = MemoryDriver(clock=self.clock)
-        self.hands = Hands(self.runtime, concurrency=slots, queues={"default": slots})
+        self.hands = ExecutionSlots(self.runtime, concurrency=slots, queues={"default": slots})
         self.changes: list[int] = []
         self.ends: list[bool] = []
-        self.kept: list[list[Hand]] = []
-        self.reported: list[tuple[Hand, Outcome | None]] = []
-        self.timeouts = Timeouts(
+        self.kept: list[list[Execution]] = []
+        self.reported: list[tuple[Execution, Outcome | None]] = []
+        self.timeouts = TimeoutMonitor(
             self.runtime,
             self.hands,
             lease=LEASE,
             wake=lambda _name: self.changes.append(self.hands.lost_slots),
             end=lambda: self.ends.append(True),
         )
-        self.heartbeat = Heartbeat(
+        self.heartbeat = LeaseHeartbeat(
             self.runtime,
             self.driver,
             self.hands,
@@ -70,26 +70,28 @@ class Rig:
         )
         self.began, self.may_end, self.has_ended = threading.Event(), threading.Event(), threading.Event()
 
-    def start(self, *, jobs: int = 1) -> list[Hand]:
+    def start(self, *, jobs: int = 1) -> list[Execution]:
         """Begin to run *jobs* whose handler waits for `may_end`."""
         self.driver.insert([new_job(timeout=TIMEOUT) for _ in range(jobs)])
-        claims = self.driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=jobs, patience=LEASE)
+        claims = self.driver.reserve(
+            "default", token=new_token(), worker="w", lease=LEASE, limit=jobs, overdue_after=LEASE
+        )
         now = self.runtime.monotonic()
-        hands = [
-            Hand(claim, ends_at=now + LEASE.total_seconds() - 0.5, times_out_at=now + TIMEOUT.total_seconds())
+        executions = [
+            Execution(claim, ends_at=now + LEASE.total_seconds() - 0.5, times_out_at=now + TIMEOUT.total_seconds())
             for claim in claims
         ]
-        self.hands.fill_room("default", self.hands.take_room("default", jobs), hands)
+        self.hands.fill("default", self.hands.acquire("default", jobs), executions)
         executor = Executor(
             self.runtime,
             {"greet": handler(self._wait, ())},
             {},
-            around=Surroundings(self.driver, JsonCodec(), note=lambda _hand, _progress: None),
+            around=HandlerServices(self.driver, JsonCodec(), save=lambda _hand, _progress: None),
             report=self._report,
         )
-        executor.start(hands)
-        wait_until(lambda: all(hand.thread is not None for hand in hands))
-        return hands
+        executor.start(executions)
+        wait_until(lambda: all(execution.thread is not None for execution in executions))
+        return executions
 
     def pass_time(self, seconds: float, *, step: float = 1.0) -> None:
         """Let time pass, with a beat after every *step*."""
@@ -109,7 +111,7 @@ class Rig:
         assert self.may_end.wait(LIMIT)
         return "late"
 
-    def _report(self, hand: Hand, outcome: Outcome | None) -> None:
-        self.timeouts.ended(hand)
-        self.reported.append((hand, outcome))
+    def _report(self, execution: Execution, outcome: Outcome | None) -> None:
+        self.timeouts.ended(execution)
+        self.reported.append((execution, outcome))
         self.has_ended.set()

@@ -17,7 +17,7 @@ from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres.schema import MIGRATIONS
-from taskharbor.testing.postgres import Server
+from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import emptied, schema_at
 from tests.waiting import wait_until
 from tests.worker.fleet import LEASE, LIMIT, ROOT, Fleet
@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
 
-OFTEN: Final = ("reserve", "settle", "extend", "read_back", "take_duty", "expire", "now", "beat_worker")
+OFTEN: Final = ("reserve", "settle", "extend", "read_back", "claim_duty", "expire", "now", "record_worker")
 VERBS: Final = (
-    *OFTEN, "note_progress", "clock_jumped", "bury", "prune", "roll_up", "forget_audit", "forget_workers",
-    "outbox_close", "schedules_due",
+    *OFTEN, "save_progress", "report_clock_jump", "bury", "prune", "roll_up", "prune_audit", "prune_workers",
+    "close_outbox", "due_schedules",
 )  # fmt: skip
-BY_MESSAGES: Final = ("claim", "dispatched", "outbox_take", "outbox_done")
-OF_SCHEDULES: Final = ("put_schedules", "schedule_fired", "schedules", "get", "summaries", "cancel")
+BY_MESSAGES: Final = ("claim", "record_dispatch", "claim_outbox", "settle_outbox")
+OF_SCHEDULES: Final = ("put_schedules", "advance_schedule", "schedules", "get", "summaries", "cancel")
 """What only schedules call for: `tests.schedules.test_restarts` kills at all of them."""
 OF_OPERATORS: Final = ("purge", "outbox")
 """What no worker calls: `dead purge` does."""
-NEEDS: Final[Mapping[str, dict[str, Any]]] = {"read_back": {"deaf_to": "reserve"}, "clock_jumped": {"strays": True}}
+NEEDS: Final[Mapping[str, dict[str, Any]]] = {
+    "read_back": {"deaf_to": "reserve"},
+    "report_clock_jump": {"strays": True},
+}
 """What must be wrong with a worker before it makes such a call."""
 SIDES: Final = ("before", "after")
 POINTS: Final = [(verb, when, 1) for verb in OFTEN for when in SIDES]
@@ -87,7 +90,7 @@ def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int 
 def test_there_is_a_kill_point_for_every_call_that_a_worker_makes_of_the_store() -> None:
     parts = [*(SOURCE / "worker").glob("*.py"), *(SOURCE / f"{each}.py" for each in ("janitor", "deadletters"))]
     source = "".join(part.read_text() for part in [*parts, SOURCE / "schedules" / "scheduler.py"])
-    called = {*re.findall(r"driver\.(?:(?:upkeep|inspector|control)\.)?(\w+)\(", source)}
+    called = {*re.findall(r"driver\.(?:(?:maintenance|inspector|control)\.)?(\w+)\(", source)}
 
     assert called - {"listen", *OF_OPERATORS} == {*VERBS, *BY_MESSAGES, *OF_SCHEDULES}
 
@@ -247,16 +250,16 @@ def test_workers_go_on_when_their_store_was_away() -> None:
 
 
 @contextmanager
-def served() -> Iterator[tuple[Server, Fleet]]:
+def served() -> Iterator[tuple[PostgresServer, Fleet]]:
     """Give a PostgreSQL that may be stopped, and workers for it."""
     with TemporaryDirectory(prefix="taskharbor-crash-") as name, ExitStack() as stack:
         folder = Path(name)
-        server = stack.enter_context(Server.start(folder / "server"))
-        migrate.up(schema_at(server.url), MIGRATIONS)
+        server = stack.enter_context(PostgresServer.start(folder / "server"))
+        migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         yield server, stack.enter_context(Fleet.at(server.url, folder))
 
 
-def outlive(server: Server, fleet: Fleet, *, seconds: float) -> float:
+def outlive(server: PostgresServer, fleet: Fleet, *, seconds: float) -> float:
     """Stop the store for so long under load, and return how long it took until all workers ran jobs again."""
     workers = [fleet.start() for _ in range(2)]
     fleet.enqueue(400)

@@ -18,7 +18,7 @@ from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import PUBLISHER_AWAY
 from taskharbor.core.outcome import MAX_RELEASES
 from taskharbor.core.states import Status
-from taskharbor.deadletters import FIRST_START, Relay, relay_for, to_callable
+from taskharbor.deadletters import FIRST_START, OutboxRelay, relay_for, to_callable
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.harbor import Harbor
 from taskharbor.janitor import Janitor
@@ -67,7 +67,7 @@ class Clockwork:
         """Let a job run on its last attempt under a lease that is over after a minute."""
         job_id = enqueue(self.driver, "run", max_attempts=1, **fields)
         token, minute = new_token(), timedelta(minutes=1)
-        self.driver.reserve("default", token=token, worker="gone", lease=minute, limit=1, patience=HOUR)
+        self.driver.reserve("default", token=token, worker="gone", lease=minute, limit=1, overdue_after=HOUR)
         return job_id
 
 
@@ -173,7 +173,7 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clockwork, told, woken = Clockwork(), list[Any](), list[str]()
-    clockwork.driver.upkeep.take_duty("relay", every=timedelta(days=1))  # it wakes the relay now and then
+    clockwork.driver.maintenance.claim_duty("relay", every=timedelta(days=1))  # it wakes the relay now and then
     janitors = [clockwork.janitor(tell=told.append, relay=lambda: woken.append("relay")) for _ in range(2)]
     job_id = clockwork.hold()
     for _ in range(3):
@@ -213,7 +213,7 @@ def test_a_buried_job_is_reported(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None:
     facts = list[Any]()
     job_id = enqueue(driver, "other", max_attempts=1, queue="others")
-    driver.reserve("others", token=new_token(), worker="gone", lease=SOON, limit=1, patience=HOUR)
+    driver.reserve("others", token=new_token(), worker="gone", lease=SOON, limit=1, overdue_after=HOUR)
 
     with at_work(driver, {}, lease=SHORT, hooks=[facts.append]):
         ended(driver, job_id)
@@ -302,7 +302,7 @@ def test_one_event_that_a_publisher_refuses_holds_up_no_other() -> None:
             raise ValueError("too long")
         came.append(event.job_id)
 
-    Relay(clockwork.driver, to_callable(publish)).tick()
+    OutboxRelay(clockwork.driver, to_callable(publish)).tick()
 
     assert came == [other]
     assert event_of(clockwork.driver, refused).last_error == "ValueError: too long"
@@ -336,13 +336,13 @@ def test_where_no_publisher_is_known_events_are_closed_and_hold_nothing_back() -
 
     assert (before.given_up_at, closed.last_error) == (None, "no publisher")
     assert closed.given_up_at is not None
-    assert clockwork.driver.upkeep.purge(older_than=timedelta(0), limit=10) == 1
+    assert clockwork.driver.maintenance.purge(older_than=timedelta(0), limit=10) == 1
 
 
 def test_a_process_without_a_publisher_closes_no_event_that_another_one_will_publish() -> None:
     clockwork = Clockwork()
     janitor = clockwork.janitor()  # it has none
-    publisher = Relay(clockwork.driver, to_callable(lambda _event: None))
+    publisher = OutboxRelay(clockwork.driver, to_callable(lambda _event: None))
     publisher.tick()
     job_id = clockwork.hold()
 
@@ -358,7 +358,7 @@ def test_a_process_without_a_publisher_closes_no_event_that_another_one_will_pub
 def test_a_publisher_that_never_comes_back_holds_nothing_back_after_a_week() -> None:
     clockwork = Clockwork()
     janitor = clockwork.janitor()
-    Relay(clockwork.driver, to_callable(lambda _event: None)).tick()
+    OutboxRelay(clockwork.driver, to_callable(lambda _event: None)).tick()
     job_id = clockwork.hold()
     clockwork.tick(janitor, 9, timedelta(days=1))
 
@@ -371,12 +371,12 @@ def test_a_job_that_died_once_is_pruned_by_the_janitor() -> None:
     job_id = clockwork.hold(idempotency_key="once")
     clockwork.tick(janitor, 3)
     driver = clockwork.driver
-    driver.requeue([job_id], token=new_token(), budget=1, by="ann", why="fixed")
+    driver.requeue([job_id], token=new_token(), budget=1, by="ann", reason="fixed")
     driver.cancel([job_id])
     clockwork.tick(janitor, 9, timedelta(days=1))
 
     assert driver.inspector.get([job_id]) == {}
-    assert driver.inspector.by_key("once") == []
+    assert driver.inspector.find_by_key("once") == []
 
 
 def event_of(driver: Driver, job_id: JobId) -> OutboxRow:

@@ -12,7 +12,7 @@ import pytest
 from taskharbor.core.answers import Sent
 from taskharbor.core.decide import Cancel, Snooze
 from taskharbor.core.ids import JobId, new_job_id
-from taskharbor.core.messages import FEW, Message, body
+from taskharbor.core.messages import MAX_UNKNOWN_RECEIVES, Message, encode_message
 from taskharbor.core.states import Status
 from tests.ringing import FIRST, LEASE, VISIBILITY, Rig
 from tests.worker.working import Outage, meddled
@@ -81,11 +81,11 @@ def test_the_message_goes_whatever_the_outcome_was_that_is_recorded(error: Excep
 
 def test_a_failed_job_whose_sending_was_not_noted_still_waits_for_a_message() -> None:
     rig = Rig()
-    outage = Outage("dispatched")
+    outage = Outage("record_dispatch")
     outage.is_on.set()
     job_id = rig.enqueue()
     rig.enqueuer(meddled(rig.driver, outage)).tick()
-    assert (outage.refused, rig.left(), rig.job(job_id).sent_at) == (["dispatched"], 1, None)
+    assert (outage.refused, rig.left(), rig.job(job_id).sent_at) == (["record_dispatch"], 1, None)
 
     rig.worker({"run": _raise(ValueError("again"))})
     rig.run(0.5)
@@ -226,7 +226,7 @@ def test_a_message_of_a_job_that_is_due_soon_waits_for_it() -> None:
     job_id = _sent(rig)
     rig.driver.reschedule([job_id], delay=timedelta(seconds=V - 1))
 
-    rig.worker({"run": _nothing}, patience=AGES)
+    rig.worker({"run": _nothing}, overdue_after=AGES)
     rig.run(V - 2)
     assert (rig.left(), rig.job(job_id).attempt_count) == (1, 0)
     rig.run(3)
@@ -268,10 +268,10 @@ def test_a_message_of_a_job_that_nobody_handles_here_is_left_to_others() -> None
 
 def test_a_message_of_an_unknown_job_is_deleted_when_it_was_seen_a_few_times() -> None:
     rig = Rig()
-    rig.say(body(Message(JobId(new_job_id()), 1)))
+    rig.say(encode_message(Message(JobId(new_job_id()), 1)))
     rig.worker({"run": _nothing})
 
-    rig.run(FEW * V - 1)
+    rig.run(MAX_UNKNOWN_RECEIVES * V - 1)
     assert rig.left() == 1
     rig.run(V)
 
@@ -305,7 +305,7 @@ def test_a_forged_message_of_another_queue_takes_no_room_for_ever() -> None:
     assert (rig.job(other).status, rig.job(job_id).status) == (Status.ENQUEUED, Status.SUCCEEDED)
 
 
-@pytest.mark.parametrize("verb", ["delete", "hide"])
+@pytest.mark.parametrize("verb", ["delete", "change_visibility"])
 def test_a_message_that_cannot_be_deleted_or_hidden_never_touches_its_job(verb: str) -> None:
     rig = Rig()
     rig.service.broken.add(verb)
@@ -328,7 +328,7 @@ def test_a_message_stays_hidden_for_as_long_as_its_job_runs() -> None:
     rig.run(2 * V)
 
     assert rig.job(job_id).status is Status.PROCESSING
-    assert [copy.receives for copy in rig.service.queues["default"]] == [1]
+    assert [copy.receive_count for copy in rig.service.queues["default"]] == [1]
 
 
 def test_messages_that_come_to_a_worker_which_stops_are_shown_to_others_at_once() -> None:
@@ -351,7 +351,7 @@ def test_messages_that_come_to_a_worker_which_stops_are_shown_to_others_at_once(
     rig.run(1)
 
     [copy] = service.queues["default"]
-    assert (copy.receives, rig.job(job_id).status) == (1, Status.ENQUEUED)
+    assert (copy.receive_count, rig.job(job_id).status) == (1, Status.ENQUEUED)
     assert copy.visible_at < rig.world.now
     assert worker.is_over
 
@@ -396,7 +396,7 @@ def test_a_job_whose_message_was_lost_is_taken_without_it() -> None:
     rig = Rig()
     job_id = rig.enqueue()
     [dispatch] = rig.driver.dispatch("default", limit=1, lock=timedelta(seconds=1), unclaimed=10)
-    rig.driver.dispatched([Sent(dispatch, AGES)])
+    rig.driver.record_dispatch([Sent(dispatch, AGES)])
 
     rig.worker({"run": _nothing})
     rig.run(FIRST.total_seconds() + 2)

@@ -15,9 +15,9 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.context import Surroundings
+from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.hand import Hand, Why
+from taskharbor.worker.hand import Execution, StopReason
 from taskharbor.worker.middleware import handler
 from tests.worker.manual import TIMEOUT
 
@@ -35,11 +35,11 @@ class Busy(ThreadRuntime):
     """A runtime whose thread and event loop are busy until `work`."""
 
     def __init__(self) -> None:
-        super().__init__(plain=1)
+        super().__init__(sync_threads=1)
         self._plain: list[Callable[[], None]] = []
         self._async: list[Coroutine[Any, Any, None]] = []
 
-    def run_plain(self, work: Callable[[], None]) -> None:
+    def run_sync(self, work: Callable[[], None]) -> None:
         self._plain.append(work)
 
     def run_async(self, works: Sequence[AsyncWork]) -> list[Busy]:
@@ -66,40 +66,44 @@ async def _arun(job: Job) -> None:
 
 @pytest.mark.parametrize("run", [_run, _arun])
 @pytest.mark.parametrize(
-    ("why", "outcome"),
-    [(Why.SHUTDOWN, Outcome.release()), (Why.CANCEL, Outcome.cancel(Why.CANCEL.value)), (Why.LOST, None)],
+    ("reason", "outcome"),
+    [
+        (StopReason.SHUTDOWN, Outcome.release()),
+        (StopReason.CANCEL, Outcome.cancel(StopReason.CANCEL.value)),
+        (StopReason.LOST, None),
+    ],
 )
 def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
-    run: Callable[[Job], Any], why: Why, outcome: Outcome | None
+    run: Callable[[Job], Any], reason: StopReason, outcome: Outcome | None
 ) -> None:
     driver, runtime = MemoryDriver(), Busy()
     Client(driver).enqueue(JobRequest(type="run"))
-    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, patience=MINUTE)
-    hand = Hand(claim, ends_at=inf, times_out_at=None)
+    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, overdue_after=MINUTE)
+    execution = Execution(claim, ends_at=inf, times_out_at=None)
     told: list[Outcome | None] = []
     executor = Executor(
         runtime,
         {"run": handler(run, ())},
         {},
-        around=Surroundings(driver, JsonCodec(), note=lambda _hand, _progress: None),
+        around=HandlerServices(driver, JsonCodec(), save=lambda _hand, _progress: None),
         report=lambda _hand, outcome: told.append(outcome),
     )
 
-    executor.start([hand])
-    hand.stop(why)
+    executor.start([execution])
+    execution.stop(reason)
     runtime.work()
 
     assert told == [outcome]
 
 
 def test_a_return_after_the_timeout_is_no_success_even_before_the_next_heartbeat(rig: Rig) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
 
     rig.runtime.seconds += TIMEOUT.total_seconds()
     rig.end()
 
     [(_, outcome)] = rig.reported
-    assert hand.why is Why.TIMEOUT
+    assert execution.stop_reason is StopReason.TIMEOUT
     assert outcome is not None
     assert (outcome.event, outcome.failure and outcome.failure.type) == (
         Event.RETRY,

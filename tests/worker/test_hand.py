@@ -9,34 +9,34 @@ import pytest
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.worker.hand import Hand, Why
+from taskharbor.worker.hand import Execution, StopReason
 
 LEASE = timedelta(seconds=5)
-OTHERS = [why for why in Why if why is not Why.LOST]
+OTHERS = [why for why in StopReason if why is not StopReason.LOST]
 
 
-def hand() -> Hand:
+def execution() -> Execution:
     driver = MemoryDriver()
     driver.insert([new_job()])
-    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
-    return Hand(claim, ends_at=1e9, times_out_at=None)
+    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
+    return Execution(claim, ends_at=1e9, times_out_at=None)
 
 
 @pytest.mark.parametrize("first", OTHERS)
-def test_a_lost_lease_beats_a_reason_to_stop_that_came_first(first: Why) -> None:
-    held, asked = hand(), list[Why | None]()
-    held.runs(lambda: asked.append(held.why))
+def test_a_lost_lease_beats_a_reason_to_stop_that_came_first(first: StopReason) -> None:
+    held, asked = execution(), list[StopReason | None]()
+    held.set_stop(lambda: asked.append(held.stop_reason))
 
     held.stop(first)
-    held.stop(Why.LOST)
+    held.stop(StopReason.LOST)
 
-    assert asked == [first, Why.LOST]
+    assert asked == [first, StopReason.LOST]
 
 
-@pytest.mark.parametrize("first", Why)
-def test_no_other_reason_does(first: Why) -> None:
-    held, asked = hand(), list[Why | None]()
-    held.runs(lambda: asked.append(held.why))
+@pytest.mark.parametrize("first", StopReason)
+def test_no_other_reason_does(first: StopReason) -> None:
+    held, asked = execution(), list[StopReason | None]()
+    held.set_stop(lambda: asked.append(held.stop_reason))
 
     held.stop(first)
     for other in OTHERS:
@@ -46,9 +46,9 @@ def test_no_other_reason_does(first: Why) -> None:
 
 
 def test_who_was_to_stop_before_it_ran_is_told_as_it_starts() -> None:
-    held, asked = hand(), list[Why | None]()
+    held, asked = execution(), list[StopReason | None]()
 
-    held.stop(Why.CANCEL)
-    held.runs(lambda: asked.append(held.why))
+    held.stop(StopReason.CANCEL)
+    held.set_stop(lambda: asked.append(held.stop_reason))
 
-    assert asked == [Why.CANCEL]
+    assert asked == [StopReason.CANCEL]

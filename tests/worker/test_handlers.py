@@ -22,7 +22,7 @@ from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.worker import running
+from taskharbor.worker import current_attempt
 from tests.postgres import emptied
 from tests.waiting import wait_until
 from tests.worker.working import LIMIT, at_work, drained, ended, enqueue, stored, worker_for
@@ -174,7 +174,7 @@ def test_a_handler_knows_which_attempt_it_is(driver: Driver, is_async: bool) -> 
     seen: list[Any] = []
 
     def plain(_job: Job, ctx: Context) -> None:
-        seen.append((running.get(), ctx.claim.lease.token))
+        seen.append((current_attempt.get(), ctx.claim.lease.token))
 
     async def waiting(job: Job, ctx: Context) -> None:
         await asyncio.sleep(0)

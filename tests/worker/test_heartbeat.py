@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor.core.answers import Skipped
 from taskharbor.core.errors import LeaseLost, StoreUnavailable
-from taskharbor.worker.hand import Why
+from taskharbor.worker.hand import StopReason
 from tests.worker.manual import LEASE
 from tests.worker.working import stored
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pytest
 
     from taskharbor.core.model import Lease
-    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.hand import Execution
     from tests.worker.manual import Rig
 
 
-def _is_leased(rig: Rig, hand: Hand) -> bool:
-    job = stored(rig.driver, hand.claim.job.id)
+def _is_leased(rig: Rig, execution: Execution) -> bool:
+    job = stored(rig.driver, execution.claim.job.id)
     return job.lease_expires_at is not None and job.lease_expires_at > rig.clock.now()
 
 
@@ -36,35 +36,35 @@ def _answer(rig: Rig, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Lease],
 
 
 def test_the_lease_is_extended_until_one_lease_after_the_timeout_and_no_longer(rig: Rig) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
 
     rig.pass_time(28.9)
     last_kept = len(rig.kept)
-    held_until = stored(rig.driver, hand.claim.job.id).lease_expires_at
+    held_until = stored(rig.driver, execution.claim.job.id).lease_expires_at
     rig.pass_time(9.1)
 
-    assert _is_leased(rig, hand) is False
-    assert stored(rig.driver, hand.claim.job.id).lease_expires_at == held_until
+    assert _is_leased(rig, execution) is False
+    assert stored(rig.driver, execution.claim.job.id).lease_expires_at == held_until
     assert len(rig.kept) == last_kept  # neither is its message hidden any longer
 
 
 def test_an_outcome_on_its_way_keeps_its_lease_though_the_slot_is_lost(rig: Rig) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
 
     rig.pass_time(30)
-    hand.is_settling = True  # as when a worker stops, and does not wait for the handler
+    execution.is_settling = True  # as when a worker stops, and does not wait for the handler
     rig.pass_time(12)
 
-    assert _is_leased(rig, hand)
+    assert _is_leased(rig, execution)
 
 
 def test_the_heartbeat_comes_for_the_timeout_and_for_the_lost_slot_and_then_rests(rig: Rig) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
     rig.pass_time(19.5)
 
     before = rig.heartbeat.tick()
     rig.pass_time(0.5)
-    hand.ends_at = rig.runtime.seconds + LEASE.total_seconds()
+    execution.ends_at = rig.runtime.seconds + LEASE.total_seconds()
     rig.pass_time(8.75, step=0.25)
     due = rig.heartbeat.tick()
     rig.pass_time(0.25)
@@ -74,56 +74,56 @@ def test_the_heartbeat_comes_for_the_timeout_and_for_the_lost_slot_and_then_rest
 
 
 def test_a_handler_whose_lease_is_lost_is_stopped_at_the_next_beat(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
     _answer(rig, monkeypatch, lambda lease: LeaseLost(lease.job_id))
 
     rig.pass_time(LEASE.total_seconds() / 3)
 
-    assert hand.why is Why.LOST
+    assert execution.stop_reason is StopReason.LOST
 
 
 def test_a_handler_whose_job_is_to_be_cancelled_is_stopped_at_the_next_beat(rig: Rig) -> None:
-    [hand] = rig.start()
-    rig.driver.cancel([hand.claim.job.id])
+    [execution] = rig.start()
+    rig.driver.cancel([execution.claim.job.id])
 
     rig.pass_time(LEASE.total_seconds() / 3)
 
-    assert hand.why is Why.CANCEL
+    assert execution.stop_reason is StopReason.CANCEL
 
 
 def test_a_lease_whose_row_is_locked_is_neither_lost_nor_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
     with monkeypatch.context() as locked:
         _answer(rig, locked, Skipped)
         rig.pass_time(4)
-        was_stopped = hand.why is not None
+        was_stopped = execution.stop_reason is not None
         pause = rig.heartbeat.tick()
     rig.pass_time(0.25)
 
     assert was_stopped is False
     assert pause == timedelta(seconds=0.25)
-    assert hand.ends_at == rig.runtime.seconds + LEASE.total_seconds() - 0.5
+    assert execution.ends_at == rig.runtime.seconds + LEASE.total_seconds() - 0.5
 
 
 def test_handlers_are_stopped_while_a_third_of_their_lease_is_left(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
 
     def unreachable(_lease: Lease) -> Any:
         raise StoreUnavailable("the network is gone")
 
     _answer(rig, monkeypatch, unreachable)
     rig.pass_time(5.25, step=0.25)  # of 8.5: a lease is given up half a second before the store's clock ends it
-    ran_on = hand.why is None
+    ran_on = execution.stop_reason is None
     rig.pass_time(0.25)
 
     assert ran_on
-    assert hand.why is Why.LOST
+    assert execution.stop_reason is StopReason.LOST
 
 
 def test_an_outcome_on_its_way_keeps_its_lease(rig: Rig) -> None:
-    [hand] = rig.start()
-    hand.is_settling = True
+    [execution] = rig.start()
+    execution.is_settling = True
 
     rig.pass_time(2 * LEASE.total_seconds())
 
-    assert _is_leased(rig, hand)
+    assert _is_leased(rig, execution)

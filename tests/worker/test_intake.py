@@ -14,8 +14,8 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.hand import Hand, Hands
-from taskharbor.worker.intake import Intake
+from taskharbor.worker.hand import Execution, ExecutionSlots
+from taskharbor.worker.intake import PollingSource
 from tests.waiting import wait_until
 from tests.worker.conftest import BY_MESSAGES
 from tests.worker.working import (
@@ -191,7 +191,7 @@ def test_a_paused_queue_gives_nothing(driver: Driver) -> None:
 
 
 def test_a_job_starts_long_before_the_next_poll(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.worker.intake.SHORTEST", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.intake.MIN_POLL_PAUSE", SELDOM)
     started: list[float] = []
 
     with at_work(driver, {"run": lambda _job: started.append(time.monotonic())}, poll=SELDOM):
@@ -222,7 +222,7 @@ def test_a_worker_that_is_full_takes_the_next_job_as_soon_as_one_ends(driver: Dr
 def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_ends(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.worker.intake.SHORTEST", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.intake.MIN_POLL_PAUSE", SELDOM)
     jobs = [enqueue(driver, "run") for _ in range(20)]
 
     with at_work(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM):
@@ -230,7 +230,7 @@ def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_e
 
 
 def test_a_worker_that_has_room_leaves_the_store_alone_when_a_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.worker.intake.SHORTEST", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.intake.MIN_POLL_PAUSE", SELDOM)
     driver, looks = MemoryDriver(), list[str]()
 
     def note(verb: str, call: Callable[[], Any]) -> Any:
@@ -249,28 +249,28 @@ def test_a_worker_that_has_room_leaves_the_store_alone_when_a_job_ends(monkeypat
 
 
 def test_room_that_is_made_while_the_store_is_asked_is_used_at_once() -> None:
-    driver, runtime = MemoryDriver(), ThreadRuntime(plain=1)
-    hands = Hands(runtime, concurrency=2, queues={"full": 1, "other": 1})
+    driver, runtime = MemoryDriver(), ThreadRuntime(sync_threads=1)
+    executions = ExecutionSlots(runtime, concurrency=2, queues={"full": 1, "other": 1})
     enqueue(driver, "run", queue="full")
-    [claim] = driver.reserve("full", token=new_token(), worker="w", lease=LONG, limit=1, patience=LONG)
-    hand = Hand(claim, ends_at=time.monotonic() + LIMIT, times_out_at=None)
-    hands.fill_room("full", hands.take_room("full", 1), [hand])
+    [claim] = driver.reserve("full", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
+    execution = Execution(claim, ends_at=time.monotonic() + LIMIT, times_out_at=None)
+    executions.fill("full", executions.acquire("full", 1), [execution])
 
     def end_the_job(verb: str, call: Callable[[], Any]) -> Any:
         assert verb == "reserve"
-        hands.let_go([hand])
+        executions.remove([execution])
         return call()
 
-    intake = Intake(
+    intake = PollingSource(
         runtime,
         meddled(driver, end_the_job),
-        hands,
+        executions,
         queues=["other", "full"],  # the last one is asked first
         worker="w",
         lease=LONG,
         margin=0,
         poll=SELDOM,
-        patience=LONG,
+        overdue_after=LONG,
         types=lambda: None,
         may_reclaim=lambda: True,
         start=lambda _hand: None,
@@ -305,7 +305,7 @@ def test_a_worker_whose_first_job_ends_while_it_still_starts_goes_on() -> None:
             return loop
 
     first, second = enqueue(driver, "run"), enqueue(driver, "run")
-    options: dict[str, Any] = {"concurrency": 1, "runtime": SlowToStart(plain=1), "poll": timedelta(minutes=1)}
+    options: dict[str, Any] = {"concurrency": 1, "runtime": SlowToStart(sync_threads=1), "poll": timedelta(minutes=1)}
 
     def run(job: Job) -> None:
         threading.Event().wait(0.1)  # until the intake has found that there is no room, and rests

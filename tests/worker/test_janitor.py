@@ -66,19 +66,19 @@ def _guard(clockwork: Clockwork, driver: Driver) -> ClockGuard:
 
 
 def _hold(driver: Driver, lease: timedelta) -> None:
-    driver.reserve("default", token=new_token(), worker="w", lease=lease, limit=10, patience=HOUR)
+    driver.reserve("default", token=new_token(), worker="w", lease=lease, limit=10, overdue_after=HOUR)
 
 
 def test_each_duty_is_done_once_in_its_period_however_many_janitors_there_are(driver: Driver) -> None:
     calls = Calls()
-    runtime = ThreadRuntime(plain=1)
+    runtime = ThreadRuntime(sync_threads=1)
     janitors = [Janitor(runtime, meddled(driver, calls), lease=LEASE, period=HOUR) for _ in range(3)]
 
     for _ in range(3):
         for janitor in janitors:
             janitor.tick()
 
-    duties = ("expire", "bury", "prune", "roll_up", "forget_audit", "forget_workers")
+    duties = ("expire", "bury", "prune", "roll_up", "prune_audit", "prune_workers")
     assert {name: calls.count[name] for name in duties} == dict.fromkeys(duties, 1)
 
 
@@ -88,7 +88,7 @@ def test_the_audit_is_kept_for_ninety_days() -> None:
     janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
     # More than one batch of them, for a janitor that was away.
     entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target="7") for _ in range(BATCH + 1)]
-    driver.control.record(entries)
+    driver.control.record_audit(entries)
 
     kept = []
     for passed in (timedelta(days=90) - MINUTE, MINUTE):
@@ -109,7 +109,7 @@ def test_several_workers_share_the_duties(driver: Driver) -> None:
         passed = driver.inspector.now() - start
 
     assert calls.count["expire"] <= passed / SHORT + 2
-    assert calls.count["take_duty"] > calls.count["expire"]
+    assert calls.count["claim_duty"] > calls.count["expire"]
 
 
 def test_a_spent_job_of_a_worker_that_died_becomes_a_dead_letter_with_its_event(driver: Driver) -> None:
@@ -144,7 +144,7 @@ def test_a_store_that_is_away_ends_no_janitor(driver: Driver) -> None:
     _hold(driver, SOON)
 
     with at_work(meddled(driver, outage), {}, lease=SHORT):
-        wait_until(lambda: outage.refused.count("take_duty") > 1)
+        wait_until(lambda: outage.refused.count("claim_duty") > 1)
         outage.is_on.clear()
 
         assert ended(driver, job_id).status is Status.DEAD
@@ -209,14 +209,14 @@ def test_a_slow_reply_or_a_pause_of_the_process_is_no_jump() -> None:
         guard.tick()
         clockwork.pass_by(LEASE / 3)
 
-    assert calls.count["clock_jumped"] == 0
+    assert calls.count["report_clock_jump"] == 0
 
 
 def test_a_jump_that_could_not_be_reported_is_reported_later() -> None:
     clockwork, reports = Clockwork(), list[str]()
 
     def refuse_once(verb: str, call: Callable[[], Any]) -> Any:
-        if verb == "clock_jumped":
+        if verb == "report_clock_jump":
             reports.append(verb)
             if len(reports) == 1:
                 raise StoreUnavailable("of all moments")

@@ -87,7 +87,9 @@ def test_a_lease_that_was_lost_for_another_reason_comes_with_no_such_advice(capl
     with caplog.at_level(logging.WARNING, "taskharbor"), at_work(driver, {"run": run}, lease=SHORT) as worker:
         job_id = enqueue(driver, "run")
         assert began.wait(LIMIT)
-        driver.upkeep.clock_jumped(expected=driver.inspector.now() + LONG, lease=timedelta(0))  # cuts every lease
+        driver.maintenance.report_clock_jump(
+            expected=driver.inspector.now() + LONG, lease=timedelta(0)
+        )  # cuts every lease
         may_end.set()
         worker.stop()
 

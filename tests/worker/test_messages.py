@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
-    from taskharbor.delivery.transport import Failed
+    from taskharbor.delivery.transport import ItemFailure
 
 V = VISIBILITY.total_seconds()
 
@@ -34,7 +34,7 @@ class FailingDeletes(QueueService):
     errors: int = 0
     asked: list[str] = field(default_factory=list)
 
-    def delete(self, queue: str, receipts: Sequence[str]) -> list[Failed | None]:
+    def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
         self.asked += receipts
         if self.errors:
             self.errors -= 1
@@ -62,7 +62,7 @@ def test_messages_are_declined_again_after_an_error_of_the_store() -> None:
     errors = [RuntimeError("a bug in the driver")]
 
     def fail_once(verb: str, call: Callable[[], Any]) -> Any:
-        if verb == "dispatched" and errors:
+        if verb == "record_dispatch" and errors:
             raise errors.pop()
         return call()
 
@@ -75,12 +75,12 @@ def test_messages_are_declined_again_after_an_error_of_the_store() -> None:
 
 def test_messages_that_cannot_be_declined_are_left_and_come_again() -> None:
     rig = Rig()
-    outage = Outage("dispatched")
+    outage = Outage("record_dispatch")
     _paused(rig, 3)
     outage.is_on.set()
     rig.worker({"run": _nothing}, meddled(rig.driver, outage))
     rig.run(V / 2)
-    assert (rig.left(), set(outage.refused)) == (3, {"dispatched"})
+    assert (rig.left(), set(outage.refused)) == (3, {"record_dispatch"})
 
     outage.is_on.clear()
     rig.run(V)
@@ -107,7 +107,7 @@ def test_one_message_that_always_fails_does_not_hold_up_the_others() -> None:
 
     def fail_on_poison(verb: str, call: Callable[[], Any]) -> Any:
         answer = call()
-        if verb == "dispatched" and rig.job(poison).dispatch_at == rig.driver.inspector.now():
+        if verb == "record_dispatch" and rig.job(poison).dispatch_at == rig.driver.inspector.now():
             raise RuntimeError("a bug in the driver")
         return answer
 
@@ -159,7 +159,7 @@ def test_a_forged_seq_that_no_store_can_hold_is_deleted_unread() -> None:
     declined: list[str] = []
 
     def watch(verb: str, call: Callable[[], Any]) -> Any:
-        declined.extend([verb] if verb == "dispatched" else [])
+        declined.extend([verb] if verb == "record_dispatch" else [])
         return call()
 
     rig.service.queues["default"] = rig.service.queues["default"][1:]  # the forged one alone

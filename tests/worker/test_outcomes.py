@@ -17,7 +17,7 @@ from taskharbor.core.states import Status
 from tests.worker.working import NOW, SHORT, at_work, drained, ended, enqueue, stored, worker_for
 
 if TYPE_CHECKING:
-    from taskharbor.core.facts import Fact
+    from taskharbor.core.facts import HookEvent
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Attempt, Job
     from taskharbor.drivers.base import Driver
@@ -80,7 +80,7 @@ def test_a_worker_is_not_drained_while_a_job_that_just_failed_may_be_due_again(d
             threading.Event().wait(0.4)  # meanwhile the worker has looked for more, and found nothing
             raise Retry(after=NOW)
 
-    def dawdle(fact: Fact) -> None:
+    def dawdle(fact: HookEvent) -> None:
         if isinstance(fact, AttemptFailed):
             threading.Event().wait(0.15)  # nothing is in hand now, and nobody has looked again
 
@@ -172,7 +172,7 @@ def test_a_job_that_nobody_handles_is_left_to_others_where_that_was_asked_for(dr
 
 def test_a_worker_takes_over_from_a_dead_one_only_what_it_can_run(driver: Driver) -> None:
     other, ours = enqueue(driver, "unheard.of"), enqueue(driver, "greet")
-    driver.reserve("default", token=new_token(), worker="dead", lease=SOON, limit=2, patience=HOUR)
+    driver.reserve("default", token=new_token(), worker="dead", lease=SOON, limit=2, overdue_after=HOUR)
 
     with at_work(driver, {"greet": lambda _job: None}, unknown_types="leave", lease=SHORT, janitor=False):
         job = ended(driver, ours)

@@ -15,7 +15,7 @@ from taskharbor.core.errors import OutcomeNotStorable, StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.hand import Hand, Hands
+from taskharbor.worker.hand import Execution, ExecutionSlots
 from taskharbor.worker.recorder import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Recorder
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ManualRuntime(ThreadRuntime):
     """Its monotonic clock moves when a test says so."""
 
     def __init__(self) -> None:
-        super().__init__(plain=1)
+        super().__init__(sync_threads=1)
         self.seconds = 1_000.0
 
     def monotonic(self) -> float:
@@ -60,17 +60,20 @@ class Rig:
         self.store, self.runtime = Store(), ManualRuntime()
         client = Client(self.store)
         self.ids = [client.enqueue(JobRequest(type="run")).id for _ in range(jobs)]
-        claims = self.store.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=jobs, patience=MINUTE)
-        by_id = {claim.job.id: Hand(claim, ends_at=ends_at, times_out_at=None) for claim in claims}
+        claims = self.store.reserve(
+            "default", token=new_token(), worker="w", lease=MINUTE, limit=jobs, overdue_after=MINUTE
+        )
+        by_id = {claim.job.id: Execution(claim, ends_at=ends_at, times_out_at=None) for claim in claims}
         self.in_hand = [by_id[job_id] for job_id in self.ids]
-        self.hands = Hands(self.runtime, concurrency=jobs, queues={"default": jobs})
-        self.hands.fill_room("default", self.hands.take_room("default", jobs), self.in_hand)
+        self.hands = ExecutionSlots(self.runtime, concurrency=jobs, queues={"default": jobs})
+        self.hands.fill("default", self.hands.acquire("default", jobs), self.in_hand)
         self.told: list[tuple[JobId, Outcome | None, Any]] = []
         self.recorder = Recorder(self.runtime, self.store, self.hands, settled=self._settled, freed=lambda: None)
 
-    def _settled(self, ended: Sequence[tuple[Hand, Outcome | None]], answers: Sequence[Any]) -> None:
+    def _settled(self, ended: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Any]) -> None:
         self.told += [
-            (hand.claim.job.id, outcome, answer) for (hand, outcome), answer in zip(ended, answers, strict=True)
+            (execution.claim.job.id, outcome, answer)
+            for (execution, outcome), answer in zip(ended, answers, strict=True)
         ]
 
     def end(self, *numbers: int, outcome: Outcome | None = None) -> None:
@@ -182,8 +185,8 @@ def test_slots_beside_a_locked_row_are_free_as_soon_as_their_outcomes_are_on_the
     locked = rig.ids[0]
 
     def skip(each: Settlement) -> Any:
-        free.append(rig.hands.take_room("default", 3))
-        rig.hands.fill_room("default", free[-1], [])
+        free.append(rig.hands.acquire("default", 3))
+        rig.hands.fill("default", free[-1], [])
         return Skipped(each.lease) if each.lease.job_id == locked else None
 
     rig.store.meddle = skip

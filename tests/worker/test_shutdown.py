@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.facts import AttemptGivenBack, JobClaimed
+from taskharbor.core.facts import AttemptReturned, JobClaimed
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
@@ -222,7 +222,7 @@ def test_a_job_is_given_back_once_however_long_that_takes(driver: Driver) -> Non
     worker.stop(NOW)
 
     assert _was_given_back(driver, job_id)
-    assert [type(fact) for fact in facts] == [JobClaimed, AttemptGivenBack]
+    assert [type(fact) for fact in facts] == [JobClaimed, AttemptReturned]
 
 
 def test_nothing_is_said_of_a_stuck_job_whose_lease_is_known_to_be_lost() -> None:
@@ -243,7 +243,7 @@ def test_nothing_is_said_of_a_stuck_job_whose_lease_is_known_to_be_lost() -> Non
     worker.start()
     job_id = enqueue(driver, "run")
     assert began.wait(LIMIT)
-    driver.upkeep.clock_jumped(expected=driver.inspector.now() + LONG, lease=NOW)  # cuts every lease
+    driver.maintenance.report_clock_jump(expected=driver.inspector.now() + LONG, lease=NOW)  # cuts every lease
     assert knows.wait(LIMIT)
     worker.stop(NOW)
     may_end.set()

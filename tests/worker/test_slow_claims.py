@@ -12,10 +12,10 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
-from taskharbor.worker.hand import Hand, Hands
-from taskharbor.worker.heartbeat import Heartbeat
-from taskharbor.worker.intake import Intake
-from taskharbor.worker.timeouts import Timeouts
+from taskharbor.worker.hand import Execution, ExecutionSlots
+from taskharbor.worker.heartbeat import LeaseHeartbeat
+from taskharbor.worker.intake import PollingSource
+from taskharbor.worker.timeouts import TimeoutMonitor
 
 LEASE = timedelta(seconds=5)
 
@@ -23,17 +23,19 @@ LEASE = timedelta(seconds=5)
 def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a_fresh_one() -> None:
     driver = MemoryDriver()
     Client(driver).enqueue(JobRequest(type="greet"))
-    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
+    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    hands = Hands(runtime, concurrency=2, queues={"default": 2})
-    timeouts = Timeouts(runtime, hands, lease=LEASE, wake=lambda _name: None, end=lambda: None)
-    heartbeat = Heartbeat(runtime, driver, hands, lease=LEASE, every=LEASE / 3, margin=0.25, timeouts=timeouts)
+    executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    timeouts = TimeoutMonitor(runtime, executions, lease=LEASE, wake=lambda _name: None, end=lambda: None)
+    heartbeat = LeaseHeartbeat(
+        runtime, driver, executions, lease=LEASE, every=LEASE / 3, margin=0.25, timeouts=timeouts
+    )
     heartbeat.tick()
 
     now = runtime.monotonic()
 
-    assert heartbeat.is_late_for([Hand(claim, ends_at=now + 1, times_out_at=None)])
-    assert not heartbeat.is_late_for([Hand(claim, ends_at=now + 4.75, times_out_at=None)])
+    assert heartbeat.is_due_before([Execution(claim, ends_at=now + 1, times_out_at=None)])
+    assert not heartbeat.is_due_before([Execution(claim, ends_at=now + 4.75, times_out_at=None)])
 
 
 class ReplyLostOnce(MemoryDriver):
@@ -53,17 +55,17 @@ def test_a_lease_that_was_read_back_counts_from_the_call_whose_reply_was_lost(mo
     driver = ReplyLostOnce()
     Client(driver).enqueue(JobRequest(type="greet"))
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    hands, started = Hands(runtime, concurrency=1, queues={"default": 1}), list[Hand]()
-    intake = Intake(
+    executions, started = ExecutionSlots(runtime, concurrency=1, queues={"default": 1}), list[Execution]()
+    intake = PollingSource(
         runtime,
         driver,
-        hands,
+        executions,
         queues=["default"],
         worker="w",
         lease=LEASE,
         margin=0.25,
         poll=LEASE,
-        patience=LEASE,
+        overdue_after=LEASE,
         types=lambda: None,
         may_reclaim=lambda: True,
         start=started.extend,
@@ -74,5 +76,5 @@ def test_a_lease_that_was_read_back_counts_from_the_call_whose_reply_was_lost(mo
 
     intake.tick()
 
-    [hand] = started
-    assert hand.ends_at == pytest.approx(asked_at + 4.75)
+    [execution] = started
+    assert execution.ends_at == pytest.approx(asked_at + 4.75)

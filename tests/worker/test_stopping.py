@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Moved, Settled, Settlement
-from taskharbor.core.facts import LeaseLost
+from taskharbor.core.answers import Settled, Settlement, Transitioned
+from taskharbor.core.facts import AttemptLost
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.worker import Stopped
+from taskharbor.worker import AttemptStopped
 from tests.waiting import wait_until
 from tests.worker.working import LIMIT, SHORT, Hold, Outage, at_work, ended, enqueue, meddled, stored
 
@@ -43,7 +43,7 @@ class Endless:
         try:
             while not self.may_end.wait(0.005):
                 ctx.raise_if_cancelled()
-        except Stopped:
+        except AttemptStopped:
             self.stopped.set()
             raise
 
@@ -95,7 +95,7 @@ def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_hea
     with at_work(driver, {"run": endless.of(colour)}, lease=SHORT):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
-        assert driver.cancel([job_id]) == [Moved(job_id, Status.PROCESSING)]
+        assert driver.cancel([job_id]) == [Transitioned(job_id, Status.PROCESSING)]
         job = ended(driver, job_id)
 
     assert endless.stopped.is_set()
@@ -152,7 +152,9 @@ def _steal(driver: Driver) -> Claim:
 
     def take() -> bool:
         stolen.extend(
-            driver.reserve("default", token=new_token(), worker="thief", lease=PATIENCE, limit=1, patience=PATIENCE)
+            driver.reserve(
+                "default", token=new_token(), worker="thief", lease=PATIENCE, limit=1, overdue_after=PATIENCE
+            )
         )
         return bool(stolen)
 
@@ -171,7 +173,7 @@ def test_a_handler_whose_lease_was_lost_is_stopped_at_once_and_records_nothing(d
         stolen = _steal(driver)
         hold.may_go.set()
         assert endless.stopped.wait(LIMIT)
-        wait_until(lambda: any(isinstance(fact, LeaseLost) for fact in facts))
+        wait_until(lambda: any(isinstance(fact, AttemptLost) for fact in facts))
         job = stored(driver, job_id)
 
     assert (job.status, job.lease_token, job.attempt_count) == (Status.PROCESSING, stolen.lease.token, 2)
@@ -190,7 +192,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_is_thrown_away(driver: 
         assert endless.began.wait(LIMIT)
         stolen = _steal(driver)
         endless.may_end.set()
-        wait_until(lambda: any(isinstance(fact, LeaseLost) for fact in facts))
+        wait_until(lambda: any(isinstance(fact, AttemptLost) for fact in facts))
         hold.may_go.set()
 
     driver.settle([Settlement(stolen.lease, Outcome.ack(b'"of the thief"'))])

@@ -15,7 +15,7 @@ from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.testing.simulation.queue_service import QueueService
-from taskharbor.testing.simulation.run import StoreClock
+from taskharbor.testing.simulation.run import SimulatedClock
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
 from taskharbor.worker import Worker
@@ -30,10 +30,19 @@ if TYPE_CHECKING:
 LEASE: Final = timedelta(seconds=5)
 TROUBLE: Final = 4.0  # seconds; shorter than a lease
 POLLED: Final = (
-    "reserve", "read_back", "settle", "extend", "note_progress", "now", "take_duty", "expire", "bury", "roll_up",
-    "beat_worker", "schedules_due", "prune", "forget_audit", "forget_workers",
+    "reserve", "read_back", "settle", "extend", "save_progress", "now", "claim_duty", "expire", "bury", "roll_up",
+    "record_worker", "due_schedules", "prune", "prune_audit", "prune_workers",
 )  # fmt: skip
-RUNG: Final = ("claim", "dispatch", "dispatched", "due_in", "settle", "extend", "outbox_take", "outbox_done")
+RUNG: Final = (
+    "claim",
+    "dispatch",
+    "record_dispatch",
+    "next_due_in",
+    "settle",
+    "extend",
+    "claim_outbox",
+    "settle_outbox",
+)
 NEEDS: Final = {"read_back": "reserve"}
 """What must fail, too, for a verb to be asked for."""
 ERRORS: Final = (RuntimeError("SQLSTATE 58030"), KeyError(b"PENDING"), StoreUnavailable("away"))
@@ -47,7 +56,7 @@ class Broken:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        if name in {"upkeep", "inspector", "control"}:
+        if name in {"maintenance", "inspector", "control"}:
             return Broken(found, self._gate)
         return found if not callable(found) else lambda *given, **named: self._gate(name, found, *given, **named)
 
@@ -74,7 +83,7 @@ class Rig:
 
     def __init__(self, verb: str, error: Exception, *, commits: bool, rings: bool) -> None:
         self.world = World(1)
-        self.store = MemoryDriver(clock=StoreClock(self.world))
+        self.store = MemoryDriver(clock=SimulatedClock(self.world))
         self.gate = Gate(self.world, verb, error, commits=commits)
         driver = cast("Driver", Broken(self.store, self.gate))
         service = QueueService(lambda: self.world.now, Random(1)) if rings else None
@@ -84,7 +93,7 @@ class Rig:
             driver,
             lease=LEASE,
             poll=timedelta(seconds=1),
-            patience=timedelta(seconds=6),
+            overdue_after=timedelta(seconds=6),
             transport=cast("Transport | None", service),
             visibility=timedelta(seconds=6),
             runtime=runtime,
@@ -105,7 +114,7 @@ class Rig:
 
         self.worker.register("slow", slow)
         self.worker.register("fail", lambda _job: 1 / 0)
-        self._client = Client(self.store, clock=StoreClock(self.world), ids=self.world.job_id)
+        self._client = Client(self.store, clock=SimulatedClock(self.world), ids=self.world.job_id)
 
     def enqueue(self, job_type: str, payload: object = None, **fields: Any) -> JobId:
         return self._client.enqueue(JobRequest(type=job_type, payload=payload, **fields)).id

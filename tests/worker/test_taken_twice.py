@@ -11,7 +11,7 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
-from taskharbor.worker.hand import Hand, Hands, Why
+from taskharbor.worker.hand import Execution, ExecutionSlots, StopReason
 from taskharbor.worker.recorder import Recorder
 
 LEASE: Final = timedelta(seconds=5)
@@ -19,9 +19,11 @@ LEASE: Final = timedelta(seconds=5)
 
 def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
     driver, runtime, first, second = taken_twice()
-    hands = Hands(runtime, concurrency=2, queues={"default": 2})
+    executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
     answers: list[Any] = []
-    recorder = Recorder(runtime, driver, hands, settled=lambda _ended, told: answers.extend(told), freed=lambda: None)
+    recorder = Recorder(
+        runtime, driver, executions, settled=lambda _ended, told: answers.extend(told), freed=lambda: None
+    )
     recorder.put(first, Outcome.ack())
     recorder.put(second, Outcome.ack())
 
@@ -35,22 +37,22 @@ def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
 
 def test_an_attempt_is_stopped_when_its_job_is_taken_anew() -> None:
     _, runtime, first, second = taken_twice()
-    hands = Hands(runtime, concurrency=2, queues={"default": 2})
-    hands.fill_room("default", hands.take_room("default", 1), [first])
+    executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    executions.fill("default", executions.acquire("default", 1), [first])
 
-    hands.lose({second.claim.job.id})
+    executions.mark_lost({second.claim.job.id})
 
-    assert first.why is Why.LOST
+    assert first.stop_reason is StopReason.LOST
 
 
-def taken_twice() -> tuple[MemoryDriver, SimulatedRuntime, Hand, Hand]:
+def taken_twice() -> tuple[MemoryDriver, SimulatedRuntime, Execution, Execution]:
     clock = ManualClock()
     driver = MemoryDriver(clock=clock)
     Client(driver, clock=clock).enqueue(JobRequest(type="greet"))
-    hands = []
+    executions = []
     for _ in range(2):
         clock.advance(LEASE)
-        [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, patience=LEASE)
-        hands.append(Hand(claim, ends_at=1e9, times_out_at=None))
+        [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
+        executions.append(Execution(claim, ends_at=1e9, times_out_at=None))
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    return driver, runtime, hands[0], hands[1]
+    return driver, runtime, executions[0], executions[1]

@@ -10,7 +10,7 @@ from taskharbor.core.ids import JobId, new_token
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.worker.taking import LOOK, Taking
+from taskharbor.worker.taking import RECLAIM_INTERVAL_SECONDS, Claimer
 
 LEASE = timedelta(seconds=5)
 
@@ -23,17 +23,17 @@ class Scene:
         self._driver = MemoryDriver(clock=self._clock)
         self.now = 1_000.0
         runtime: Any = SimpleNamespace(monotonic=lambda: self.now, token=new_token)
-        hands: Any = SimpleNamespace(
-            fill_room=lambda *_: None, take_room=lambda _queue, most: most, lose=lambda _ids: None
+        executions: Any = SimpleNamespace(
+            fill=lambda *_: None, acquire=lambda _queue, most: most, mark_lost=lambda _ids: None
         )
-        self._taking = Taking(
+        self._claimer = Claimer(
             runtime,
             self._driver,
-            hands,
+            executions,
             worker="heir",
             lease=LEASE,
             margin=0,
-            patience=LEASE,
+            overdue_after=LEASE,
             types=lambda: None,
             may_reclaim=lambda: True,
             start=lambda _hands: None,
@@ -47,12 +47,14 @@ class Scene:
     def abandon(self, count: int) -> list[JobId]:
         """Leave jobs behind whose lease is over."""
         jobs = [self.insert() for _ in range(count)]
-        self._driver.reserve("default", token=new_token(), worker="doomed", lease=LEASE, limit=count, patience=LEASE)
+        self._driver.reserve(
+            "default", token=new_token(), worker="doomed", lease=LEASE, limit=count, overdue_after=LEASE
+        )
         self._clock.advance(LEASE)
         return jobs
 
     def take(self, room: int) -> list[JobId]:
-        return [claim.job.id for claim in self._taking.reserve("default", room)]
+        return [claim.job.id for claim in self._claimer.reserve("default", room)]
 
 
 def test_ended_leases_are_looked_for_now_and_then() -> None:
@@ -61,7 +63,7 @@ def test_ended_leases_are_looked_for_now_and_then() -> None:
     abandoned, due = scene.abandon(2), scene.insert()
 
     assert scene.take(5) == [due]  # it does not wait for a look
-    scene.now += LOOK
+    scene.now += RECLAIM_INTERVAL_SECONDS
     assert scene.take(5) == abandoned
 
 

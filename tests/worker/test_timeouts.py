@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.service import LOST_SLOTS_EXIT
-from taskharbor.worker.hand import Why
+from taskharbor.worker.hand import StopReason
 from tests.waiting import wait_until
 from tests.worker.conftest import BY_MESSAGES
 from tests.worker.working import LIMIT, LONG, at_work, ended, enqueue, stored, worker_for
@@ -38,7 +38,7 @@ IN_MEMORY: Final = pytest.mark.parametrize("driver", ["memory", BY_MESSAGES], in
 def test_at_the_timeout_the_log_names_the_job_and_shows_the_stack_once(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
 
     rig.pass_time(19)
     before = caplog.text
@@ -47,27 +47,27 @@ def test_at_the_timeout_the_log_names_the_job_and_shows_the_stack_once(
     [line] = [record for record in caplog.records if "still running at its timeout" in record.getMessage()]
     assert "still running" not in before
     assert line.levelno == logging.WARNING
-    assert f"job {hand.claim.job.id} (greet) attempt 1" in line.getMessage()
+    assert f"job {execution.claim.job.id} (greet) attempt 1" in line.getMessage()
     assert "its timeout of 20.0 s" in line.getMessage()
     assert "in _wait" in line.getMessage()
     assert "self.may_end.wait(LIMIT)" in line.getMessage()
 
 
 def test_a_cancel_that_came_first_does_not_hide_the_timeout(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    [hand] = rig.start()
-    hand.stop(Why.CANCEL)
+    [execution] = rig.start()
+    execution.stop(StopReason.CANCEL)
 
     rig.pass_time(22)
     rig.end()
 
     assert "still running at its timeout" in caplog.text
-    assert rig.reported == [(hand, Outcome.cancel(Why.CANCEL.value))]
+    assert rig.reported == [(execution, Outcome.cancel(StopReason.CANCEL.value))]
 
 
 def test_a_slot_is_lost_one_lease_after_the_timeout_and_free_when_the_handler_returns(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [hand] = rig.start()
+    [execution] = rig.start()
 
     rig.pass_time(28.9)
     before = rig.hands.lost_slots
@@ -78,7 +78,7 @@ def test_a_slot_is_lost_one_lease_after_the_timeout_and_free_when_the_handler_re
     assert (before, lost, rig.hands.lost_slots) == (0, 1, 0)
     assert rig.changes == [1, 0]
     assert "1 of 4 slots lost" in caplog.text
-    assert f"job {hand.claim.job.id} (greet): its handler returned" in caplog.text
+    assert f"job {execution.claim.job.id} (greet): its handler returned" in caplog.text
 
 
 def test_a_worker_with_half_of_its_slots_lost_is_asked_to_end_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,7 +214,7 @@ def test_run_raises_an_exit_code_of_its_own_when_half_of_the_slots_are_lost(driv
         worker.run()
 
     assert raised.value.code == LOST_SLOTS_EXIT
-    assert int(Exit.SLOTS_LOST) == LOST_SLOTS_EXIT
+    assert int(ExitCode.SLOTS_LOST) == LOST_SLOTS_EXIT
 
 
 @IN_MEMORY

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from taskharbor.client import Client
 from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.messages import parse
+from taskharbor.core.messages import parse_message
 from taskharbor.core.request import JobRequest
 from taskharbor.core.states import FINAL, WAITING
 from taskharbor.enqueuer import DueTaskEnqueuer
@@ -46,13 +46,13 @@ class Bells:
 
     def options(self, queues: Iterable[str]) -> dict[str, Any]:
         for queue in set(queues) - set(self._enqueuers):
-            runtime = ThreadRuntime(plain=1)
+            runtime = ThreadRuntime(sync_threads=1)
             enqueuer = DueTaskEnqueuer(
-                runtime, self._driver, self.service, queues=[queue], period=timedelta(milliseconds=20)
+                runtime, self._driver, self.service, queues=[queue], max_idle=timedelta(milliseconds=20)
             )
             enqueuer.start()
             self._enqueuers[queue] = enqueuer
-        return {"transport": self.service, "wait": timedelta(milliseconds=50)}
+        return {"transport": self.service, "receive_wait": timedelta(milliseconds=50)}
 
     def wait_until_sent(self) -> None:
         """Wait until messages are out for all jobs that can have one: whoever drains then finds them."""
@@ -63,7 +63,7 @@ class Bells:
         wait_until(lambda: due <= self._named_by_messages())
 
     def _named_by_messages(self) -> set[JobId]:
-        messages = [parse(copy.body) for copies in [*self.service.queues.values()] for copy in [*copies]]
+        messages = [parse_message(copy.body) for copies in [*self.service.queues.values()] for copy in [*copies]]
         return {message.job_id for message in messages if message is not None}
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class _Meddled:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        if name in {"upkeep", "inspector", "control"}:
+        if name in {"maintenance", "inspector", "control"}:
             return _Meddled(found, self._meddle)
         if not callable(found) or name == "listen":
             return found

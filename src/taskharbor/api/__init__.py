@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskharbor.api.app import create_app, harbor_of, lifespan_of
-from taskharbor.api.backend import Backend
+from taskharbor.api.app import create_app, harbor_from, lifespan_for
+from taskharbor.api.backend import ApiBackend
 
-__all__ = ["Backend", "create_app", "harbor_of", "lifespan_of"]
+__all__ = ["ApiBackend", "create_app", "harbor_from", "lifespan_for"]

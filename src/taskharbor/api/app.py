@@ -11,24 +11,24 @@ from fastapi.requests import HTTPConnection
 
 from taskharbor._version import __version__
 from taskharbor.api import batch, deadletters, docs, events, health, jobs, queues, schedules, stats, steering
-from taskharbor.api.backend import Store
-from taskharbor.api.feed import Feed
+from taskharbor.api.backend import StoreGateway
+from taskharbor.api.feed import EventFeed
 from taskharbor.api.problems import add_handlers
-from taskharbor.api.state import Api, KeyRule
+from taskharbor.api.state import AppState, KeyRule
 from taskharbor.core.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from taskharbor.api.backend import Backend
+    from taskharbor.api.backend import ApiBackend
 
 MAX_BODY: Final = 262_144
 """The most bytes of a request's body; a batch may have 16 times as many."""
 
 
 def create_app(
-    harbor: Backend, *, needs_keys: bool | None = True, only_local_hosts: bool = False, max_body: int = MAX_BODY
+    harbor: ApiBackend, *, needs_keys: bool | None = True, only_local_hosts: bool = False, max_body: int = MAX_BODY
 ) -> FastAPI:
     """Return the HTTP API of *harbor* as an ASGI application, to be served or mounted.
 
@@ -51,10 +51,10 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    store = Store(harbor)
-    app.state.taskharbor = Api(
+    store = StoreGateway(harbor)
+    app.state.taskharbor = AppState(
         store=store,
-        feed=Feed(store),
+        feed=EventFeed(store),
         key_rule=KeyRule(needs_keys, store.has_keys),
         only_local_hosts=only_local_hosts,
         max_body=max_body,
@@ -68,7 +68,7 @@ def create_app(
 
 def close_streams(app: FastAPI) -> None:
     """End the waits and streams of *app*, which would keep a server from stopping."""
-    api: Api = app.state.taskharbor
+    api: AppState = app.state.taskharbor
     api.open.close()
 
 
@@ -80,20 +80,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     close_streams(app)
 
 
-def harbor_of(request: HTTPConnection) -> Any:
-    """Return the harbor of the application, in which `lifespan_of` put it: for `Depends`."""
+def harbor_from(request: HTTPConnection) -> Any:
+    """Return the harbor of the application, in which `lifespan_for` put it: for `Depends`."""
     return request.state.harbor
 
 
-def lifespan_of(
+def lifespan_for(
     harbor: AbstractAsyncContextManager[Any],
 ) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
-    """Return a lifespan for an application of your own: it closes *harbor* with it, and `harbor_of` finds it.
+    """Return a lifespan for an application of your own: it closes *harbor* with it, and `harbor_from` finds it.
 
     >>> from fastapi import Depends, FastAPI
     >>> from taskharbor import Harbor
     >>> harbor = Harbor("memory://")
-    >>> app = FastAPI(lifespan=lifespan_of(harbor))
+    >>> app = FastAPI(lifespan=lifespan_for(harbor))
     >>> app.mount("/jobs", create_app(harbor))
     """
 

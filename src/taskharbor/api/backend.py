@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from taskharbor.api.batching import Batcher
-from taskharbor.api.problems import Refusal
+from taskharbor.api.batching import RequestBatcher
+from taskharbor.api.problems import HttpProblem
 from taskharbor.core.errors import JobNotFound, TaskHarborError
 from taskharbor.core.ids import Token, new_job_id
 from taskharbor.core.model import AuditEntry
-from taskharbor.keys import KeyRing, has_good_key
+from taskharbor.keys import KeyCache, has_valid_key
 from taskharbor.views import last_failure
 
 if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable, Mapping, Sequence
 
-    from taskharbor.awaiting import Watcher
+    from taskharbor.awaiting import JobWatcher
     from taskharbor.client import Client
     from taskharbor.core.codec import Codec
     from taskharbor.core.failure import Failure
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 _LOG: Final = logging.getLogger(__name__)
 THREADS: Final = 8
-DOOR_THREADS: Final = 2
+KEY_THREADS: Final = 2
 """Keys are looked up apart, so that a flood of wrong ones keeps nobody from the store who is in."""
 PAGE_THREADS: Final = 2
 """One writes its page while the other's is read: more would take the interpreter from each other, and from others."""
@@ -47,14 +47,14 @@ COMPUTE_THREADS: Final = 1
 """Large bodies are parsed and encoded here, one at a time: the event loop then competes with one thread."""
 LARGE_BYTES: Final = 16_384
 """From this size on a value is parsed and encoded outside the event loop, which it would block for over 1 ms."""
-MOST_WAITING: Final = 1_000
+MAX_QUEUED_CALLS: Final = 1_000
 """Store calls that may wait for a thread; whoever comes later is asked to come back."""
-CLOCK_KEPT: Final = 10.0  # seconds
+CLOCK_TTL_SECONDS: Final = 10.0  # seconds
 KEY_USE_SECONDS: Final = 60.0
 """How often at most the use of a key is noted in the store."""
 
 
-class Backend(Protocol):
+class ApiBackend(Protocol):
     """What the API needs of a `taskharbor.harbor.Harbor`."""
 
     @property
@@ -66,7 +66,7 @@ class Backend(Protocol):
         """Accepts jobs."""
 
     @property
-    def watcher(self) -> Watcher:
+    def watcher(self) -> JobWatcher:
         """Waits for jobs, any number in one thread."""
 
     @property
@@ -83,19 +83,19 @@ class Caller:
     key_id: str | None = None
 
 
-class Calls:
+class StoreThreads:
     """Runs what blocks in a bounded number of threads, each call with one of them at a time."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._limiter = CapacityLimiter(threads)
 
     async def __call__(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
-        if self._limiter.statistics().tasks_waiting >= MOST_WAITING:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", "too many requests wait for the store")
+        if self._limiter.statistics().tasks_waiting >= MAX_QUEUED_CALLS:
+            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", "too many requests wait for the store")
         return await to_thread.run_sync(partial(call, *args, **options), limiter=self._limiter)
 
 
-class StoreClock:
+class CachedStoreClock:
     """Tells the store's time to a few milliseconds, without asking it each time."""
 
     def __init__(self, read: Callable[[], datetime]) -> None:
@@ -106,7 +106,7 @@ class StoreClock:
     def now(self) -> datetime:
         """Return the store's time; it may ask the store."""
         with self._reading:
-            if self._read is None or time.monotonic() - self._read[0] > CLOCK_KEPT:
+            if self._read is None or time.monotonic() - self._read[0] > CLOCK_TTL_SECONDS:
                 moment = self._ask()
                 self._read = (time.monotonic(), moment)
         return self.last()
@@ -118,7 +118,7 @@ class StoreClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobSnapshot:
     """A job as it was read, the failure it carries, and the store's time.
 
     With its payload it is a `taskharbor.core.model.Job`.
@@ -129,25 +129,29 @@ class Seen:
     now: datetime
 
 
-class Store:
+class StoreGateway:
     """A backend's store as endpoints use it."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: ApiBackend) -> None:
         self.backend = backend
-        self.call = Calls()
-        self.page = Calls(PAGE_THREADS)
-        self.compute = Calls(COMPUTE_THREADS)
-        self.clock = StoreClock(self._now)
-        self._ring = KeyRing(lambda: backend.driver.inspector)
-        self._at_the_door = Calls(DOOR_THREADS)
-        own = Calls(6)  # one for each batcher: what was committed already must not wait in line to be told
-        self._jobs: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=True))
-        self._summaries: Batcher[JobId, Seen | None] = Batcher(lambda ids: own(self._read, ids, with_payload=False))
-        self._audit: Batcher[AuditEntry, None] = Batcher(lambda entries: own(self._record, entries))
-        self._key_checks: Batcher[None, bool] = Batcher(lambda asked: own(self._look_for_keys, asked))
-        self._key_uses: Batcher[str, None] = Batcher(lambda ids: own(self._note_uses, ids))
+        self.call = StoreThreads()
+        self.page = StoreThreads(PAGE_THREADS)
+        self.compute = StoreThreads(COMPUTE_THREADS)
+        self.clock = CachedStoreClock(self._now)
+        self._ring = KeyCache(lambda: backend.driver.inspector)
+        self._at_the_door = StoreThreads(KEY_THREADS)
+        own = StoreThreads(6)  # one for each batcher: what was committed already must not wait in line to be told
+        self._jobs: RequestBatcher[JobId, JobSnapshot | None] = RequestBatcher(
+            lambda ids: own(self._read, ids, with_payload=True)
+        )
+        self._summaries: RequestBatcher[JobId, JobSnapshot | None] = RequestBatcher(
+            lambda ids: own(self._read, ids, with_payload=False)
+        )
+        self._audit: RequestBatcher[AuditEntry, None] = RequestBatcher(lambda entries: own(self._record, entries))
+        self._key_checks: RequestBatcher[None, bool] = RequestBatcher(lambda asked: own(self._look_for_keys, asked))
+        self._key_uses: RequestBatcher[str, None] = RequestBatcher(lambda ids: own(self._note_uses, ids))
         self._note_again_at: dict[str, float] = {}  # of keys that are good: there are as many as people made
-        self._readiness: Batcher[None, None] = Batcher(lambda asked: own(self._ask, asked))
+        self._readiness: RequestBatcher[None, None] = RequestBatcher(lambda asked: own(self._ask, asked))
 
     @property
     def inspector(self) -> Inspector:
@@ -156,14 +160,14 @@ class Store:
         bounded: Inspector = getattr(driver, "bounded_inspector", driver.inspector)
         return bounded
 
-    async def get(self, job_id: JobId, *, with_payload: bool = False) -> Seen:
+    async def get(self, job_id: JobId, *, with_payload: bool = False) -> JobSnapshot:
         """Return a job, or raise `JobNotFound`; its payload and result are read only *with_payload*."""
         return await self._existing(job_id, self._reading(job_id, with_payload=with_payload))
 
-    async def get_made(self, caller: Caller, job_id: JobId, *, with_payload: bool, **detail: str) -> Seen:
+    async def get_made(self, caller: Caller, job_id: JobId, *, with_payload: bool, **detail: str) -> JobSnapshot:
         """Return a job that *caller* just made, once that is written down: both at the same time."""
         reading = self._reading(job_id, with_payload=with_payload)
-        await self.record(caller, "jobs.enqueue", str(job_id), **detail)
+        await self.record_audit(caller, "jobs.enqueue", str(job_id), **detail)
         return await self._existing(job_id, reading)
 
     async def read(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, datetime]:
@@ -194,7 +198,7 @@ class Store:
         """Return whether the store has a key that opens anything; it is asked once for all who ask at once."""
         return await self._key_checks(None)
 
-    async def record(self, caller: Caller, action: str, target: str, **detail: str) -> None:
+    async def record_audit(self, caller: Caller, action: str, target: str, **detail: str) -> None:
         """Write down what was done. It is done: where that cannot be written, the log has to keep it."""
         entry = AuditEntry(id=Token(new_job_id()), actor=caller.name, action=action, target=target, detail=detail)
         try:
@@ -202,11 +206,11 @@ class Store:
         except TaskHarborError as error:
             _LOG.error("this was done and is not in the audit, %r: %s", entry, error)
 
-    def _reading(self, job_id: JobId, *, with_payload: bool) -> Future[Seen | None]:
+    def _reading(self, job_id: JobId, *, with_payload: bool) -> Future[JobSnapshot | None]:
         return self._jobs(job_id) if with_payload else self._summaries(job_id)
 
     @staticmethod
-    async def _existing(job_id: JobId, reading: Future[Seen | None]) -> Seen:
+    async def _existing(job_id: JobId, reading: Future[JobSnapshot | None]) -> JobSnapshot:
         seen = await reading
         if seen is None:
             raise JobNotFound(job_id)
@@ -215,20 +219,20 @@ class Store:
     def _read_now(self, call: Callable[[], R]) -> tuple[R, datetime]:
         return call(), self.clock.now()
 
-    def _read(self, job_ids: list[JobId], *, with_payload: bool) -> list[Seen | None]:
+    def _read(self, job_ids: list[JobId], *, with_payload: bool) -> list[JobSnapshot | None]:
         inspector, asked = self.inspector, list(dict.fromkeys(job_ids))
         jobs: Mapping[JobId, JobSummary] = inspector.get(asked) if with_payload else inspector.summaries(asked)
         failed = [job.id for job in jobs.values() if job.last_error is not None]
         by_job = groupby(inspector.attempts(failed) if failed else [], lambda attempt: attempt.job_id)
         failures = {job_id: last_failure(attempts) for job_id, attempts in by_job}
         now = self.clock.now()
-        return [Seen(jobs[job_id], failures.get(job_id), now) if job_id in jobs else None for job_id in job_ids]
+        return [JobSnapshot(jobs[job_id], failures.get(job_id), now) if job_id in jobs else None for job_id in job_ids]
 
     def _now(self) -> datetime:
         return self.backend.driver.inspector.now()
 
     def _look_for_keys(self, asked: list[None]) -> Sequence[bool]:
-        return [has_good_key(self.backend.driver.inspector)] * len(asked)
+        return [has_valid_key(self.backend.driver.inspector)] * len(asked)
 
     def _note_uses(self, ids: list[str]) -> Sequence[None]:
         self.backend.driver.control.note_key_use(ids)
@@ -239,7 +243,7 @@ class Store:
         return asked
 
     def _record(self, entries: list[AuditEntry]) -> Sequence[None]:
-        self.backend.driver.control.record(entries)
+        self.backend.driver.control.record_audit(entries)
         return [None] * len(entries)
 
 

@@ -11,15 +11,15 @@ from pydantic import ValidationError
 
 from taskharbor.api import examples, shapes
 from taskharbor.api.bodies import BatchBody, NewJobBody
-from taskharbor.api.describing import WITH_BODY, described
-from taskharbor.api.problems import Refusal, pointed, problem, problem_of, refuse_field
+from taskharbor.api.describing import WITH_BODY, describe
+from taskharbor.api.problems import HttpProblem, field_problem, json_pointers, problem, problem_of
 from taskharbor.api.replying import json_bytes, reply_bytes
-from taskharbor.api.routing import BATCH_FACTOR, ApiRequest, ApiRoute, needs
+from taskharbor.api.routing import BATCH_FACTOR, ApiRequest, ApiRoute, requires_scope
 from taskharbor.client import Client
 from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import InvalidRequest, TaskHarborError
 from taskharbor.core.model import NewJob
-from taskharbor.core.request import JobRequest, check
+from taskharbor.core.request import JobRequest, validate
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=ApiRoute)
 Outcome = Enqueued | dict[str, Any]
@@ -28,7 +28,7 @@ Outcome = Enqueued | dict[str, Any]
 @router.post(
     "/batch",
     summary="Make many jobs",
-    **described(
+    **describe(
         {
             200: (
                 shapes.BatchResult,
@@ -39,7 +39,7 @@ Outcome = Enqueued | dict[str, Any]
         body={"jobs": [examples.NEW_JOB], "atomic": False},
     ),
 )
-@needs("jobs:write", body_factor=BATCH_FACTOR)
+@requires_scope("jobs:write", body_factor=BATCH_FACTOR)
 async def create_many(request: ApiRequest, body: BatchBody) -> Response:
     """Store up to 1,000 jobs in one statement, and say of each what became of it, in order.
 
@@ -55,7 +55,7 @@ async def create_many(request: ApiRequest, body: BatchBody) -> Response:
         outcomes = await _each(client, prepared)
     new = [each for each in outcomes if isinstance(each, Enqueued) and not each.existed]
     if new:
-        await request.api.store.record(
+        await request.api.store.record_audit(
             request.caller, "jobs.enqueue-many", f"{len(new)} jobs", first=str(new[0].id), last=str(new[-1].id)
         )
     return reply_bytes(await compute(_written, len(new), outcomes))
@@ -71,11 +71,11 @@ def _all_or_none(jobs: list[Any]) -> list[JobRequest]:
     ]
     if wrong:
         detail = f"{len(wrong)} rules are broken, and nothing was stored"
-        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=wrong)
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=wrong)
     requests = [each for each in read if isinstance(each, JobRequest)]
     for place, each in enumerate(requests):
         if each.idempotency_key is not None:
-            refuse_field(f"/jobs/{place}/idempotency_key", "an atomic batch takes no idempotency keys")
+            field_problem(f"/jobs/{place}/idempotency_key", "an atomic batch takes no idempotency keys")
     return requests
 
 
@@ -83,9 +83,9 @@ def _read(given: Any) -> JobRequest | dict[str, Any]:
     """Return a job's request, or the problem with it."""
     try:
         request = NewJobBody.model_validate(given).request()
-        check(request)
+        validate(request)
     except ValidationError as error:
-        found = list(pointed({**each, "loc": ("body", *each["loc"])} for each in error.errors()))
+        found = list(json_pointers({**each, "loc": ("body", *each["loc"])} for each in error.errors()))
         detail = "; ".join(f"{each['pointer']}: {each['detail']}" for each in found)
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=found)
     except InvalidRequest as error:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
-MOST: Final = 500
+MAX_BATCH: Final = 500
 
 
-class Batcher(Generic[Asked, Answer]):
+class RequestBatcher(Generic[Asked, Answer]):
     """Asks one batch at a time; what comes meanwhile is the next batch.
 
     So a single caller waits for nobody, and a thousand at once take a few statements and one thread.
@@ -40,7 +40,7 @@ class Batcher(Generic[Asked, Answer]):
         batch: list[tuple[Asked, Future[Answer]]] = []
         try:
             while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+                batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
                 await self._answer(batch)
         finally:
             self._running = None

@@ -13,15 +13,15 @@ from pydantic_core import PydanticCustomError
 from taskharbor.core.ids import JobId
 from taskharbor.core.outcome import MAX_DELAY
 from taskharbor.core.request import (
-    ATTEMPTS,
-    EARLIEST,
-    LATEST,
-    MAX_KEY,
+    ATTEMPTS_RANGE,
+    MAX_KEY_CHARS,
     MAX_METADATA,
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
+    MAX_SCHEDULED_FOR,
     MAX_TIMEOUT,
-    PRIORITIES,
+    MIN_SCHEDULED_FOR,
+    PRIORITY_RANGE,
     QUEUE_PATTERN,
     TYPE_PATTERN,
     JobRequest,
@@ -43,9 +43,9 @@ def _moment(value: object) -> datetime:
             moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", value).upper()).astimezone(UTC)
         except (ValueError, OverflowError):
             raise PydanticCustomError("moment", rule) from None
-        if EARLIEST <= moment < LATEST:
+        if MIN_SCHEDULED_FOR <= moment < MAX_SCHEDULED_FOR:
             return moment
-        rule = f"must be from {EARLIEST:%Y} to before {LATEST:%Y}"
+        rule = f"must be from {MIN_SCHEDULED_FOR:%Y} to before {MAX_SCHEDULED_FOR:%Y}"
     raise PydanticCustomError("moment", rule)
 
 
@@ -82,9 +82,9 @@ Moment = Annotated[
 Delay = Annotated[float, Field(ge=0, le=MAX_DELAY.total_seconds(), allow_inf_nan=False)]
 Timeout = Annotated[float, Field(ge=0.001, le=MAX_TIMEOUT.total_seconds(), allow_inf_nan=False)]
 # The bounds stand before the validator, or the schema would not have them.
-Attempts = Annotated[int, Field(ge=ATTEMPTS[0], le=ATTEMPTS[-1]), BeforeValidator(_whole)]
-Priority = Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1]), BeforeValidator(_whole)]
-Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY, pattern=_STORABLE), AfterValidator(_storable)]
+Attempts = Annotated[int, Field(ge=ATTEMPTS_RANGE[0], le=ATTEMPTS_RANGE[-1]), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[-1]), BeforeValidator(_whole)]
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
 Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=_STORABLE), AfterValidator(_storable)]
 _MetadataKey = Annotated[
     str, Field(min_length=1, max_length=MAX_METADATA_KEY, pattern=_STORABLE), AfterValidator(_storable)
@@ -144,8 +144,8 @@ class NewJobBody(Body):
             payload=self.payload,
             queue=self.queue,
             scheduled_for=self.scheduled_for,
-            delay=span(self.delay),
-            timeout=span(self.timeout),
+            delay=to_timedelta(self.delay),
+            timeout=to_timedelta(self.timeout),
             max_attempts=self.max_attempts,
             priority=self.priority,
             idempotency_key=key or self.idempotency_key,
@@ -231,5 +231,5 @@ class ScheduleBody(Body):
     priority: Priority = 0
 
 
-def span(seconds: float | None) -> timedelta | None:
+def to_timedelta(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)

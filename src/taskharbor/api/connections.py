@@ -34,7 +34,7 @@ LOG_EVERY_SECONDS: Final = 10.0
 _REQUEST_TIMEOUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     """What a connection waits for."""
 
     HEADERS = "headers"
@@ -43,7 +43,7 @@ class Phase(Enum):
     IDLE = "idle"
 
 
-class Connections:
+class ConnectionLimits:
     """The open connections of a server, at most *most* of them.
 
     If there are more, the oldest one that has sent only a part of its headers is closed, or else the one that has been
@@ -52,8 +52,11 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._phases: dict[BoundedProtocol, Phase] = {}
-        self._unsettled: dict[Phase, dict[BoundedProtocol, None]] = {Phase.HEADERS: {}, Phase.IDLE: {}}  # oldest first
+        self._phases: dict[BoundedProtocol, RequestPhase] = {}
+        self._unsettled: dict[RequestPhase, dict[BoundedProtocol, None]] = {
+            RequestPhase.HEADERS: {},
+            RequestPhase.IDLE: {},
+        }  # oldest first
         self._log_at = 0.0
 
     def __len__(self) -> int:
@@ -64,10 +67,10 @@ class Connections:
         if len(self) >= self.most and not self._close_one():
             self._warn("refused a connection: all %d are being answered", self.most)
             return False
-        self.note(new, Phase.HEADERS)
+        self.note(new, RequestPhase.HEADERS)
         return True
 
-    def note(self, connection: BoundedProtocol, phase: Phase) -> None:
+    def note(self, connection: BoundedProtocol, phase: RequestPhase) -> None:
         """Remember what *connection* waits for."""
         self.forget(connection)
         self._phases[connection] = phase
@@ -97,10 +100,10 @@ class Connections:
 class BoundedProtocol(H11Protocol):
     """One connection, with a deadline for each part of a request that its client is to send or read."""
 
-    def __init__(self, *args: Any, bounds: Connections, **options: Any) -> None:
+    def __init__(self, *args: Any, bounds: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self._bounds = bounds
-        self._waits_for: tuple[Phase, object] | None = None
+        self._waits_for: tuple[RequestPhase, object] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
@@ -148,20 +151,20 @@ class BoundedProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if phase is Phase.HEADERS:
+        if phase is RequestPhase.HEADERS:
             self._deadline = self.loop.call_later(HEADER_SECONDS, self._end_headers)
-        elif phase is Phase.BODY:
+        elif phase is RequestPhase.BODY:
             self._deadline = self.loop.call_later(BODY_SECONDS, self.transport.abort)
 
-    def _phase(self) -> Phase:
+    def _phase(self) -> RequestPhase:
         state = self.conn.their_state
         if state is h11.SEND_BODY:
-            return Phase.BODY
+            return RequestPhase.BODY
         if state is not h11.IDLE:
-            return Phase.ANSWER
+            return RequestPhase.ANSWER
         last: object = self.cycle  # None before the first request, whatever uvicorn's annotation says
         has_begun = last is None or bool(self.conn.trailing_data[0])
-        return Phase.HEADERS if has_begun else Phase.IDLE
+        return RequestPhase.HEADERS if has_begun else RequestPhase.IDLE
 
     def _end_headers(self) -> None:
         self.transport.write(_REQUEST_TIMEOUT)

@@ -11,15 +11,15 @@ from fastapi.responses import Response
 from taskharbor.api import examples, shapes
 from taskharbor.api.backend import Caller
 from taskharbor.api.bodies import BulkRequeueBody, DeadFilter, Moment, QueueName, TypeName
-from taskharbor.api.describing import WITH_BODY, described
+from taskharbor.api.describing import WITH_BODY, describe
 from taskharbor.api.jobs import Cursor, Limit, Tag, reply_page, tag_of
-from taskharbor.api.problems import problem_of, refuse_field
-from taskharbor.api.replying import reply
-from taskharbor.api.routing import ApiRequest, ApiRoute, needs
-from taskharbor.core.answers import JobFilter, Moved
+from taskharbor.api.problems import field_problem, problem_of
+from taskharbor.api.replying import json_response
+from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
+from taskharbor.core.answers import JobFilter, Transitioned
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
-from taskharbor.core.spreading import spread
+from taskharbor.core.spreading import paced_batches
 from taskharbor.core.states import Status
 from taskharbor.drivers.base import Driver
 from taskharbor.views import group_view
@@ -34,9 +34,9 @@ Fingerprint = Annotated[str, Query(max_length=64, pattern=r"^[^\x00]*$")]
 @router.get(
     "",
     summary="List dead letters",
-    **described({200: (shapes.JobPage, {"jobs": [examples.JOB], "next": None})}, 422),
+    **describe({200: (shapes.JobPage, {"jobs": [examples.JOB], "next": None})}, 422),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def list_dead(
     request: ApiRequest,
     *,
@@ -65,22 +65,22 @@ async def list_dead(
 @router.get(
     "/groups",
     summary="Group dead letters by their error",
-    **described({200: (shapes.Groups, {"groups": [examples.GROUP]})}, 422),
+    **describe({200: (shapes.Groups, {"groups": [examples.GROUP]})}, 422),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def groups(
     request: ApiRequest, queue: Annotated[QueueName | None, Query()] = None, limit: Limit = 50
 ) -> Response:
     """Say what dead letters died of, the largest group first."""
     store = request.api.store
-    found = await store.call(store.inspector.dead_groups, limit=limit, queue=queue)
-    return reply({"groups": [group_view(each) for each in found]})
+    found = await store.call(store.inspector.dead_letter_groups, limit=limit, queue=queue)
+    return json_response({"groups": [group_view(each) for each in found]})
 
 
 @router.post(
     "/requeue",
     summary="Give many dead letters a new life",
-    **described(
+    **describe(
         {
             200: (
                 shapes.BulkResult,
@@ -91,39 +91,39 @@ async def groups(
         body={"filter": {"type": "email.send"}, "dry_run": True, "rate": 10},
     ),
 )
-@needs("jobs:control")
+@requires_scope("jobs:control")
 async def requeue_many(request: ApiRequest, body: BulkRequeueBody) -> Response:
     """Requeue dead letters by their ids, or those that are like a filter, up to *limit* of them.
 
     *dry_run* says which it would be. Where there are *more*, call again.
     """
     if (body.ids is None) == (body.filter is None):
-        refuse_field("/filter", "give ids or a filter, one of them")
+        field_problem("/filter", "give ids or a filter, one of them")
     store = request.api.store
     result = await store.call(requeued, store.backend.driver, body, request.caller)
     if result["requeued"]:
         target = f"{result['requeued']} jobs"
-        await store.record(request.caller, "dead-letters.requeue", target, why=body.reason)
-    return reply(result, HTTPStatus.OK)
+        await store.record_audit(request.caller, "dead-letters.requeue", target, why=body.reason)
+    return json_response(result, HTTPStatus.OK)
 
 
 def requeued(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str, Any]:
     """Find the dead letters that are meant, requeue them, and say what became of them."""
     ids, more = _meant(driver, body)
     refused: list[dict[str, Any]] = []
-    for batch, delay in () if body.dry_run else spread(ids, body.rate):
+    for batch, delay in () if body.dry_run else paced_batches(ids, body.rate):
         answers = driver.requeue(
             batch,
             token=new_token(),
             budget=body.budget or DEFAULT_MAX_ATTEMPTS,
             by=caller.name,
-            why=body.reason,
+            reason=body.reason,
             delay=delay,
         )
         refused += [
             {"id": str(job_id), "problem": problem_of(answer)}
             for job_id, answer in zip(batch, answers, strict=True)
-            if not isinstance(answer, Moved)
+            if not isinstance(answer, Transitioned)
         ]
     return {
         "matched": len(ids),

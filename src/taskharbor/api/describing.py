@@ -47,7 +47,7 @@ IDEMPOTENCY_KEY: Final = {
 }
 
 
-def described(
+def describe(
     answers: Mapping[int, tuple[type[BaseModel], Any]],
     *problems: int,
     body: Any = None,
@@ -55,7 +55,7 @@ def described(
 ) -> dict[str, Any]:
     """Return what a route's decorator takes. *answers* are shapes with an example each, *body* is what to send."""
     responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": shape, "description": _said(shape), "content": {JSON: {"example": example}}}
+        status: {"model": shape, "description": _response_text(shape), "content": {JSON: {"example": example}}}
         for status, (shape, example) in answers.items()
     }
     responses |= {status: _problem(status) for status in sorted({*problems, *EVERYWHERE})}
@@ -76,5 +76,5 @@ def _problem(status: int) -> dict[str, Any]:
     return told
 
 
-def _said(shape: type[BaseModel]) -> str:
+def _response_text(shape: type[BaseModel]) -> str:
     return shape.__doc__ or shape.__name__

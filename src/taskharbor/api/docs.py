@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from taskharbor._version import __version__
-from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, needs
+from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, requires_scope
 from taskharbor.api.shapes import Problem
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SUMMARY: Final = "Background jobs that are never lost and never run twice at on
 
 
 @router.get("/openapi.json")
-@needs(PUBLIC)
+@requires_scope(PUBLIC)
 async def openapi(request: ApiRequest) -> Response:
     document = dict(request.app.openapi())
     if request.root:
@@ -35,7 +35,7 @@ async def openapi(request: ApiRequest) -> Response:
 
 
 @router.get("/docs")
-@needs(PUBLIC)
+@requires_scope(PUBLIC)
 async def docs(request: ApiRequest) -> Response:
     rows = "".join(_rows(request.app.openapi()))
     page = (

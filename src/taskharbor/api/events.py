@@ -11,11 +11,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from taskharbor.api import examples
-from taskharbor.api.describing import described
+from taskharbor.api.describing import describe
 from taskharbor.api.jobs import ThatJob
-from taskharbor.api.routing import ApiRequest, ApiRoute, needs
-from taskharbor.api.state import Api
-from taskharbor.api.streaming import MAX_LIFE_SECONDS, MEDIA_TYPE, EventStream, Listener, event
+from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
+from taskharbor.api.state import AppState
+from taskharbor.api.streaming import MAX_LIFE_SECONDS, MEDIA_TYPE, EventStream, StreamBuffer, event
 from taskharbor.core.errors import TaskHarborError
 from taskharbor.core.ids import JobId
 from taskharbor.views import job_view
@@ -23,19 +23,19 @@ from taskharbor.views import job_view
 _LOG: Final = logging.getLogger(__name__)
 router: Final = APIRouter(prefix="/v1", tags=["events"], route_class=ApiRoute)
 
-LONGEST: Final = timedelta(seconds=MAX_LIFE_SECONDS)
+MAX_STREAM: Final = timedelta(seconds=MAX_LIFE_SECONDS)
 
 
 def _stream(*problems: int) -> dict[str, Any]:
     shown = event("job", examples.JOB).decode()
     content = {MEDIA_TYPE: {"schema": {"type": "string"}, "example": shown}}
-    told = described({}, 429, *problems)
+    told = describe({}, 429, *problems)
     told["responses"][200] = {"description": "A stream of events.", "content": content}
     return told | {"response_class": Response}
 
 
 @router.get("/jobs/{job_id}/events", summary="Follow a job", **_stream(404, 422))
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
     """Stream a job as it is and whenever it has changed, as `job`, until it has ended: `end` is the last event.
 
@@ -43,7 +43,7 @@ async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
     """
     api = request.api
     await api.store.get(job_id)
-    listener = Listener()
+    listener = StreamBuffer()
     leave = api.open.enter(listener.end, request.caller.key_id)
     following = asyncio.get_running_loop().create_task(_follow(api, job_id, listener, request.root))
 
@@ -55,7 +55,7 @@ async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
 
 
 @router.get("/events", summary="Follow all jobs", **_stream())
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def follow_all(request: ApiRequest) -> Response:
     """Stream what happens to the newest 100 jobs, as `job`, and the counts of all queues, as `queues`.
 
@@ -63,7 +63,7 @@ async def follow_all(request: ApiRequest) -> Response:
     100 events behind is disconnected, and finds the counts at the beginning of its next stream.
     """
     api = request.api
-    listener = Listener()
+    listener = StreamBuffer()
     leave = api.open.enter(listener.end, request.caller.key_id)
     api.feed.join(listener)
 
@@ -74,9 +74,9 @@ async def follow_all(request: ApiRequest) -> Response:
     return EventStream(listener, closed, is_allowed=request.is_still_allowed)
 
 
-async def _follow(api: Api, job_id: JobId, listener: Listener, root: str) -> None:
+async def _follow(api: AppState, job_id: JobId, listener: StreamBuffer, root: str) -> None:
     try:
-        async for job in api.store.backend.watcher.watch(job_id, LONGEST):
+        async for job in api.store.backend.watcher.watch(job_id, MAX_STREAM):
             listener.offer(event("job", job_view(job, now=api.store.clock.last(), root=root)))
             if job.status.is_final:
                 listener.offer(event("end", {"status": job.status}))

@@ -7,12 +7,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from taskharbor import views
-from taskharbor.core.answers import DeadGroup, Finished, QueueView
+from taskharbor.core.answers import DeadLetterGroup, FinishedCount, QueueStats
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, Token
 from taskharbor.core.model import Attempt, AttemptOutcome, Job, Schedule, WorkerRecord
 from taskharbor.core.states import Event, Status
-from taskharbor.why import Cause, Why
+from taskharbor.why import Cause, Diagnosis
 
 _NOON: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 _ID: Final = JobId(UUID("01890a5d-ac96-774b-bcce-b302099a8057"))
@@ -58,11 +58,11 @@ ATTEMPT: Final = views.attempt_view(
         failure=_FAILURE,
     )
 )
-WHY: Final = Why(
+WHY: Final = Diagnosis(
     job_id=_ID, status=Status.PENDING, cause=Cause.AHEAD, text="2 jobs of its queue come first", ahead=2
 ).view()
 GROUP: Final = views.group_view(
-    DeadGroup(
+    DeadLetterGroup(
         queue="default",
         type="email.send",
         fingerprint=_FAILURE.fingerprint,
@@ -74,7 +74,7 @@ GROUP: Final = views.group_view(
     )
 )
 QUEUE: Final = views.queue_view(
-    QueueView(name="default", counts=_COUNTS, oldest_due=_NOON, paused_at=None, paused_by=None),
+    QueueStats(name="default", counts=_COUNTS, oldest_due=_NOON, paused_at=None, paused_by=None),
     now=_NOON + timedelta(seconds=5),
 )
 SCALING: Final = {
@@ -111,9 +111,9 @@ WORKER: Final = views.worker_view(
         seen_at=_NOON,
     )
 ) | {"is_alive": True}
-MINUTE: Final = views.finished_view(Finished(minute=_NOON, queue="default", status=Status.SUCCEEDED, count=120))
+MINUTE: Final = views.finished_view(FinishedCount(minute=_NOON, queue="default", status=Status.SUCCEEDED, count=120))
 STATS: Final = {
-    "now": views.moment(_NOON),
+    "now": views.iso_time(_NOON),
     "counts": QUEUE["counts"],
     "queues": 1,
     "paused_queues": [],

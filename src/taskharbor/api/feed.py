@@ -13,17 +13,17 @@ from taskharbor.views import job_view, queue_view
 if TYPE_CHECKING:
     from asyncio import Task
 
-    from taskharbor.api.backend import Store
-    from taskharbor.api.streaming import Listener
+    from taskharbor.api.backend import StoreGateway
+    from taskharbor.api.streaming import StreamBuffer
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import JobSummary
 
 _LOG: Final = logging.getLogger(__name__)
-PERIOD: Final = 1.0  # seconds
+POLL_SECONDS: Final = 1.0  # seconds
 NEWEST: Final = 100
 
 
-class Feed:
+class EventFeed:
     """Looks at the newest 100 jobs and at the counts of all queues, while anybody listens.
 
     ``job`` tells of a job among those that is new or has changed its status, attempt or progress; moves
@@ -31,48 +31,48 @@ class Feed:
     beginning and whenever they change, so that nothing goes unnoticed, however much happens.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreGateway) -> None:
         self._store = store
-        self._listeners: set[Listener] = set()
+        self._listeners: set[StreamBuffer] = set()
         self._looking: Task[None] | None = None
-        self._sight = Sight(store)
+        self._sight = FeedSnapshot(store)
 
-    def join(self, listener: Listener) -> None:
+    def join(self, listener: StreamBuffer) -> None:
         """Tell *listener* what happens. Whoever joins leaves again."""
         if self._looking is None:
-            self._sight = Sight(self._store)
+            self._sight = FeedSnapshot(self._store)
             self._looking = asyncio.get_running_loop().create_task(self._look(self._sight))
         elif self._sight.queues:
             listener.offer(self._sight.queues)
         self._listeners.add(listener)
 
-    def leave(self, listener: Listener) -> None:
+    def leave(self, listener: StreamBuffer) -> None:
         """Let go of a listener; with the last one the looking ends."""
         self._listeners.discard(listener)
         if not self._listeners and self._looking is not None:
             self._looking.cancel()
             self._looking = None
 
-    async def _look(self, sight: Sight) -> None:
+    async def _look(self, sight: FeedSnapshot) -> None:
         while True:
             try:
                 events = await self._store.call(sight.changes)
             except Exception as error:  # noqa: BLE001  whatever it was, the next look may fare better
                 _LOG.warning("cannot see what happens: %s", error)
             else:
-                self._tell(events)
-            await asyncio.sleep(PERIOD)
+                self._notify_hooks(events)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _tell(self, events: list[bytes]) -> None:
+    def _notify_hooks(self, events: list[bytes]) -> None:
         for listener in self._listeners:
             for each in events:
                 listener.offer(each)
 
 
-class Sight:
+class FeedSnapshot:
     """What was seen at the last look."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreGateway) -> None:
         self._store = store
         self._seen: dict[JobId, tuple[object, ...]] | None = None
         self.queues = b""

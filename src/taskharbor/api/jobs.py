@@ -15,7 +15,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
 from taskharbor.api import examples, shapes
-from taskharbor.api.backend import Seen, Store
+from taskharbor.api.backend import JobSnapshot, StoreGateway
 from taskharbor.api.bodies import (
     GivenId,
     Key,
@@ -24,18 +24,18 @@ from taskharbor.api.bodies import (
     QueueName,
     TypeName,
 )
-from taskharbor.api.describing import IDEMPOTENCY_KEY, KEY_PATTERN, WITH_BODY, described
+from taskharbor.api.describing import IDEMPOTENCY_KEY, KEY_PATTERN, WITH_BODY, describe
 from taskharbor.api.pages import page_json
-from taskharbor.api.problems import refuse_field
-from taskharbor.api.replying import reply, reply_bytes, reply_job
-from taskharbor.api.routing import ApiRequest, ApiRoute, needs
-from taskharbor.api.streaming import until_gone
+from taskharbor.api.problems import field_problem
+from taskharbor.api.replying import job_response, json_response, reply_bytes
+from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
+from taskharbor.api.streaming import run_until_disconnected
 from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import IdempotencyConflict, ResultTimeout
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
 from taskharbor.views import attempt_view, job_view
-from taskharbor.why import why
+from taskharbor.why import diagnose
 
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=ApiRoute)
 
@@ -54,14 +54,14 @@ _JOB: Final = {200: (shapes.JobShape, examples.JOB)}
     "",
     status_code=HTTPStatus.CREATED,
     summary="Make a job",
-    **described(
+    **describe(
         {201: (shapes.JobShape, examples.JOB), 200: (shapes.JobShape, examples.JOB)},
         *WITH_BODY,
         body=examples.NEW_JOB,
         headers=(IDEMPOTENCY_KEY,),
     ),
 )
-@needs("jobs:write")
+@requires_scope("jobs:write")
 async def create(request: ApiRequest, body: NewJobBody) -> Response:
     """Store a job; when this answers, it is committed.
 
@@ -76,20 +76,20 @@ async def create(request: ApiRequest, body: NewJobBody) -> Response:
         raise enqueued
     if enqueued.existed:
         seen = await store.get(enqueued.id, with_payload=request.shows_payload)
-        return await reply_job(request, seen, HTTPStatus.OK, {"Idempotency-Replayed": "true"})
+        return await job_response(request, seen, HTTPStatus.OK, {"Idempotency-Replayed": "true"})
     seen = await store.get_made(
         request.caller, enqueued.id, with_payload=request.shows_payload, type=body.type, queue=body.queue
     )
     location = f"{request.root}/v1/jobs/{enqueued.id}"
-    return await reply_job(request, seen, HTTPStatus.CREATED, {"Location": location})
+    return await job_response(request, seen, HTTPStatus.CREATED, {"Location": location})
 
 
 @router.get(
     "",
     summary="List jobs",
-    **described({200: (shapes.JobPage, {"jobs": [examples.JOB], "next": None})}, 422),
+    **describe({200: (shapes.JobPage, {"jobs": [examples.JOB], "next": None})}, 422),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def list_jobs(
     request: ApiRequest,
     *,
@@ -115,13 +115,13 @@ async def list_jobs(
     if q is None:
         return await reply_page(request, wanted, cursor, limit)
     if wanted != JobFilter() or cursor is not None:
-        refuse_field("query: q", "goes with no other filter: it names at most one job for each queue")
+        field_problem("query: q", "goes with no other filter: it names at most one job for each queue")
     jobs = await request.api.store.call(_named, request.api.store, q)
-    return reply({"jobs": [_listed(request, each) for each in jobs[:limit]], "next": None})
+    return json_response({"jobs": [_listed(request, each) for each in jobs[:limit]], "next": None})
 
 
-@router.get("/{job_id}", summary="Get a job", **described(_JOB, 404, 422, 429))
-@needs("jobs:read")
+@router.get("/{job_id}", summary="Get a job", **describe(_JOB, 404, 422, 429))
+@requires_scope("jobs:read")
 async def get(
     request: ApiRequest,
     job_id: ThatJob,
@@ -132,33 +132,33 @@ async def get(
     if wait and not (await store.get(job_id)).job.status.is_final:
         await _until_final(request, job_id, timedelta(seconds=wait))
         await request.check_caller()  # the key may have been revoked meanwhile
-    return await reply_job(request, await store.get(job_id, with_payload=request.shows_payload))
+    return await job_response(request, await store.get(job_id, with_payload=request.shows_payload))
 
 
 @router.get(
     "/{job_id}/attempts",
     summary="List a job's attempts",
-    **described({200: (shapes.Attempts, {"attempts": [examples.ATTEMPT]})}, 404, 422),
+    **describe({200: (shapes.Attempts, {"attempts": [examples.ATTEMPT]})}, 404, 422),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def attempts(request: ApiRequest, job_id: ThatJob) -> Response:
     """List what is recorded of a job, oldest first: every attempt but a plain success, and every requeue."""
     store = request.api.store
     await store.get(job_id)
     recorded = await store.call(store.inspector.attempts, [job_id])
-    return reply({"attempts": [attempt_view(each) for each in recorded]})
+    return json_response({"attempts": [attempt_view(each) for each in recorded]})
 
 
 @router.get(
     "/{job_id}/why",
     summary="Say why a job stands where it does",
-    **described({200: (shapes.WhyShape, examples.WHY)}, 404, 422),
+    **describe({200: (shapes.WhyShape, examples.WHY)}, 404, 422),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def why_job(request: ApiRequest, job_id: ThatJob) -> Response:
     """Say what a job waits for: its time, its queue, a worker, the jobs before it, or its message."""
-    answer = await request.api.store.call(why, request.api.store.inspector, job_id)
-    return reply(answer.view())
+    answer = await request.api.store.call(diagnose, request.api.store.inspector, job_id)
+    return json_response(answer.view())
 
 
 async def reply_page(request: ApiRequest, wanted: JobFilter, cursor: str | None, limit: int) -> Response:
@@ -168,7 +168,7 @@ async def reply_page(request: ApiRequest, wanted: JobFilter, cursor: str | None,
     return reply_bytes(await store.page(_written, store, wanted, limit=limit, after=after, root=request.root))
 
 
-def _written(store: Store, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
+def _written(store: StoreGateway, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
     """Read a page and write it as JSON, in one thread: the loop has others to serve meanwhile."""
     page = store.inspector.find(wanted, limit=limit, after=after)
     following = None if page.after is None else urlsafe_b64encode(page.after.bytes).decode().rstrip("=")
@@ -187,7 +187,7 @@ async def _until_final(request: ApiRequest, job_id: JobId, longest: timedelta) -
     stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     leave = request.api.open.enter(stopped.cancel, request.caller.key_id)
     final = asyncio.ensure_future(request.api.store.backend.watcher.await_end(job_id, longest))
-    gone = asyncio.ensure_future(until_gone(request.receive))
+    gone = asyncio.ensure_future(run_until_disconnected(request.receive))
     try:
         ends: list[asyncio.Future[Any]] = [final, gone, stopped]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -205,19 +205,19 @@ def _key(request: ApiRequest, body: NewJobBody) -> str | None:
     if key is None:
         return None
     if not re.fullmatch(KEY_PATTERN, key):
-        refuse_field("header: Idempotency-Key", "must have 1 to 255 visible characters of ASCII")
+        field_problem("header: Idempotency-Key", "must have 1 to 255 visible characters of ASCII")
     if body.idempotency_key not in {None, key}:
-        refuse_field("/idempotency_key", "is not that of the header: give one of them")
+        field_problem("/idempotency_key", "is not that of the header: give one of them")
     return key
 
 
-def _named(store: Store, q: str) -> list[Seen]:
+def _named(store: StoreGateway, q: str) -> list[JobSnapshot]:
     inspector = store.inspector
-    ids = inspector.by_key(q)
+    ids = inspector.find_by_key(q)
     with suppress(ValueError):
         ids = [JobId(UUID(q)), *ids]
-    return [Seen(job, None, store.clock.now()) for job in inspector.summaries(list(dict.fromkeys(ids))).values()]
+    return [JobSnapshot(job, None, store.clock.now()) for job in inspector.summaries(list(dict.fromkeys(ids))).values()]
 
 
-def _listed(request: ApiRequest, seen: Seen) -> dict[str, Any]:
+def _listed(request: ApiRequest, seen: JobSnapshot) -> dict[str, Any]:
     return job_view(seen.job, now=seen.now, root=request.root)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import to_json
 
-from taskharbor.views import actions, error_view, progress_view, ran, seconds, waited
+from taskharbor.views import actions, error_view, progress_view, run_time, seconds, wait_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ def _plain_values(jobs: Sequence[JobSummary], now: datetime) -> Iterator[tuple[s
     """Write ids, times and spans of all *jobs* at once: none of them has a comma in it."""
     values: list[Any] = []
     for job in jobs:
-        values += (job.id, seconds(job.timeout), waited(job, now).total_seconds(), seconds(ran(job, now)))
+        values += (job.id, seconds(job.timeout), wait_time(job, now).total_seconds(), seconds(run_time(job, now)))
         values += [at if at is None or at.tzinfo is UTC else at.astimezone(UTC) for at in _times(job)]
     written = iter(to_json(values).decode()[1:-1].split(","))
     return zip(*[written] * _PLAIN, strict=False)  # of no jobs there is one empty text

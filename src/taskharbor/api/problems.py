@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from taskharbor.core import errors
 from taskharbor.core.states import Status
 from taskharbor.core.text import one_line
-from taskharbor.views import allowed
+from taskharbor.views import allowed_actions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ MAX_LOGGED_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ErrorStatus:
     """How an error is answered. ``code`` is for programs and never changes."""
 
     status: HTTPStatus
@@ -38,18 +38,18 @@ class Verdict:
 
 
 # fmt: off
-VERDICTS: Final[Mapping[type[Exception], Verdict]] = MappingProxyType({
-    Exception:                   Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
-    errors.TaskHarborError:      Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
-    errors.UsageError:           Verdict(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
-    errors.CodecMismatch:        Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "codec-mismatch"),
-    errors.PayloadNotDecodable:  Verdict(HTTPStatus.INTERNAL_SERVER_ERROR, "payload-not-decodable"),
-    errors.IdempotencyConflict:  Verdict(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict"),
-    errors.IllegalTransition:    Verdict(HTTPStatus.CONFLICT, "illegal-transition"),
-    errors.JobNotFound:          Verdict(HTTPStatus.NOT_FOUND, "job-not-found"),
-    errors.ScheduleNotFound:     Verdict(HTTPStatus.NOT_FOUND, "schedule-not-found"),
-    errors.SchemaOutOfDate:      Verdict(HTTPStatus.SERVICE_UNAVAILABLE, "schema-out-of-date"),
-    errors.StoreUnavailable:     Verdict(HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),
+VERDICTS: Final[Mapping[type[Exception], ErrorStatus]] = MappingProxyType({
+    Exception:                   ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
+    errors.TaskHarborError:      ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
+    errors.UsageError:           ErrorStatus(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
+    errors.CodecMismatch:        ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "codec-mismatch"),
+    errors.PayloadNotDecodable:  ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "payload-not-decodable"),
+    errors.IdempotencyConflict:  ErrorStatus(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict"),
+    errors.IllegalTransition:    ErrorStatus(HTTPStatus.CONFLICT, "illegal-transition"),
+    errors.JobNotFound:          ErrorStatus(HTTPStatus.NOT_FOUND, "job-not-found"),
+    errors.ScheduleNotFound:     ErrorStatus(HTTPStatus.NOT_FOUND, "schedule-not-found"),
+    errors.SchemaOutOfDate:      ErrorStatus(HTTPStatus.SERVICE_UNAVAILABLE, "schema-out-of-date"),
+    errors.StoreUnavailable:     ErrorStatus(HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),
 })
 # fmt: on
 
@@ -57,7 +57,7 @@ VERDICTS: Final[Mapping[type[Exception], Verdict]] = MappingProxyType({
 _CODES: Final = MappingProxyType({404: "no-such-path", 405: "method-not-allowed"})
 
 
-class Refusal(HTTPException):
+class HttpProblem(HTTPException):
     """An answer that is no success, with its stable code. FastAPI lets it pass, whatever it is doing."""
 
     def __init__(
@@ -74,14 +74,14 @@ class Refusal(HTTPException):
         self.more = more
 
 
-def refuse_field(where: str, rule: str) -> NoReturn:
+def field_problem(where: str, rule: str) -> NoReturn:
     """Refuse a request for one of its fields; *where* is its JSON pointer."""
     found = [{"pointer": where, "detail": rule}]
-    raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", f"{where}: {rule}", errors=found)
+    raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", f"{where}: {rule}", errors=found)
 
 
-def not_found(kind: str, name: str) -> Refusal:
-    return Refusal(HTTPStatus.NOT_FOUND, f"{kind}-not-found", f"there is no {kind} {name}")
+def not_found(kind: str, name: str) -> HttpProblem:
+    return HttpProblem(HTTPStatus.NOT_FOUND, f"{kind}-not-found", f"there is no {kind} {name}")
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -113,7 +113,7 @@ def problem(status: int, code: str, detail: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def problem_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     status = body["status"]
     own = {"Retry-After": str(RETRY_AFTER)} if status in {429, 503} else {}
     return Response(json.dumps(body), status, {**own, **(headers or {})}, MEDIA_TYPE)
@@ -121,17 +121,17 @@ def answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) ->
 
 async def _refused(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  what it was registered for
-    if isinstance(error, Refusal):
-        return answer(problem(error.status_code, error.code, error.detail, **error.more), error.headers)
+    if isinstance(error, HttpProblem):
+        return problem_response(problem(error.status_code, error.code, error.detail, **error.more), error.headers)
     code = _CODES.get(error.status_code, "malformed")
-    return answer(problem(error.status_code, code, error.detail), error.headers)
+    return problem_response(problem(error.status_code, code, error.detail), error.headers)
 
 
 async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  what it was registered for
-    found = list(pointed(error.errors()))
+    found = list(json_pointers(error.errors()))
     detail = "; ".join(f"{each['pointer']}: {each['detail']}" for each in found)
-    return answer(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=found))
+    return problem_response(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=found))
 
 
 async def _raised(request: Request, error: Exception) -> Response:
@@ -140,7 +140,7 @@ async def _raised(request: Request, error: Exception) -> Response:
         _LOG.error("%s failed", _asked(request), exc_info=error)
     elif told["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
         _LOG.warning("%s failed: %s", _asked(request), error)
-    return answer(told)
+    return problem_response(told)
 
 
 def _asked(request: Request) -> str:
@@ -150,7 +150,7 @@ def _asked(request: Request) -> str:
 def _facts(error: Exception) -> dict[str, Any]:
     match error:
         case errors.IllegalTransition():
-            return {"current_status": str(error.status), "actions": allowed(Status(error.status))}
+            return {"current_status": str(error.status), "actions": allowed_actions(Status(error.status))}
         case errors.IdempotencyConflict():
             return {"job_id": str(error.holder)}
         case errors.InvalidRequest():
@@ -164,7 +164,7 @@ def _pointer(field: str) -> str:
     return "".join(f"/{part}" for part in field.replace("[", ".").replace("]", "").split(".") if part)
 
 
-def pointed(found: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, str]]:
+def json_pointers(found: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, str]]:
     """Say where, and which rule was broken; what was sent is not repeated, since it may be secret."""
     for each in found:
         place, *path = each["loc"]

@@ -11,11 +11,11 @@ from fastapi.responses import Response
 
 from taskharbor.api import examples, shapes
 from taskharbor.api.bodies import QueueName
-from taskharbor.api.describing import described
+from taskharbor.api.describing import describe
 from taskharbor.api.problems import not_found
-from taskharbor.api.replying import reply
-from taskharbor.api.routing import ApiRequest, ApiRoute, needs
-from taskharbor.core.answers import QueueView
+from taskharbor.api.replying import json_response
+from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
+from taskharbor.core.answers import QueueStats
 from taskharbor.core.states import WAITING, Status
 from taskharbor.drivers.base import Inspector
 from taskharbor.views import queue_view
@@ -27,53 +27,53 @@ ThatQueue = Annotated[QueueName, Path(examples=["default"])]
 _QUEUE: Final = {200: (shapes.QueueShape, examples.QUEUE)}
 
 
-@router.get("", summary="List queues", **described({200: (shapes.Queues, {"queues": [examples.QUEUE]})}))
-@needs("jobs:read")
+@router.get("", summary="List queues", **describe({200: (shapes.Queues, {"queues": [examples.QUEUE]})}))
+@requires_scope("jobs:read")
 async def list_queues(request: ApiRequest) -> Response:
     """List every queue that holds jobs or is paused. Counts are some seconds old."""
     store = request.api.store
     queues, now = await store.read(store.inspector.queues)
-    return reply({"queues": [queue_view(each, now=now) for each in queues]})
+    return json_response({"queues": [queue_view(each, now=now) for each in queues]})
 
 
-@router.get("/{name}", summary="Get a queue", **described(_QUEUE, 404, 422))
-@needs("jobs:read")
+@router.get("/{name}", summary="Get a queue", **describe(_QUEUE, 404, 422))
+@requires_scope("jobs:read")
 async def get(request: ApiRequest, name: ThatQueue) -> Response:
     """Return one queue; 404 where it neither holds jobs nor is paused."""
     queue, now = await _find(request, name)
     if queue is None:
         raise not_found("queue", name)
-    return reply(queue_view(queue, now=now))
+    return json_response(queue_view(queue, now=now))
 
 
-@router.post("/{name}/pause", summary="Pause a queue", **described(_QUEUE, 422))
-@needs("queues:control")
+@router.post("/{name}/pause", summary="Pause a queue", **describe(_QUEUE, 422))
+@requires_scope("queues:control")
 async def pause(request: ApiRequest, name: ThatQueue) -> Response:
     """Let no job of the queue start; running ones go on. A queue that is paused stays so."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.pause, [name], by=request.caller.name)
     if is_new:
-        await store.record(request.caller, "queues.pause", name)
+        await store.record_audit(request.caller, "queues.pause", name)
     return await _reply(request, name)
 
 
-@router.post("/{name}/resume", summary="Resume a queue", **described(_QUEUE, 422))
-@needs("queues:control")
+@router.post("/{name}/resume", summary="Resume a queue", **describe(_QUEUE, 422))
+@requires_scope("queues:control")
 async def resume(request: ApiRequest, name: ThatQueue) -> Response:
     """Let jobs of the queue start again."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.resume, [name])
     if is_new:
-        await store.record(request.caller, "queues.resume", name)
+        await store.record_audit(request.caller, "queues.resume", name)
     return await _reply(request, name)
 
 
 @router.get(
     "/{name}/scaling",
     summary="Say how many workers a queue could use",
-    **described({200: (shapes.Scaling, examples.SCALING)}, 422),
+    **describe({200: (shapes.Scaling, examples.SCALING)}, 422),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def scaling(
     request: ApiRequest,
     name: ThatQueue,
@@ -82,7 +82,7 @@ async def scaling(
     """Return what an autoscaler needs, as KEDA reads it: the backlog, its age, and as *hint* how many workers."""
     store = request.api.store
     facts, _ = await store.read(_scaling, store.inspector, name, jobs_per_worker)
-    return reply(facts)
+    return json_response(facts)
 
 
 def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str,
     }
 
 
-async def _find(request: ApiRequest, name: str) -> tuple[QueueView | None, datetime]:
+async def _find(request: ApiRequest, name: str) -> tuple[QueueStats | None, datetime]:
     store = request.api.store
     queues, now = await store.read(store.inspector.queues)
     return next((each for each in queues if each.name == name), None), now
@@ -111,8 +111,8 @@ async def _find(request: ApiRequest, name: str) -> tuple[QueueView | None, datet
 
 async def _reply(request: ApiRequest, name: str) -> Response:
     queue, now = await _find(request, name)
-    return reply(queue_view(queue or _empty(name), now=now))
+    return json_response(queue_view(queue or _empty(name), now=now))
 
 
-def _empty(name: str) -> QueueView:
-    return QueueView(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)
+def _empty(name: str) -> QueueStats:
+    return QueueStats(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
-from taskharbor.api.problems import Refusal
+from taskharbor.api.problems import HttpProblem
 from taskharbor.core.model import Job
 from taskharbor.views import job_view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskharbor.api.backend import Seen
+    from taskharbor.api.backend import JobSnapshot
     from taskharbor.api.routing import ApiRequest
     from taskharbor.core.model import JobSummary
 
 
-def reply(data: Any, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(data: Any, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
     return reply_bytes(json_bytes(data), status, headers)
 
 
@@ -34,8 +34,8 @@ def reply_bytes(body: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, 
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
-async def reply_job(
-    request: ApiRequest, seen: Seen, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+async def job_response(
+    request: ApiRequest, seen: JobSnapshot, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Answer with one job; its payload is there for those who may see it."""
     job = seen.job
@@ -44,7 +44,7 @@ async def reply_job(
     return reply_bytes(body, status, {"ETag": etag(job), **(headers or {})})
 
 
-def _job_bytes(seen: Seen, *, with_payload: bool, root: str) -> bytes:
+def _job_bytes(seen: JobSnapshot, *, with_payload: bool, root: str) -> bytes:
     return json_bytes(job_view(seen.job, now=seen.now, failure=seen.failure, with_payload=with_payload, root=root))
 
 
@@ -65,10 +65,10 @@ def etag(job: JobSummary) -> str:
     return f'"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"'
 
 
-def check_match(request: ApiRequest, job: JobSummary) -> None:
+def check_if_match(request: ApiRequest, job: JobSummary) -> None:
     """Refuse a call whose If-Match names another state of the job."""
     wanted = request.headers.get("if-match")
     if wanted is None or wanted.strip() == "*" or etag(job) in {each.strip() for each in wanted.split(",")}:
         return
     detail = "the job has changed since: read it again, and decide anew"
-    raise Refusal(HTTPStatus.PRECONDITION_FAILED, "stale-etag", detail, headers={"ETag": etag(job)})
+    raise HttpProblem(HTTPStatus.PRECONDITION_FAILED, "stale-etag", detail, headers={"ETag": etag(job)})

@@ -12,9 +12,9 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from taskharbor.api.backend import LARGE_BYTES, Caller
-from taskharbor.api.problems import Refusal, refuse_field
-from taskharbor.core.codec import plain_json
-from taskharbor.core.counting import check_counts
+from taskharbor.api.problems import HttpProblem, field_problem
+from taskharbor.core.codec import strict_json
+from taskharbor.core.counting import check_json_limits
 from taskharbor.core.errors import PayloadNotDecodable, StoreUnavailable
 from taskharbor.keys import SCOPES, is_allowed
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fastapi import Response
 
-    from taskharbor.api.state import Api
+    from taskharbor.api.state import AppState
 
 F = TypeVar("F", bound="Callable[..., Any]")
 P = ParamSpec("P")
@@ -39,10 +39,10 @@ BATCH_FACTOR: Final = 16
 _TOO_MANY_FIELDS: Final = f"over {MAX_FIELDS:,} fields"
 _PROXY_HEADERS: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _PROXY_PREFIX: Final = "x-forwarded-"
-_ANYBODY: Final = Caller("anonymous", frozenset(SCOPES))
+_LOCAL_CALLER: Final = Caller("anonymous", frozenset(SCOPES))
 
 
-def needs(scope: str, *, body_factor: int = 1) -> Callable[[F], F]:
+def requires_scope(scope: str, *, body_factor: int = 1) -> Callable[[F], F]:
     """Say which scope an endpoint needs: a route without that is not built. ``PUBLIC`` needs none."""
 
     def mark(endpoint: F) -> F:
@@ -61,9 +61,9 @@ class ApiRequest(Request):
     max_body: int
 
     @property
-    def api(self) -> Api:
+    def api(self) -> AppState:
         """What the application stands on."""
-        api: Api = self.app.state.taskharbor
+        api: AppState = self.app.state.taskharbor
         return api
 
     @property
@@ -84,7 +84,7 @@ class ApiRequest(Request):
         """Return whether the caller may still be answered; if the store cannot tell, it has nothing to show either."""
         try:
             await self.check_caller()
-        except Refusal as refused:
+        except HttpProblem as refused:
             return refused.status_code == HTTPStatus.SERVICE_UNAVAILABLE
         except StoreUnavailable:
             return True
@@ -114,7 +114,7 @@ class ApiRequest(Request):
             try:
                 self._strict = await self.compute(len(body), _parsed, body)
             except PayloadNotDecodable as error:
-                raise _malformed(error.why) from None
+                raise _malformed(error.reason) from None
         return self._strict
 
     async def compute(self, size: int, work: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
@@ -128,11 +128,11 @@ class ApiRequest(Request):
         """How many bytes the body has that was read."""
         return len(getattr(self, "_body", b""))
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> HttpProblem:
         detail = f"the body is over {self.max_body:,} bytes: store it elsewhere and pass a reference"
         # What was not read is not wanted: the connection ends with the answer.
         headers = {"Connection": "close"}
-        return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "payload-too-large", detail, headers=headers)
+        return HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "payload-too-large", detail, headers=headers)
 
 
 class ApiRoute(APIRoute):
@@ -170,12 +170,12 @@ class ApiRoute(APIRoute):
 async def _caller(request: ApiRequest) -> Caller:
     if not await request.api.key_rule.needs_keys():
         _check_origin(request)
-        return _ANYBODY
+        return _LOCAL_CALLER
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     key = await request.api.store.key(text.strip()) if kind.lower() == "bearer" else None
     if key is None:
         detail = "send a key that is good: 'Authorization: Bearer thk_...'; 'taskharbor keys create' makes one"
-        raise Refusal(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
+        raise HttpProblem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
     return Caller(f"key:{key.id} {key.name}", frozenset(key.scopes), key.id)
 
 
@@ -184,7 +184,7 @@ def check_scope(request: ApiRequest, scope: str) -> None:
     if not request.may(scope):
         challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
         headers = {"WWW-Authenticate": challenge}
-        raise Refusal(
+        raise HttpProblem(
             HTTPStatus.FORBIDDEN, "missing-scope", f"this needs the scope {scope}", headers=headers, scope=scope
         )
 
@@ -193,7 +193,7 @@ def _check_names(request: ApiRequest, known: frozenset[str]) -> None:
     """Refuse a parameter that nobody knows: a filter that is misspelt would otherwise list everything."""
     for name in request.query_params:
         if name not in known:
-            refuse_field(
+            field_problem(
                 f"query: {name}", f"there is no such parameter; there are {', '.join(sorted(known)) or 'none'}"
             )
 
@@ -204,10 +204,12 @@ def _check_origin(request: ApiRequest) -> None:
     if request.api.only_local_hosts:
         _check_direct(request)
     if request.api.only_local_hosts and not is_local(_parts(f"//{host}").hostname or ""):
-        raise Refusal(HTTPStatus.FORBIDDEN, "foreign-host", "without keys this answers to names of this machine only")
+        raise HttpProblem(
+            HTTPStatus.FORBIDDEN, "foreign-host", "without keys this answers to names of this machine only"
+        )
     origin = request.headers.get("origin")
     if request.headers.get("sec-fetch-site") == "cross-site" or (origin and _parts(origin).netloc != host):
-        raise Refusal(HTTPStatus.FORBIDDEN, "foreign-origin", "another site's page may not use this")
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "foreign-origin", "another site's page may not use this")
 
 
 def _check_direct(request: ApiRequest) -> None:
@@ -218,7 +220,7 @@ def _check_direct(request: ApiRequest) -> None:
                 f"without keys this answers to this machine only, and a proxy sent this request (header {name});"
                 " make a key: 'taskharbor keys create'"
             )
-            raise Refusal(HTTPStatus.FORBIDDEN, "proxied-without-keys", detail)
+            raise HttpProblem(HTTPStatus.FORBIDDEN, "proxied-without-keys", detail)
 
 
 def _parts(url: str) -> SplitResult:
@@ -237,12 +239,12 @@ def is_local(host: str) -> bool:
 
 
 def _parsed(body: bytes) -> Any:
-    check_counts(body, max_keys=MAX_KEYS, max_values=MAX_VALUES)
-    value = plain_json(body)
+    check_json_limits(body, max_keys=MAX_KEYS, max_values=MAX_VALUES)
+    value = strict_json(body)
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PayloadNotDecodable(_TOO_MANY_FIELDS)
     return value
 
 
-def _malformed(why: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, "malformed", f"the body is not strict JSON: {why}")
+def _malformed(reason: str) -> HttpProblem:
+    return HttpProblem(HTTPStatus.BAD_REQUEST, "malformed", f"the body is not strict JSON: {reason}")

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Path
 from fastapi.responses import Response
 
 from taskharbor.api import examples, shapes
-from taskharbor.api.backend import Store
-from taskharbor.api.bodies import ScheduleBody, ScheduleName, span
-from taskharbor.api.describing import KEY_PATTERN, WITH_BODY, described
-from taskharbor.api.replying import reply, reply_job
-from taskharbor.api.routing import ApiRequest, ApiRoute, needs
+from taskharbor.api.backend import StoreGateway
+from taskharbor.api.bodies import ScheduleBody, ScheduleName, to_timedelta
+from taskharbor.api.describing import KEY_PATTERN, WITH_BODY, describe
+from taskharbor.api.replying import job_response, json_response
+from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
 from taskharbor.core.errors import ScheduleNotFound
 from taskharbor.core.model import Schedule
 from taskharbor.schedules import Scheduler, ScheduleSpec
@@ -30,17 +30,17 @@ _SCHEDULE: Final = {200: (shapes.ScheduleShape, examples.SCHEDULE)}
 @router.get(
     "",
     summary="List schedules",
-    **described({200: (shapes.Schedules, {"schedules": [examples.SCHEDULE]})}),
+    **describe({200: (shapes.Schedules, {"schedules": [examples.SCHEDULE]})}),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def list_schedules(request: ApiRequest) -> Response:
     """List all schedules, by name."""
     found = await request.api.store.call(request.api.store.inspector.schedules)
-    return reply({"schedules": [schedule_view(each) for each in found.values()]})
+    return json_response({"schedules": [schedule_view(each) for each in found.values()]})
 
 
-@router.get("/{name:path}", summary="Get a schedule", **described(_SCHEDULE, 404, 422))
-@needs("jobs:read")
+@router.get("/{name:path}", summary="Get a schedule", **describe(_SCHEDULE, 404, 422))
+@requires_scope("jobs:read")
 async def get(request: ApiRequest, name: ThatSchedule) -> Response:
     """Return one schedule, with its payload for those who may see it."""
     return await _reply(request, name)
@@ -49,9 +49,9 @@ async def get(request: ApiRequest, name: ThatSchedule) -> Response:
 @router.put(
     "/{name:path}",
     summary="Define a schedule",
-    **described(_SCHEDULE | {201: (shapes.ScheduleShape, examples.SCHEDULE)}, *WITH_BODY, body=examples.NEW_SCHEDULE),
+    **describe(_SCHEDULE | {201: (shapes.ScheduleShape, examples.SCHEDULE)}, *WITH_BODY, body=examples.NEW_SCHEDULE),
 )
-@needs("schedules:write")
+@requires_scope("schedules:write")
 async def put(request: ApiRequest, name: ThatSchedule, body: ScheduleBody) -> Response:
     """Store a schedule: 201 where there was none. With the same cron and timezone its next time stays."""
     store = request.api.store
@@ -60,11 +60,13 @@ async def put(request: ApiRequest, name: ThatSchedule, body: ScheduleBody) -> Re
         name=name,
         jitter=timedelta(seconds=body.jitter),
         window=timedelta(seconds=body.window),
-        timeout=span(body.timeout),
+        timeout=to_timedelta(body.timeout),
         **given,
     )
     is_new = await store.call(_put, store, spec)
-    await store.record(request.caller, "schedules.put", name, cron=spec.cron, timezone=spec.timezone, type=spec.type)
+    await store.record_audit(
+        request.caller, "schedules.put", name, cron=spec.cron, timezone=spec.timezone, type=spec.type
+    )
     return await _reply(request, name, HTTPStatus.CREATED if is_new else HTTPStatus.OK)
 
 
@@ -72,16 +74,16 @@ async def put(request: ApiRequest, name: ThatSchedule, body: ScheduleBody) -> Re
     "/{name:path}",
     status_code=HTTPStatus.NO_CONTENT,
     summary="Remove a schedule",
-    **(described({}, 404, 422) | {"response_class": Response}),
+    **(describe({}, 404, 422) | {"response_class": Response}),
 )
-@needs("schedules:write")
+@requires_scope("schedules:write")
 async def delete(request: ApiRequest, name: ThatSchedule) -> Response:
     """Remove a schedule; jobs that it made stay."""
     store = request.api.store
-    [was_there] = await store.call(store.backend.driver.control.drop_schedules, [name])
+    [was_there] = await store.call(store.backend.driver.control.delete_schedules, [name])
     if not was_there:
         raise ScheduleNotFound(name)
-    await store.record(request.caller, "schedules.delete", name)
+    await store.record_audit(request.caller, "schedules.delete", name)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -89,9 +91,9 @@ async def delete(request: ApiRequest, name: ThatSchedule) -> Response:
     "/{name:path}/run",
     status_code=HTTPStatus.CREATED,
     summary="Run a schedule now",
-    **described({201: (shapes.JobShape, examples.JOB), 200: (shapes.JobShape, examples.JOB)}, 404, 422),
+    **describe({201: (shapes.JobShape, examples.JOB), 200: (shapes.JobShape, examples.JOB)}, 404, 422),
 )
-@needs("schedules:write")
+@requires_scope("schedules:write")
 async def run(
     request: ApiRequest,
     name: ThatSchedule,
@@ -101,39 +103,39 @@ async def run(
     store = request.api.store
     made = await store.call(_scheduler(store).run_now, name, idempotency_key=idempotency_key)
     if not made.existed:
-        await store.record(request.caller, "schedules.run", name, job=str(made.id))
+        await store.record_audit(request.caller, "schedules.run", name, job=str(made.id))
     seen = await store.get(made.id, with_payload=request.shows_payload)
     headers = {"Location": f"{request.root}/v1/jobs/{made.id}"}
-    return await reply_job(request, seen, HTTPStatus.OK if made.existed else HTTPStatus.CREATED, headers)
+    return await job_response(request, seen, HTTPStatus.OK if made.existed else HTTPStatus.CREATED, headers)
 
 
-@router.post("/{name:path}/pause", summary="Pause a schedule", **described(_SCHEDULE, 404, 422))
-@needs("schedules:write")
+@router.post("/{name:path}/pause", summary="Pause a schedule", **describe(_SCHEDULE, 404, 422))
+@requires_scope("schedules:write")
 async def pause(request: ApiRequest, name: ThatSchedule) -> Response:
     """Let a schedule rest. One that rests already stays so."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.pause_schedules, [name])
     if is_new:
-        await store.record(request.caller, "schedules.pause", name)
+        await store.record_audit(request.caller, "schedules.pause", name)
     return await _reply(request, name)
 
 
-@router.post("/{name:path}/resume", summary="Resume a schedule", **described(_SCHEDULE, 404, 422))
-@needs("schedules:write")
+@router.post("/{name:path}/resume", summary="Resume a schedule", **describe(_SCHEDULE, 404, 422))
+@requires_scope("schedules:write")
 async def resume(request: ApiRequest, name: ThatSchedule) -> Response:
     """Let a schedule fire again."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.resume_schedules, [name])
     if is_new:
-        await store.record(request.caller, "schedules.resume", name)
+        await store.record_audit(request.caller, "schedules.resume", name)
     return await _reply(request, name)
 
 
-def _scheduler(store: Store) -> Scheduler:
+def _scheduler(store: StoreGateway) -> Scheduler:
     return Scheduler(store.backend.driver, codec=store.backend.codec)
 
 
-def _put(store: Store, spec: ScheduleSpec) -> bool:
+def _put(store: StoreGateway, spec: ScheduleSpec) -> bool:
     """Store a schedule, and tell whether there was none of its name."""
     was_there = spec.name in store.inspector.schedules()
     _scheduler(store).put([spec])
@@ -143,10 +145,10 @@ def _put(store: Store, spec: ScheduleSpec) -> bool:
 async def _reply(request: ApiRequest, name: str, status: int = HTTPStatus.OK) -> Response:
     store = request.api.store
     found = await store.call(_get, store, name)
-    return reply(schedule_view(found, with_payload=request.may("payload:read")), status)
+    return json_response(schedule_view(found, with_payload=request.may("payload:read")), status)
 
 
-def _get(store: Store, name: str) -> Schedule:
+def _get(store: StoreGateway, name: str) -> Schedule:
     schedules = store.inspector.schedules()
     if name not in schedules:
         raise ScheduleNotFound(name)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from taskharbor.api.app import close_streams, create_app
-from taskharbor.api.connections import BoundedProtocol, Connections, max_connections
+from taskharbor.api.connections import BoundedProtocol, ConnectionLimits, max_connections
 from taskharbor.api.routing import is_local
 from taskharbor.core.codec import CODEC_SETTING, check_codec, codec_name
-from taskharbor.core.errors import CannotListen, OpenToStrangers
-from taskharbor.keys import has_good_key
-from taskharbor.service import KILLED, tuned
+from taskharbor.core.errors import AddressUnavailable, ApiKeyRequired
+from taskharbor.keys import has_valid_key
+from taskharbor.service import SIGNAL_EXIT_BASE, tuned_interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from taskharbor.api.backend import Backend
+    from taskharbor.api.backend import ApiBackend
 
 _LOG: Final = logging.getLogger(__name__)
-GRACE: Final = 10  # seconds that requests under way have once a signal came
-QUIET: Final = 75  # seconds after which an idle connection is closed
+SHUTDOWN_GRACE_SECONDS: Final = 10  # seconds that requests under way have once a signal came
+KEEP_ALIVE_SECONDS: Final = 75  # seconds after which an idle connection is closed
 BACKLOG: Final = 2_048
 ACCEPT_BATCH: Final = 8
 """Connections that the event loop accepts at once, before any is counted: so many may be open beyond the bound."""
 
 
-def serve(harbor: Backend, *, host: str, port: int) -> None:
+def serve(harbor: ApiBackend, *, host: str, port: int) -> None:
     """Answer requests until SIGTERM or SIGINT; those under way may end.
 
     Where the store has a key that is good, every request needs one. Without any, only this very
     machine is answered: everybody on it may do everything, for development, until the first key is made.
     """
     check_codec(harbor.driver.inspector.settings().get(CODEC_SETTING, codec_name(harbor.codec)), harbor.codec)
-    has_keys = has_good_key(harbor.driver.inspector)
-    if not has_keys and not all(map(is_local, addresses_of(host))):
-        raise OpenToStrangers(host)
+    has_keys = has_valid_key(harbor.driver.inspector)
+    if not has_keys and not all(map(is_local, resolve_host(host))):
+        raise ApiKeyRequired(host)
     app = create_app(harbor, needs_keys=has_keys or None, only_local_hosts=not has_keys)
-    with closing(listening(host, port)) as sock:
+    with closing(open_socket(host, port)) as sock:
         place, number, *_ = sock.getsockname()
         _LOG.info("the API listens on http://%s:%s", f"[{place}]" if ":" in place else place, number)
         if not has_keys:
             _LOG.warning("there is no API key: everybody on this machine may do everything")
-        Server(app).run(sockets=[sock])
+        ApiServer(app).run(sockets=[sock])
     _LOG.info("the API stopped")
 
 
-def addresses_of(host: str) -> set[str]:
+def resolve_host(host: str) -> set[str]:
     """Return the addresses that *host* stands for; itself, where nobody knows it."""
     try:
         return {str(each[4][0]) for each in socket.getaddrinfo(host or "0.0.0.0", None)}  # noqa: S104  no name means all of them
@@ -64,7 +64,7 @@ def addresses_of(host: str) -> set[str]:
         return {host}
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on that address."""
     # Named as TCP: asyncio turns Nagle's algorithm off for no other, and each answer would wait 40 ms for an ACK.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -75,11 +75,11 @@ def listening(host: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         sock.close()
-        raise CannotListen(host, port, str(error)) from error
+        raise AddressUnavailable(host, port, str(error)) from error
     return sock
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     """Ends streams before it waits for requests to end, and then comes back, so that the store can be closed."""
 
     def __init__(self, app: FastAPI) -> None:
@@ -87,13 +87,13 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(BoundedProtocol, bounds=Connections(max_connections())),  # type: ignore[arg-type]
+                http=partial(BoundedProtocol, bounds=ConnectionLimits(max_connections())),  # type: ignore[arg-type]
                 backlog=ACCEPT_BATCH,
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=QUIET,
-                timeout_graceful_shutdown=GRACE,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
             )
         )
 
@@ -109,13 +109,13 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  as uvicorn has it
         if self.should_exit:
-            os._exit(KILLED + sig)  # whoever sends a second one means it
+            os._exit(SIGNAL_EXIT_BASE + sig)  # whoever sends a second one means it
         self.should_exit = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         # To look again and again through all that there is, for what pages of jobs might leave behind, kept
         # everybody waiting for 50 ms, and took a tenth of each page's time besides.
-        with tuned():
+        with tuned_interpreter():
             super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

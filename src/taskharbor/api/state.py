@@ -10,13 +10,13 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.api.problems import Refusal
+from taskharbor.api.problems import HttpProblem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from taskharbor.api.backend import Store
-    from taskharbor.api.feed import Feed
+    from taskharbor.api.backend import StoreGateway
+    from taskharbor.api.feed import EventFeed
 
 _LOG: Final = logging.getLogger(__name__)
 MAX_OPEN: Final = 2_000
@@ -26,7 +26,7 @@ KEYS_CHECK_SECONDS: Final = 3.0
 """How long an API that was started without keys may answer without one after the first was made."""
 
 
-class Open:
+class OpenStreams:
     """The waits and streams that are open: each is cheap, but not free, and each must end when the server does."""
 
     def __init__(self, most: int = MAX_OPEN, most_per_key: int = MAX_OPEN_PER_KEY) -> None:
@@ -43,10 +43,12 @@ class Open:
     def enter(self, end: Callable[[], object], key_id: str | None) -> Callable[[], object]:
         """Count one more of a key, which *end* ends, or refuse it; return what is to be called when it is over."""
         if self.count >= self.most:
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", f"{self.most:,} waits and streams are open")
+            raise HttpProblem(
+                HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", f"{self.most:,} waits and streams are open"
+            )
         if key_id is not None and self._by_key[key_id] >= self.most_per_key:
             detail = f"this key has {self.most_per_key:,} waits and streams open"
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", detail)
+            raise HttpProblem(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", detail)
         place = object()
         self._ends[place] = end
         if key_id is not None:
@@ -89,12 +91,12 @@ class KeyRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
+class AppState:
     """The store, who may use it, and how much of it at once."""
 
-    store: Store
-    feed: Feed
+    store: StoreGateway
+    feed: EventFeed
     key_rule: KeyRule
     only_local_hosts: bool
     max_body: int
-    open: Open = field(default_factory=Open)
+    open: OpenStreams = field(default_factory=OpenStreams)

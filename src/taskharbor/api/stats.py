@@ -10,9 +10,9 @@ from fastapi.responses import Response
 
 from taskharbor.api import examples, shapes
 from taskharbor.api.bodies import QueueName
-from taskharbor.api.describing import described
-from taskharbor.api.replying import json_bytes, reply, reply_bytes
-from taskharbor.api.routing import ApiRequest, ApiRoute, needs
+from taskharbor.api.describing import describe
+from taskharbor.api.replying import json_bytes, json_response, reply_bytes
+from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
 from taskharbor.drivers.base import Inspector
 from taskharbor.views import finished_view, stats_view, worker_view
 from taskharbor.why import is_alive
@@ -24,29 +24,29 @@ MAX_MINUTES: Final = 1_440
 MAX_ROWS: Final = 10_000
 
 
-@router.get("/workers", summary="List workers", **described({200: (shapes.Workers, {"workers": [examples.WORKER]})}))
-@needs("jobs:read")
+@router.get("/workers", summary="List workers", **describe({200: (shapes.Workers, {"workers": [examples.WORKER]})}))
+@requires_scope("jobs:read")
 async def workers(request: ApiRequest) -> Response:
     """List the workers that were heard of lately, by id."""
     store = request.api.store
     found, now = await store.read(store.inspector.workers)
-    return reply({"workers": [worker_view(each) | {"is_alive": is_alive(each, now)} for each in found]})
+    return json_response({"workers": [worker_view(each) | {"is_alive": is_alive(each, now)} for each in found]})
 
 
-@router.get("/stats", summary="Get the figures of now", **described({200: (shapes.Stats, examples.STATS)}))
-@needs("jobs:read")
+@router.get("/stats", summary="Get the figures of now", **describe({200: (shapes.Stats, examples.STATS)}))
+@requires_scope("jobs:read")
 async def stats(request: ApiRequest) -> Response:
     """Return how many jobs there are in each state, who works, and what the last hour brought."""
     store = request.api.store
-    return reply(await store.call(_stats, store.inspector))
+    return json_response(await store.call(_stats, store.inspector))
 
 
 @router.get(
     "/stats/timeseries",
     summary="Get the figures of the last minutes",
-    **described({200: (shapes.TimeSeries, {"minutes": [examples.MINUTE]})}, 422),
+    **describe({200: (shapes.TimeSeries, {"minutes": [examples.MINUTE]})}, 422),
 )
-@needs("jobs:read")
+@requires_scope("jobs:read")
 async def timeseries(
     request: ApiRequest,
     minutes: Annotated[int, Query(ge=1, le=MAX_MINUTES)] = 60,
@@ -60,11 +60,11 @@ async def timeseries(
 
 def _minutes(inspector: Inspector, span: timedelta, queue: str | None) -> bytes:
     """Read the newest rows and write them as JSON, in one thread: 10,000 of them take 30 ms."""
-    found = inspector.finished(since=inspector.now() - span, queue=queue, limit=MAX_ROWS)
+    found = inspector.finished_counts(since=inspector.now() - span, queue=queue, limit=MAX_ROWS)
     return json_bytes({"minutes": [finished_view(each) for each in found]})
 
 
 def _stats(inspector: Inspector) -> dict[str, Any]:
     now = inspector.now()
     alive = sum(is_alive(worker, now) for worker in inspector.workers())
-    return stats_view(inspector.queues(), inspector.finished(since=now - HOUR), workers_alive=alive, now=now)
+    return stats_view(inspector.queues(), inspector.finished_counts(since=now - HOUR), workers_alive=alive, now=now)

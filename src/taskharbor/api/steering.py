@@ -11,14 +11,14 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from taskharbor.api import examples, shapes
-from taskharbor.api.backend import Seen
-from taskharbor.api.bodies import RequeueBody, RescheduleBody, span
-from taskharbor.api.describing import IF_MATCH, WITH_BODY, described
+from taskharbor.api.backend import JobSnapshot
+from taskharbor.api.bodies import RequeueBody, RescheduleBody, to_timedelta
+from taskharbor.api.describing import IF_MATCH, WITH_BODY, describe
 from taskharbor.api.jobs import ThatJob
-from taskharbor.api.problems import refuse_field
-from taskharbor.api.replying import check_match, reply_job
-from taskharbor.api.routing import ApiRequest, ApiRoute, check_scope, needs
-from taskharbor.core.answers import Moved
+from taskharbor.api.problems import field_problem
+from taskharbor.api.replying import check_if_match, job_response
+from taskharbor.api.routing import ApiRequest, ApiRoute, check_scope, requires_scope
+from taskharbor.core.answers import Transitioned
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
@@ -32,29 +32,29 @@ _JOB: Final = {200: (shapes.JobShape, examples.JOB)}
 @router.post(
     "/{job_id}/cancel",
     summary="Cancel a job",
-    **described(_JOB | {202: (shapes.JobShape, examples.JOB)}, 404, 409, 412, 422, headers=(IF_MATCH,)),
+    **describe(_JOB | {202: (shapes.JobShape, examples.JOB)}, 404, 409, 412, 422, headers=(IF_MATCH,)),
 )
-@needs("jobs:control")
+@requires_scope("jobs:control")
 async def cancel(request: ApiRequest, job_id: ThatJob) -> Response:
     """Call a job off: 200, a waiting one is canceled; 202, a running one is asked to stop."""
     await _check(request, job_id)
     seen = await _moved(request, job_id, "jobs.cancel", partial(request.api.store.backend.driver.cancel, [job_id]))
     is_asked = seen.job.status is Status.PROCESSING
-    return await reply_job(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
+    return await job_response(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
 
 
 @router.post(
     "/{job_id}/requeue",
     status_code=HTTPStatus.ACCEPTED,
     summary="Give a job a new life",
-    **described(
+    **describe(
         {202: (shapes.JobShape, examples.JOB)},
         *(*WITH_BODY, 404, 409, 412),
         body={"budget": 5, "reason": "the address was mistyped", "payload": {"to": "ada@example.com"}},
         headers=(IF_MATCH,),
     ),
 )
-@needs("jobs:control")
+@requires_scope("jobs:control")
 async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None = None) -> Response:
     """Give a dead or canceled job a fresh set of attempts; 409 for any other.
 
@@ -71,13 +71,13 @@ async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None
         token=new_token(),
         budget=given.budget or DEFAULT_MAX_ATTEMPTS,
         by=request.caller.name,
-        why=given.reason,
+        reason=given.reason,
         scheduled_for=given.scheduled_for,
-        delay=span(given.delay),
+        delay=to_timedelta(given.delay),
         payload=payload,
     )
     detail = {} if payload is None else {"payload": "replaced"}
-    return await reply_job(
+    return await job_response(
         request, await _moved(request, job_id, "jobs.requeue", requeued, **detail), HTTPStatus.ACCEPTED
     )
 
@@ -85,9 +85,9 @@ async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None
 @router.post(
     "/{job_id}/reschedule",
     summary="Reschedule a job",
-    **described(_JOB, *WITH_BODY, 404, 409, 412, body={"delay": 300, "priority": -5}, headers=(IF_MATCH,)),
+    **describe(_JOB, *WITH_BODY, 404, 409, 412, body={"delay": 300, "priority": -5}, headers=(IF_MATCH,)),
 )
-@needs("jobs:control")
+@requires_scope("jobs:control")
 async def reschedule(request: ApiRequest, job_id: ThatJob, body: RescheduleBody) -> Response:
     """Let a waiting job be due at another time, or be more or less urgent; 409 for any other."""
     _check_one_time(body)
@@ -96,16 +96,16 @@ async def reschedule(request: ApiRequest, job_id: ThatJob, body: RescheduleBody)
         request.api.store.backend.driver.reschedule,
         [job_id],
         scheduled_for=body.scheduled_for,
-        delay=span(body.delay),
+        delay=to_timedelta(body.delay),
         priority=body.priority,
     )
-    return await reply_job(request, await _moved(request, job_id, "jobs.reschedule", rescheduled))
+    return await job_response(request, await _moved(request, job_id, "jobs.reschedule", rescheduled))
 
 
 async def _check(request: ApiRequest, job_id: JobId) -> None:
     """Hold If-Match against the job. The move itself is guarded by the job's state, in its own statement."""
     if "if-match" in request.headers:
-        check_match(request, (await request.api.store.get(job_id)).job)
+        check_if_match(request, (await request.api.store.get(job_id)).job)
 
 
 async def _payload(request: ApiRequest, job_id: JobId, body: RequeueBody) -> bytes:
@@ -120,18 +120,18 @@ async def _moved(
     request: ApiRequest,
     job_id: JobId,
     action: str,
-    move: Callable[[], list[Moved | IllegalTransition | JobNotFound]],
+    move: Callable[[], list[Transitioned | IllegalTransition | JobNotFound]],
     **detail: str,
-) -> Seen:
+) -> JobSnapshot:
     """Move one job, write down who asked, and return the job as it is then."""
     store = request.api.store
     [answer] = await store.call(move)
-    if not isinstance(answer, Moved):
+    if not isinstance(answer, Transitioned):
         raise answer
-    await store.record(request.caller, action, str(job_id), **detail)
+    await store.record_audit(request.caller, action, str(job_id), **detail)
     return await store.get(job_id, with_payload=request.shows_payload)
 
 
 def _check_one_time(body: RequeueBody | RescheduleBody) -> None:
     if body.scheduled_for is not None and body.delay is not None:
-        refuse_field("/delay", "give scheduled_for or delay, not both")
+        field_problem("/delay", "give scheduled_for or delay, not both")

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 BUFFER: Final = 100
 """Events that a client may be behind. One that falls back further is dropped, and connects anew."""
-BEAT: Final = 15.0  # seconds; less than what proxies take for silence. The caller's key is checked as often
+KEEP_ALIVE_SECONDS: Final = (
+    15.0  # seconds; less than what proxies take for silence. The caller's key is checked as often
+)
 MAX_LIFE_SECONDS: Final = 3_600.0
 """How long one stream lives; a client that still listens connects anew, as browsers do by themselves."""
-SLOW: Final = 10.0  # seconds that one event may take to go out
+SEND_TIMEOUT_SECONDS: Final = 10.0  # seconds that one event may take to go out
 MEDIA_TYPE: Final = "text/event-stream"
 _END: Final = b""
-_PULSE: Final = b": beat\n\n"
+_KEEP_ALIVE: Final = b": beat\n\n"
 
 
 def event(name: str, data: Any) -> bytes:
@@ -35,7 +37,7 @@ def event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-class Listener:
+class StreamBuffer:
     """The buffer of one client."""
 
     def __init__(self, *, size: int = BUFFER) -> None:
@@ -61,7 +63,7 @@ class Listener:
             async with asyncio.timeout(timeout):
                 return await self._events.get()
         except TimeoutError:
-            return _PULSE
+            return _KEEP_ALIVE
 
 
 class EventStream(Response):
@@ -73,7 +75,7 @@ class EventStream(Response):
     media_type = MEDIA_TYPE
 
     def __init__(
-        self, listener: Listener, closed: Callable[[], None], *, is_allowed: Callable[[], Awaitable[bool]]
+        self, listener: StreamBuffer, closed: Callable[[], None], *, is_allowed: Callable[[], Awaitable[bool]]
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -84,7 +86,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_stop_when_gone, receive, tasks.cancel_scope)
+                tasks.start_soon(_stop_on_disconnect, receive, tasks.cancel_scope)
                 await self._send(send)
                 tasks.cancel_scope.cancel()
         finally:
@@ -93,26 +95,26 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         is_open, now = True, time.monotonic()
-        check_at, end_at = now + BEAT, now + MAX_LIFE_SECONDS
+        check_at, end_at = now + KEEP_ALIVE_SECONDS, now + MAX_LIFE_SECONDS
         while is_open:
             chunk = await self._listener.next(max(0.0, check_at - time.monotonic()))
             if time.monotonic() >= check_at:
-                check_at = time.monotonic() + BEAT
+                check_at = time.monotonic() + KEEP_ALIVE_SECONDS
                 if check_at > end_at or not await self._is_allowed():
                     chunk = _END
             is_open = chunk is not _END
-            with anyio.move_on_after(SLOW) as patience:
+            with anyio.move_on_after(SEND_TIMEOUT_SECONDS) as patience:
                 await send({"type": "http.response.body", "body": chunk, "more_body": is_open})
             if patience.cancelled_caught:
                 return
 
 
-async def until_gone(receive: Receive) -> None:
+async def run_until_disconnected(receive: Receive) -> None:
     """Return once the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _stop_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
-    await until_gone(receive)
+async def _stop_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+    await run_until_disconnected(receive)
     scope.cancel()

@@ -26,7 +26,7 @@ NAMES: Final = ("app", "harbor", "register", "handlers")
 WHERE: Final = "'taskharbor --debug worker ...' shows where"
 
 
-def load(app: str) -> App:
+def load_app(app: str) -> LoadedApp:
     """Import *app*: a harbor, a mapping from types to handlers, or a function that registers them on a worker."""
     place, attribute = _split(app)
     module = _import(place)
@@ -36,10 +36,10 @@ def load(app: str) -> App:
         why = f"it is of type {type(value).__name__}"
         way_out = "name a Harbor, a mapping from types to handlers, or a function that takes a worker"
         raise AppNotLoaded(app, why, way_out)
-    return App(app, register, value if isinstance(value, Harbor) else None)
+    return LoadedApp(app, register, value if isinstance(value, Harbor) else None)
 
 
-class App:
+class LoadedApp:
     """What was loaded: called with a worker, it registers its handlers there."""
 
     def __init__(self, name: str, register: Callable[[Worker], object], harbor: Harbor | None) -> None:

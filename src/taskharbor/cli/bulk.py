@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskharbor.cli.confirming import confirm
-from taskharbor.cli.operating import job_ids_of, me
-from taskharbor.cli.output import say, show
+from taskharbor.cli.operating import current_actor, job_ids_of
+from taskharbor.cli.output import echo_data, echo_status
 from taskharbor.cli.pages import all_pages
-from taskharbor.cli.progress import Progress
-from taskharbor.cli.records import record
-from taskharbor.cli.refusals import LeftAlone
+from taskharbor.cli.progress import ProgressLine
+from taskharbor.cli.records import record_audit
+from taskharbor.cli.refusals import PartlyRefused
 from taskharbor.cli.shown import first_line
 from taskharbor.cli.tables import printable
-from taskharbor.cli.values import NotBoth
-from taskharbor.core.answers import Moved
+from taskharbor.cli.values import ConflictingOptions
+from taskharbor.core.answers import Transitioned
 from taskharbor.core.errors import JobNotFound
 from taskharbor.core.ids import new_token
 from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
-from taskharbor.core.spreading import spread
+from taskharbor.core.spreading import paced_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 SAMPLE: Final = 5
 
 
-class NothingNamed(click.UsageError):
+class NoSelection(click.UsageError):
     """Neither ids nor a filter: that would mean every dead letter there is."""
 
     def __init__(self) -> None:
         super().__init__("name jobs or give a filter; --all means every dead letter there is")
 
 
-def selected(
+def select_dead_letters(
     driver: Driver,
     texts: Sequence[str],
     wanted: JobFilter,
@@ -53,12 +53,12 @@ def selected(
     """Return the ids that a command is about: those named, or those that are like *wanted* now, and meant."""
     is_filtered = any((wanted.queue, wanted.type, wanted.fingerprint))
     if texts and (is_filtered or everything):
-        raise NotBoth("ids", "filters")
+        raise ConflictingOptions("ids", "filters")
     if texts:
         return job_ids_of(driver, texts)
     if not is_filtered and not everything:
-        raise NothingNamed
-    with Progress("looking", None) as progress:
+        raise NoSelection
+    with ProgressLine("looking", None) as progress:
         return [*_found(driver, wanted, is_meant, progress)][::-1]  # whoever died first comes first
 
 
@@ -71,20 +71,20 @@ def died_before(driver: Driver, older_than: timedelta | None) -> Callable[[JobSu
 def preview(driver: Driver, found: Sequence[JobId]) -> None:
     """Say what was found, some of it by name."""
     for job in driver.inspector.summaries(found[:SAMPLE]).values():
-        say(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
+        echo_status(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
     if len(found) > SAMPLE:
-        say(f"  and {len(found) - SAMPLE:,} more")
+        echo_status(f"  and {len(found) - SAMPLE:,} more")
 
 
-class Requeue:
+class BulkRequeue:
     """Gives dead letters a new life; with *rate*, so many of them become due in a second."""
 
-    def __init__(self, driver: Driver, *, budget: int | None, why: str, rate: float | None) -> None:
+    def __init__(self, driver: Driver, *, budget: int | None, reason: str, rate: float | None) -> None:
         self._driver = driver
         self._budget = budget or DEFAULT_MAX_ATTEMPTS
-        self._why = why
+        self._reason = reason
         self._rate = rate
-        self._by = me()
+        self._by = current_actor()
 
     def run(self, found: Sequence[JobId], *, yes: bool, dry_run: bool, as_json: bool) -> None:
         """Show what was found; unless it is a dry run, ask, requeue, and tell what became of it."""
@@ -95,31 +95,31 @@ class Requeue:
             refused = self._requeue(found)
         done = 0 if dry_run else len(found) - len(refused)
         facts = {"matched": len(found), "requeued": done, "dry_run": dry_run, "refused": list(map(_refusal, refused))}
-        show(facts, as_json=as_json, plain=f"requeued {done} of {len(found)}")
+        echo_data(facts, as_json=as_json, plain=f"requeued {done} of {len(found)}")
         if refused:
-            raise LeftAlone(len(refused), len(found))
+            raise PartlyRefused(len(refused), len(found))
 
     def _requeue(self, found: Sequence[JobId]) -> list[TaskHarborError]:
         """Requeue all, and return why some could not be."""
         refused: list[TaskHarborError] = []
-        with Progress("requeued", len(found)) as progress:
+        with ProgressLine("requeued", len(found)) as progress:
             try:
-                for batch, delay in spread(found, self._rate):
+                for batch, delay in paced_batches(found, self._rate):
                     refused += self._requeue_batch(batch, delay)
                     progress.advance(len(batch))
             finally:
                 # What was done is written down even where the rest of it could not be.
                 if done := progress.done - len(refused):
-                    record(self._driver, "dead-letters.requeue", f"{done} jobs", why=self._why)
+                    record_audit(self._driver, "dead-letters.requeue", f"{done} jobs", why=self._reason)
         return refused
 
     def _requeue_batch(self, batch: Sequence[JobId], delay: timedelta) -> list[TaskHarborError]:
         answers = self._driver.requeue(
-            batch, token=new_token(), budget=self._budget, by=self._by, why=self._why, delay=delay
+            batch, token=new_token(), budget=self._budget, by=self._by, reason=self._reason, delay=delay
         )
-        errors = [answer for answer in answers if not isinstance(answer, Moved)]
+        errors = [answer for answer in answers if not isinstance(answer, Transitioned)]
         for error in errors:
-            say(str(error))
+            echo_status(str(error))
         return list(errors)
 
 
@@ -129,7 +129,7 @@ def _refusal(error: TaskHarborError) -> dict[str, str]:
 
 
 def _found(
-    driver: Driver, wanted: JobFilter, is_meant: Callable[[JobSummary], bool], progress: Progress
+    driver: Driver, wanted: JobFilter, is_meant: Callable[[JobSummary], bool], progress: ProgressLine
 ) -> Iterator[JobId]:
     for page in all_pages(driver, wanted):
         yield from (job.id for job in page.jobs if is_meant(job))

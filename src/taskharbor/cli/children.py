@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LAST: Final = timedelta(seconds=10)
 
 
-class Child:
+class ChildProcess:
     """A command of `taskharbor` in a process of its own."""
 
     def __init__(self, words: Sequence[str], *, url: str) -> None:

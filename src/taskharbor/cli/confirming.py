@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from taskharbor.cli.output import say
+from taskharbor.cli.output import echo_status
 from taskharbor.cli.refusals import NotConfirmed
 
 if TYPE_CHECKING:
@@ -28,6 +28,6 @@ def confirm(what: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise NotConfirmed(what, "nobody can be asked here: look with --dry-run, then say --yes")
-    say(f"{what}?")
+    echo_status(f"{what}?")
     if not click.confirm("go on", err=True):
         raise NotConfirmed(what, "'y' would have done it")

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.cli.children import Child
-from taskharbor.cli.output import say
-from taskharbor.cli.reloading import SavedFiles
+from taskharbor.cli.children import ChildProcess
+from taskharbor.cli.output import echo_status
+from taskharbor.cli.reloading import FileWatcher
 from taskharbor.cli.root import COMMANDS
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import tick_until_signal
@@ -19,26 +19,26 @@ from taskharbor.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LOOK: Final = timedelta(milliseconds=300)
-GRACE: Final = "2s"
+FILE_POLL: Final = timedelta(milliseconds=300)
+DEV_GRACE: Final = "2s"
 
 
-def children_for(app: str, url: str, *, port: int | None) -> list[Child]:
+def children_for(app: str, url: str, *, port: int | None) -> list[ChildProcess]:
     """Return what runs for *app*: its worker first."""
     delivers = _has_delivery()
-    commands = [["worker", app, "--grace", GRACE, *(["--sqs"] if delivers else [])]]
+    commands = [["worker", app, "--grace", DEV_GRACE, *(["--sqs"] if delivers else [])]]
     if port is not None and _has_api():
         commands.append(["api", app, "--host", "127.0.0.1", "--port", str(port)])
     if delivers:
         commands.append(["enqueuer"])
-    return [Child([*words, "--url", url], url=url) for words in commands]
+    return [ChildProcess([*words, "--url", url], url=url) for words in commands]
 
 
-class Development:
+class DevServer:
     """Watches the folder of *app*; the first of *children* runs its code, and starts again when that changed."""
 
-    def __init__(self, app: str, children: Sequence[Child]) -> None:
-        self._files = SavedFiles(folder_of(app))
+    def __init__(self, app: str, children: Sequence[ChildProcess]) -> None:
+        self._files = FileWatcher(folder_of(app))
         self._children = list(children)
 
     def run(self) -> None:
@@ -47,17 +47,17 @@ class Development:
         try:
             for child in self._children:
                 child.start()
-            tick_until_signal(ThreadRuntime(plain=1), "dev", self.tick)
+            tick_until_signal(ThreadRuntime(sync_threads=1), "dev", self.tick)
         finally:
             self._stop()
 
     def tick(self) -> timedelta:
         for child in self._children:
             if (code := child.ended()) is not None:
-                say(f"the {child.name} ended with {code}; it starts again when a file is saved")
+                echo_status(f"the {child.name} ended with {code}; it starts again when a file is saved")
         if changed := self._files.changed():
             self._restart(changed)
-        return LOOK
+        return FILE_POLL
 
     def _stop(self) -> None:
         # Whoever is impatient now must not leave processes behind that nobody ends.
@@ -71,7 +71,7 @@ class Development:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         for place, child in enumerate(self._children):
             if place == 0 or not child.is_running:
-                say(f"{changed[0]}{more} changed: the {child.name} starts again")
+                echo_status(f"{changed[0]}{more} changed: the {child.name} starts again")
                 child.stop()
                 child.start()
 

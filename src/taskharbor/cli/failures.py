@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskharbor.cli import refusals
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.cli.lazy import NoSuchCommand
-from taskharbor.cli.output import say
+from taskharbor.cli.output import echo_status
 from taskharbor.core import errors
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.drivers import connect
@@ -28,80 +28,81 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ErrorExit:
     """How an error ends a command. ``code`` is for scripts and never changes."""
 
-    exit: Exit
+    exit: ExitCode
     code: str
     _: KW_ONLY
     way_out: str = ""  # where the error's own words do not name one
 
 
 # fmt: off
-VERDICTS: Final[Mapping[type[BaseException], Verdict]] = MappingProxyType({
-    Exception:                     Verdict(Exit.FAILURE, "unexpected", way_out="'taskharbor --debug ...' shows where"),
-    click.ClickException:          Verdict(Exit.FAILURE, "failure"),
-    click.UsageError:              Verdict(Exit.USAGE, "usage"),
-    errors.TaskHarborError:        Verdict(Exit.FAILURE, "failure"),
-    errors.UsageError:             Verdict(Exit.USAGE, "usage"),
-    errors.InvalidRequest:         Verdict(Exit.USAGE, "invalid-request"),
-    errors.IdempotencyConflict:    Verdict(Exit.CONFLICT, "idempotency-conflict"),
-    errors.IllegalTransition:      Verdict(Exit.CONFLICT, "illegal-transition"),
-    errors.PayloadNotEncodable:    Verdict(Exit.USAGE, "payload-not-encodable"),
-    errors.PayloadTooLarge:        Verdict(Exit.USAGE, "payload-too-large"),
-    errors.OutcomeNotStorable:     Verdict(Exit.FAILURE, "outcome-not-storable"),
-    errors.PayloadNotDecodable:    Verdict(Exit.FAILURE, "payload-not-decodable"),
-    errors.CallNotReadable:        Verdict(Exit.FAILURE, "call-not-readable"),
-    errors.CodecMismatch:          Verdict(Exit.CONFLICT, "codec-mismatch"),
-    errors.OpenToStrangers:        Verdict(Exit.REFUSED, "open-to-strangers"),
-    errors.CannotListen:           Verdict(Exit.FAILURE, "cannot-listen"),
-    errors.EnqueueRefused:         Verdict(Exit.CONFLICT, "enqueue-refused"),
-    errors.JobNotFound:            Verdict(Exit.NOT_FOUND, "job-not-found", way_out="check the id"),
-    errors.JobFailed:              Verdict(Exit.JOB_FAILED, "job-failed"),
-    errors.ResultTimeout:          Verdict(Exit.TIMED_OUT_WAITING, "result-timeout"),
-    errors.JobTimedOut:            Verdict(Exit.JOB_FAILED, "job-timed-out"),
-    errors.LeaseLost:              Verdict(Exit.CONFLICT, "lease-lost"),
-    errors.ScheduleNotFound:       Verdict(Exit.NOT_FOUND, "schedule-not-found"),
-    errors.SchemaOutOfDate:        Verdict(Exit.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
-    errors.StoreUnavailable:       Verdict(Exit.CANNOT_CONNECT, "store-unavailable", way_out="check its URL"),
-    connect.NotAUrl:               Verdict(Exit.USAGE, "not-a-url"),
-    connect.UnknownStore:          Verdict(Exit.USAGE, "unknown-store"),
-    connect.DriverNotInstalled:    Verdict(Exit.USAGE, "driver-not-installed"),
-    TransportUnavailable:          Verdict(Exit.CANNOT_CONNECT, "transport-unavailable"),
-    TransportRefused:              Verdict(Exit.USAGE, "transport-refused"),
-    UrlMissing:                    Verdict(Exit.USAGE, "url-missing"),
-    refusals.AppNotLoaded:         Verdict(Exit.APP_IMPORT_FAILED, "app-not-loaded"),
-    refusals.LeftAlone:            Verdict(Exit.CONFLICT, "left-alone"),
-    refusals.NoApp:                Verdict(Exit.USAGE, "no-app"),
-    refusals.NoSuchName:           Verdict(Exit.NOT_FOUND, "no-such-name"),
-    refusals.CodecNotRecorded:     Verdict(Exit.CONFLICT, "codec-not-recorded"),
-    refusals.NotAJobId:            Verdict(Exit.USAGE, "not-a-job-id"),
-    refusals.NotConfirmed:         Verdict(Exit.REFUSED, "not-confirmed"),
-    refusals.NotInstalled:         Verdict(Exit.USAGE, "not-installed"),
+VERDICTS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
+    Exception:                     ErrorExit(ExitCode.FAILURE, "unexpected",
+                                             way_out="'taskharbor --debug ...' shows where"),
+    click.ClickException:          ErrorExit(ExitCode.FAILURE, "failure"),
+    click.UsageError:              ErrorExit(ExitCode.USAGE, "usage"),
+    errors.TaskHarborError:        ErrorExit(ExitCode.FAILURE, "failure"),
+    errors.UsageError:             ErrorExit(ExitCode.USAGE, "usage"),
+    errors.InvalidRequest:         ErrorExit(ExitCode.USAGE, "invalid-request"),
+    errors.IdempotencyConflict:    ErrorExit(ExitCode.CONFLICT, "idempotency-conflict"),
+    errors.IllegalTransition:      ErrorExit(ExitCode.CONFLICT, "illegal-transition"),
+    errors.PayloadNotEncodable:    ErrorExit(ExitCode.USAGE, "payload-not-encodable"),
+    errors.PayloadTooLarge:        ErrorExit(ExitCode.USAGE, "payload-too-large"),
+    errors.OutcomeNotStorable:     ErrorExit(ExitCode.FAILURE, "outcome-not-storable"),
+    errors.PayloadNotDecodable:    ErrorExit(ExitCode.FAILURE, "payload-not-decodable"),
+    errors.CallNotReadable:        ErrorExit(ExitCode.FAILURE, "call-not-readable"),
+    errors.CodecMismatch:          ErrorExit(ExitCode.CONFLICT, "codec-mismatch"),
+    errors.ApiKeyRequired:        ErrorExit(ExitCode.REFUSED, "open-to-strangers"),
+    errors.AddressUnavailable:           ErrorExit(ExitCode.FAILURE, "cannot-listen"),
+    errors.EnqueueRefused:         ErrorExit(ExitCode.CONFLICT, "enqueue-refused"),
+    errors.JobNotFound:            ErrorExit(ExitCode.NOT_FOUND, "job-not-found", way_out="check the id"),
+    errors.JobFailed:              ErrorExit(ExitCode.JOB_FAILED, "job-failed"),
+    errors.ResultTimeout:          ErrorExit(ExitCode.TIMED_OUT_WAITING, "result-timeout"),
+    errors.JobTimedOut:            ErrorExit(ExitCode.JOB_FAILED, "job-timed-out"),
+    errors.LeaseLost:              ErrorExit(ExitCode.CONFLICT, "lease-lost"),
+    errors.ScheduleNotFound:       ErrorExit(ExitCode.NOT_FOUND, "schedule-not-found"),
+    errors.SchemaOutOfDate:        ErrorExit(ExitCode.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
+    errors.StoreUnavailable:       ErrorExit(ExitCode.CANNOT_CONNECT, "store-unavailable", way_out="check its URL"),
+    connect.NotAUrl:               ErrorExit(ExitCode.USAGE, "not-a-url"),
+    connect.UnknownStore:          ErrorExit(ExitCode.USAGE, "unknown-store"),
+    connect.DriverNotInstalled:    ErrorExit(ExitCode.USAGE, "driver-not-installed"),
+    TransportUnavailable:          ErrorExit(ExitCode.CANNOT_CONNECT, "transport-unavailable"),
+    TransportRefused:              ErrorExit(ExitCode.USAGE, "transport-refused"),
+    UrlMissing:                    ErrorExit(ExitCode.USAGE, "url-missing"),
+    refusals.AppNotLoaded:         ErrorExit(ExitCode.APP_IMPORT_FAILED, "app-not-loaded"),
+    refusals.PartlyRefused:            ErrorExit(ExitCode.CONFLICT, "left-alone"),
+    refusals.NoApp:                ErrorExit(ExitCode.USAGE, "no-app"),
+    refusals.NoSuchName:           ErrorExit(ExitCode.NOT_FOUND, "no-such-name"),
+    refusals.CodecNotRecorded:     ErrorExit(ExitCode.CONFLICT, "codec-not-recorded"),
+    refusals.NotAJobId:            ErrorExit(ExitCode.USAGE, "not-a-job-id"),
+    refusals.NotConfirmed:         ErrorExit(ExitCode.REFUSED, "not-confirmed"),
+    refusals.NotInstalled:         ErrorExit(ExitCode.USAGE, "not-installed"),
 })
 # fmt: on
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
-def report(error: Exception, *, as_json: bool, debug: bool) -> Exit:
+def report(error: Exception, *, as_json: bool, debug: bool) -> ExitCode:
     """Tell on stderr what went wrong, and return the exit code it deserves."""
     verdict = verdict_on(error)
     message = "; ".join(filter(None, [_what(error), _way_out(error) or verdict.way_out]))
     try:
         if debug and not isinstance(error, click.ClickException):
-            say(_without_secrets("".join(traceback.format_exception(error)).rstrip()))
+            echo_status(_without_secrets("".join(traceback.format_exception(error)).rstrip()))
         if as_json:
-            say(json.dumps({"error": {"code": verdict.code, "message": message}}))
+            echo_status(json.dumps({"error": {"code": verdict.code, "message": message}}))
         else:
-            say(f"{click.style('error:', fg='red', bold=True)} {message}")
+            echo_status(f"{click.style('error:', fg='red', bold=True)} {message}")
     except BrokenPipeError:
         # Nobody reads it. Python would try once more at its end, and then exit with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return verdict.exit
 
 
-def verdict_on(error: BaseException) -> Verdict:
+def verdict_on(error: BaseException) -> ErrorExit:
     """Return the verdict on the most specific class of *error* that has one."""
     return next(VERDICTS[kind] for kind in type(error).__mro__ if kind in VERDICTS)
 
@@ -143,4 +144,4 @@ def _owner(option: str, ctx: click.Context) -> str | None:
 
 def _without_secrets(text: str) -> str:
     """Mask URLs in words that are not ours: they may quote what was typed."""
-    return _URL.sub(lambda url: connect.masked(url[0]), text)
+    return _URL.sub(lambda url: connect.mask_url(url[0]), text)

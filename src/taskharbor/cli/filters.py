@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
-from taskharbor.cli.values import past, tag
+from taskharbor.cli.values import tag, time_or_ago
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 Asked: TypeAlias = Any
 """What the options of a filter hold; `job_filter` knows each."""
-MOST: Final = 1_000
+MAX_LIMIT: Final = 1_000
 
 
 def filter_options(command: F) -> F:
@@ -34,8 +34,8 @@ def filter_options(command: F) -> F:
         ),
         click.option("-q", "--queue", help="Only of this queue."),
         click.option("-t", "--type", help="Only of this type."),
-        click.option("--since", type=past, metavar="TIME", help="Only made since this time, or since 2h ago."),
-        click.option("--until", type=past, metavar="TIME", help="Only made before this time."),
+        click.option("--since", type=time_or_ago, metavar="TIME", help="Only made since this time, or since 2h ago."),
+        click.option("--until", type=time_or_ago, metavar="TIME", help="Only made before this time."),
         click.option("--tag", type=tag, metavar="KEY=VALUE", help="Only with this in the metadata."),
     ]
     return _with(command, options)
@@ -55,7 +55,7 @@ def page_options(command: F) -> F:
     """Add `--limit` and `--after`."""
     options = [
         click.option(
-            "-n", "--limit", type=click.IntRange(1, MOST), default=50, show_default=True, help="How many to show."
+            "-n", "--limit", type=click.IntRange(1, MAX_LIMIT), default=50, show_default=True, help="How many to show."
         ),
         click.option("--after", metavar="ID", help="Go on below this job."),
     ]

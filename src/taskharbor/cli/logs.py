@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Final
 
-from taskharbor.worker.context import running
+from taskharbor.worker.context import current_attempt
 
 PLAIN: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -15,11 +15,11 @@ PLAIN: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 def log_to_stderr(*, as_json: bool) -> None:
     """Show log lines from INFO on. An app that has set up logging by itself keeps what it chose."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter(PLAIN))
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(PLAIN))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A record as one line of JSON; one that a handler logs names its job and attempt."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -29,7 +29,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if (attempt := running.get()) is not None:
+        if (attempt := current_attempt.get()) is not None:
             line |= {"job": str(attempt.job_id), "attempt": attempt.attempt}
         if record.exc_info is not None:
             line["traceback"] = self.formatException(record.exc_info)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskharbor.cli.output import say, show
-from taskharbor.cli.refusals import LeftAlone
+from taskharbor.cli.output import echo_data, echo_status
+from taskharbor.cli.refusals import PartlyRefused
 from taskharbor.cli.shown import views_of
-from taskharbor.core.answers import Moved
+from taskharbor.core.answers import Transitioned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
 
 
-def moved_one_by_one(
+def report_transitions(
     driver: Driver,
-    answers: Sequence[Moved | IllegalTransition | JobNotFound],
+    answers: Sequence[Transitioned | IllegalTransition | JobNotFound],
     *,
     as_json: bool,
     note: Callable[[str], None],
@@ -29,19 +29,19 @@ def moved_one_by_one(
 
     *note* is called for each that was moved, to write it down.
     """
-    moved = [answer for answer in answers if isinstance(answer, Moved)]
-    refused = [answer for answer in answers if not isinstance(answer, Moved)]
+    moved = [answer for answer in answers if isinstance(answer, Transitioned)]
+    refused = [answer for answer in answers if not isinstance(answer, Transitioned)]
     for answer in moved:
         note(str(answer.job_id))
     if as_json:
         jobs = driver.inspector.summaries([answer.job_id for answer in moved])
-        show({"jobs": views_of(driver, list(jobs.values()))}, as_json=True, plain="")
+        echo_data({"jobs": views_of(driver, list(jobs.values()))}, as_json=True, plain="")
     else:
         for answer in moved:
             click.echo(f"{answer.job_id}\t{answer.status}")
     if len(answers) == 1 and refused:
         raise refused[0]
     for error in refused:
-        say(str(error))
+        echo_status(str(error))
     if refused:
-        raise LeftAlone(len(refused), len(answers))
+        raise PartlyRefused(len(refused), len(answers))

@@ -22,7 +22,7 @@ _RECENT: Final = 200  # jobs that a mistyped id is compared with
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Driver]:
+def open_driver(url: str) -> Iterator[Driver]:
     """Open the store at *url* for the length of a command."""
     from taskharbor.drivers.connect import connect
 
@@ -30,7 +30,7 @@ def opened(url: str) -> Iterator[Driver]:
         yield driver
 
 
-def me() -> str:
+def current_actor() -> str:
     """Return who is asking: user@host, for the records."""
     try:
         user = getpass.getuser()
@@ -86,7 +86,7 @@ def known_queues(driver: Driver) -> set[str]:
     return {queue.name for queue in driver.inspector.queues()} | set(served)
 
 
-def nothing_like_that(driver: Driver, what: str, queue: str | None) -> str:
+def no_matches(driver: Driver, what: str, queue: str | None) -> str:
     """Say that nothing was found, and perhaps why: the queue may be mistyped."""
     known = known_queues(driver) if queue is not None else set()
     near = "" if queue is None or queue in known else did_you_mean(queue, known)

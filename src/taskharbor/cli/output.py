@@ -10,12 +10,12 @@ import click
 from taskharbor.settings import Settings
 
 
-def show(data: Any, *, as_json: bool, plain: str) -> None:
+def echo_data(data: Any, *, as_json: bool, plain: str) -> None:
     """Print *data* as one line of JSON, or else as *plain* text."""
     click.echo(json.dumps(data) if as_json else plain, color=_color())
 
 
-def say(text: str) -> None:
+def echo_status(text: str) -> None:
     """Tell a person something that no program should read."""
     click.echo(text, err=True, color=_color())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.cli.output import show
+from taskharbor.cli.output import echo_data
 from taskharbor.cli.tables import print_facts, print_table
 from taskharbor.cli.times import span
 from taskharbor.core.states import WAITING, Status
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskharbor.cli.tables import Cell
-    from taskharbor.core.answers import QueueView
+    from taskharbor.core.answers import QueueStats
     from taskharbor.core.model import WorkerRecord
     from taskharbor.drivers.base import Driver
 
@@ -26,10 +26,10 @@ _HOUR: Final = timedelta(hours=1)
 WORKERS: Final = ("id", "host", "pid", "queues", "types", "jobs at once", "lost slots", "started", "seen", "alive")
 
 
-def show_queues(driver: Driver, queues: Sequence[QueueView], *, as_json: bool) -> None:
+def show_queues(driver: Driver, queues: Sequence[QueueStats], *, as_json: bool) -> None:
     now = driver.inspector.now()
     if as_json:
-        show({"queues": [queue_view(queue, now=now) for queue in queues]}, as_json=True, plain="")
+        echo_data({"queues": [queue_view(queue, now=now) for queue in queues]}, as_json=True, plain="")
     else:
         print_table(QUEUES, queue_rows(queues), now=now, empty="there are no queues: no job was stored yet")
 
@@ -38,13 +38,13 @@ def show_workers(driver: Driver, workers: Sequence[WorkerRecord], *, as_json: bo
     now = driver.inspector.now()
     if as_json:
         views = [worker_view(worker) | {"is_alive": is_alive(worker, now)} for worker in workers]
-        show({"workers": views}, as_json=True, plain="")
+        echo_data({"workers": views}, as_json=True, plain="")
     else:
         empty = "no worker was heard of lately; 'taskharbor worker APP' starts one"
         print_table(WORKERS, worker_rows(workers, now), now=now, empty=empty)
 
 
-def queue_rows(queues: Sequence[QueueView]) -> list[list[Cell]]:
+def queue_rows(queues: Sequence[QueueStats]) -> list[list[Cell]]:
     return [
         [
             queue.name,
@@ -82,7 +82,7 @@ def show_stats(driver: Driver, *, as_json: bool) -> None:
     """Print all counts, and how many jobs ended lately."""
     found = stats_of(driver)
     if as_json:
-        show(found, as_json=True, plain="")
+        echo_data(found, as_json=True, plain="")
         return
     age = found["oldest_age_seconds"]
     facts: list[tuple[str, Cell]] = [
@@ -116,4 +116,4 @@ def stats_of(driver: Driver) -> dict[str, Any]:
     """Return counts over all queues, who works, and how many jobs ended lately, as the API shows them."""
     inspector, now = driver.inspector, driver.inspector.now()
     alive = sum(is_alive(worker, now) for worker in inspector.workers())
-    return stats_view(inspector.queues(), inspector.finished(since=now - _HOUR), workers_alive=alive, now=now)
+    return stats_view(inspector.queues(), inspector.finished_counts(since=now - _HOUR), workers_alive=alive, now=now)

@@ -27,7 +27,7 @@ def full_page(driver: Driver, wanted: JobFilter, *, limit: int, after: JobId | N
 
 def page_under(driver: Driver, key: str) -> Page:
     """Return the jobs that hold an idempotency key, one for each queue at most."""
-    return Page(tuple(driver.inspector.summaries(driver.inspector.by_key(key)).values()), None)
+    return Page(tuple(driver.inspector.summaries(driver.inspector.find_by_key(key)).values()), None)
 
 
 def all_pages(driver: Driver, wanted: JobFilter) -> Iterator[Page]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.values import Unreadable, tag
+from taskharbor.cli.values import InvalidValue, tag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ def payload_of(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, value = tag(pair)
         if key in made:
-            raise Unreadable(pair, f"{key} is given twice")
+            raise InvalidValue(pair, f"{key} is given twice")
         made[key] = _value(value)
     return made
 
@@ -40,7 +40,7 @@ def _text(payload: str) -> str:
             text: str = file.read()
             return text
     except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable(payload, f"cannot be read: {error}") from error
+        raise InvalidValue(payload, f"cannot be read: {error}") from error
 
 
 def _parsed(text: str, given: str) -> Any:
@@ -50,7 +50,7 @@ def _parsed(text: str, given: str) -> Any:
         return json.loads(text, parse_constant=_refuse)
     except ValueError as error:
         where = given if given.startswith("@") or given == "-" else text
-        raise Unreadable(where, f"this is no JSON: {error}; the shell wants it in single quotes") from error
+        raise InvalidValue(where, f"this is no JSON: {error}; the shell wants it in single quotes") from error
 
 
 def _value(text: str) -> Any:

@@ -19,7 +19,7 @@ _ON_A_TERMINAL: Final = 0.2  # seconds between two updates of a line
 _ELSEWHERE: Final = 5.0  # seconds between two lines
 
 
-class Progress:
+class ProgressLine:
     """Tells how far *what* is. On a terminal one line is written over; elsewhere a line comes now and then."""
 
     def __init__(self, what: str, total: int | None, *, monotonic: Callable[[], float] = time.monotonic) -> None:

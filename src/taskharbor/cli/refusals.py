@@ -8,12 +8,12 @@ from taskharbor.core.errors import TaskHarborError, UsageError
 class AppNotLoaded(TaskHarborError):
     """The handlers to run could not be found, or not imported, or not registered."""
 
-    def __init__(self, app: str, why: str, way_out: str) -> None:
-        super().__init__(app, why, way_out)
-        self.app, self.why, self.way_out = app, why, way_out
+    def __init__(self, app: str, reason: str, way_out: str) -> None:
+        super().__init__(app, reason, way_out)
+        self.app, self.reason, self.way_out = app, reason, way_out
 
     def __str__(self) -> str:
-        return f"cannot load {self.app}: {self.why}; {self.way_out}"
+        return f"cannot load {self.app}: {self.reason}; {self.way_out}"
 
 
 class NoSuchName(TaskHarborError):
@@ -65,7 +65,7 @@ class CodecNotRecorded(TaskHarborError):
         return f"the codec {self.name!r} was not recorded: {why}"
 
 
-class LeftAlone(TaskHarborError):
+class PartlyRefused(TaskHarborError):
     """Some of what was named could not be moved; each was told of by itself."""
 
     def __init__(self, left: int, asked: int) -> None:

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 _SKIPPED: Final = {"__pycache__", "node_modules", "site-packages"}
 _ENVIRONMENT: Final = "pyvenv.cfg"
-MOST: Final = 5_000  # files; looking at more would cost more than it tells
+MAX_WATCHED_FILES: Final = 5_000  # files; looking at more would cost more than it tells
 
 
-class SavedFiles:
+class FileWatcher:
     """The Python files of a folder, and which of them changed since the last look."""
 
     def __init__(self, folder: Path) -> None:
@@ -29,7 +29,7 @@ class SavedFiles:
         return sorted(os.path.relpath(file, self._folder) for file in changed)
 
     def _look(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        left = MOST
+        left = MAX_WATCHED_FILES
         for place, folders, files in os.walk(self._folder):
             folders[:] = sorted(name for name in folders if _is_watched(Path(place, name)))
             for name in files:

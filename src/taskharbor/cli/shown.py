@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskharbor.cli.operating import nothing_like_that
-from taskharbor.cli.output import say, show
+from taskharbor.cli.operating import no_matches
+from taskharbor.cli.output import echo_data, echo_status
 from taskharbor.cli.tables import print_facts, print_table, printable
 from taskharbor.views import attempt_view, job_view, last_failure, stored_value
 
@@ -29,7 +29,7 @@ _SHORT: Final = 60
 
 def show_job(driver: Driver, job: JobSummary, *, as_json: bool, plain: str) -> None:
     """Print one job as the API shows it, or else *plain*."""
-    show(views_of(driver, [job])[0] if as_json else None, as_json=as_json, plain=plain)
+    echo_data(views_of(driver, [job])[0] if as_json else None, as_json=as_json, plain=plain)
 
 
 def show_page(driver: Driver, page: Page, *, as_json: bool, what: str, queue: str | None) -> None:
@@ -37,20 +37,20 @@ def show_page(driver: Driver, page: Page, *, as_json: bool, what: str, queue: st
     if as_json:
         following = None if page.after is None else str(page.after)
         now = driver.inspector.now()
-        show({"jobs": [job_view(job, now=now) for job in page.jobs], "next": following}, as_json=True, plain="")
+        echo_data({"jobs": [job_view(job, now=now) for job in page.jobs], "next": following}, as_json=True, plain="")
         return
-    empty = "" if page.jobs else nothing_like_that(driver, what, queue)
+    empty = "" if page.jobs else no_matches(driver, what, queue)
     print_table(TITLES, [_row(job) for job in page.jobs], now=driver.inspector.now(), empty=empty)
     if page.after is not None:
-        say(f"there are more: --after {page.after}")
+        echo_status(f"there are more: --after {page.after}")
 
 
-def show_whole(driver: Driver, job: Job, *, with_payload: bool, as_json: bool) -> None:
+def show_job_details(driver: Driver, job: Job, *, with_payload: bool, as_json: bool) -> None:
     """Print all that is known of one job."""
     attempts, now = driver.inspector.attempts([job.id]), driver.inspector.now()
     if as_json:
         view = job_view(job, now=now, failure=last_failure(attempts), with_payload=with_payload)
-        show(view | {"attempts": list(map(attempt_view, attempts))}, as_json=True, plain="")
+        echo_data(view | {"attempts": list(map(attempt_view, attempts))}, as_json=True, plain="")
         return
     print_facts([*_facts(job), *(_secrets(job) if with_payload else ())], now=now)
     if attempts:

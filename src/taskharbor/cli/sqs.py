@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taskharbor.delivery.sqs import SqsTransport
-    from taskharbor.delivery.transport import QueueShape
+    from taskharbor.delivery.transport import QueueSpec
 
 MAX_RECEIVES: Final = 1_000
 """The most that SQS allows: a message may wait for a long job, and is not to be taken for one that nobody can read."""
@@ -37,13 +37,13 @@ def sqs_transport(*, pollers: int = 1) -> Iterator[SqsTransport]:
 
 def queue_names(text: str) -> tuple[str, ...]:
     """Read queues such as mail,default."""
-    from taskharbor.cli.values import Unreadable
+    from taskharbor.cli.values import InvalidValue
     from taskharbor.core.request import QUEUE_PATTERN
 
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if QUEUE_PATTERN.fullmatch(name) is None:
-            raise Unreadable(name, f"a queue's name must match {QUEUE_PATTERN.pattern}")
+            raise InvalidValue(name, f"a queue's name must match {QUEUE_PATTERN.pattern}")
     return names
 
 
@@ -58,24 +58,24 @@ queues_option = click.option(
 )
 
 
-def queue_shapes(queues: Sequence[str]) -> list[QueueShape]:
+def queue_shapes(queues: Sequence[str]) -> list[QueueSpec]:
     """Return the queues as they shall be: one for each of *queues*, and two of our own."""
     from datetime import timedelta
 
-    from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE, QueueShape
+    from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE, QueueSpec
     from taskharbor.worker.options import VISIBILITY
 
     keeps = timedelta(days=14)  # the most that SQS allows: people read these
     return [
-        QueueShape(name=UNREADABLE, visibility=VISIBILITY, retention=keeps),
-        QueueShape(name=DEAD_EVENTS, visibility=VISIBILITY, retention=keeps),
+        QueueSpec(name=UNREADABLE_QUEUE, visibility=VISIBILITY, retention=keeps),
+        QueueSpec(name=DEAD_EVENTS_QUEUE, visibility=VISIBILITY, retention=keeps),
         *(
             # A message is worth nothing for long: the store sends another.
-            QueueShape(
+            QueueSpec(
                 name=name,
                 visibility=VISIBILITY,
                 retention=timedelta(days=4),
-                dead_letters=UNREADABLE,
+                dead_letters=UNREADABLE_QUEUE,
                 max_receives=MAX_RECEIVES,
             )
             for name in queues

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskharbor.cli.output import say
+from taskharbor.cli.output import echo_status
 from taskharbor.cli.times import relative, span
 from taskharbor.core.states import Status
 from taskharbor.settings import Settings
-from taskharbor.views import moment
+from taskharbor.views import iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +35,10 @@ _COLORS: Final = {
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime, empty: str) -> None:
     """Print *rows* to stdout in the form that its reader can use best; where there are none, say *empty*."""
     if not rows:
-        say(empty)
+        echo_status(empty)
         return
     if not sys.stdout.isatty():
-        lines = [list(titles), *([piped(cell) for cell in row] for row in rows)]
+        lines = [list(titles), *([format_exact(cell) for cell in row] for row in rows)]
         click.echo("\n".join("\t".join(line) for line in lines))
     elif has_rich():
         print_rich(rich_table(titles, rows, now=now))
@@ -50,24 +50,24 @@ def print_facts(facts: Sequence[tuple[str, Cell]], *, now: datetime) -> None:
     """Print what is known of one thing, a line for each fact; what is not known is left out."""
     known = [(name, cell) for name, cell in facts if cell is not None]
     width = max(len(name) for name, _ in known)
-    shown = (lambda cell: seen(cell, now)) if sys.stdout.isatty() else piped
+    shown = (lambda cell: format_relative(cell, now)) if sys.stdout.isatty() else format_exact
     click.echo("\n".join(f"{name:<{width}}  {shown(cell)}" for name, cell in known))
 
 
-def piped(cell: Cell) -> str:
+def format_exact(cell: Cell) -> str:
     """Return *cell* for a program: exact, and on one line."""
     match cell:
         case None:
             return ""
         case datetime():
-            return str(moment(cell))
+            return str(iso_time(cell))
         case timedelta():
             return f"{cell.total_seconds():g}"
         case _:
             return printable(str(cell))
 
 
-def seen(cell: Cell, now: datetime) -> str:
+def format_relative(cell: Cell, now: datetime) -> str:
     """Return *cell* for a person."""
     match cell:
         case None | "":
@@ -89,7 +89,7 @@ def printable(text: str) -> str:
 
 def aligned(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime) -> str:
     """Return rows in columns, numbers to the right."""
-    lines = [[title.upper() for title in titles], *([seen(cell, now) for cell in row] for row in rows)]
+    lines = [[title.upper() for title in titles], *([format_relative(cell, now) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     numbers = [is_number(column) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -116,7 +116,7 @@ def rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: da
         table.add_column(title, justify="right" if is_number(column) else "left", no_wrap=title in {"id", "queue"})
     for row in rows:
         # Text, and not str: words of others must not be read as markup.
-        table.add_row(*(Text(seen(cell, now), style=_color(cell)) for cell in row))
+        table.add_row(*(Text(format_relative(cell, now), style=_color(cell)) for cell in row))
     return table
 
 

@@ -27,14 +27,14 @@ _UNITS: Final[Mapping[str, timedelta]] = MappingProxyType(
 )
 
 
-class Unreadable(click.BadParameter):
+class InvalidValue(click.BadParameter):
     """What was typed cannot be read as what it should be."""
 
     def __init__(self, text: str, rule: str) -> None:
         super().__init__(f"{text!r}: {rule}")
 
 
-class NotBoth(click.UsageError):
+class ConflictingOptions(click.UsageError):
     """Two ways to say one thing were used at once."""
 
     def __init__(self, one: str, other: str) -> None:
@@ -45,10 +45,10 @@ def duration(text: str) -> timedelta:
     """Read a time with its unit, such as 25s, up to a year."""
     parts = _DURATION.fullmatch(text.strip())
     if parts is None:
-        raise Unreadable(text, "write a duration with its unit, such as 500ms, 25s or 2m")
+        raise InvalidValue(text, "write a duration with its unit, such as 500ms, 25s or 2m")
     value = float(parts[1]) * _UNITS[parts[2]]
     if value > LONGEST:
-        raise Unreadable(text, f"at most {LONGEST.days}d")
+        raise InvalidValue(text, f"at most {LONGEST.days}d")
     return value
 
 
@@ -58,7 +58,7 @@ def duration_from(shortest: str) -> Callable[[str], timedelta]:
     def read(text: str) -> timedelta:
         value = duration(text)
         if value < duration(shortest):
-            raise Unreadable(text, f"at least {shortest}")
+            raise InvalidValue(text, f"at least {shortest}")
         return value
 
     return read
@@ -70,9 +70,9 @@ def queues(text: str) -> dict[str, int | None]:
     for part in text.split(","):
         name, colon, limit = part.strip().partition(":")
         if not name or (colon and _LIMIT.fullmatch(limit) is None):
-            raise Unreadable(part, "write a queue's name, or its name and a limit, such as mail:10")
+            raise InvalidValue(part, "write a queue's name, or its name and a limit, such as mail:10")
         if name in limits:
-            raise Unreadable(name, "a queue is named once")
+            raise InvalidValue(name, "a queue is named once")
         limits[name] = int(limit) if colon else None
     return limits
 
@@ -82,13 +82,13 @@ def moment(text: str) -> datetime:
     try:
         value = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise Unreadable(text, f"write a time as {_EXAMPLE}") from None
+        raise InvalidValue(text, f"write a time as {_EXAMPLE}") from None
     if value.tzinfo is None:
-        raise Unreadable(text, f"say in which zone, as in {_EXAMPLE} or 2026-11-15T02:00+01:00")
+        raise InvalidValue(text, f"say in which zone, as in {_EXAMPLE} or 2026-11-15T02:00+01:00")
     return value.astimezone(UTC)
 
 
-def past(text: str) -> datetime:
+def time_or_ago(text: str) -> datetime:
     """Read a time with its zone, or how long ago it was, such as 2h."""
     if _DURATION.fullmatch(text.strip()):
         return datetime.now(UTC) - duration(text)
@@ -99,5 +99,5 @@ def tag(text: str) -> tuple[str, str]:
     """Read a key and its value, such as tenant=acme."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise Unreadable(text, "write a key and its value, such as tenant=acme")
+        raise InvalidValue(text, "write a key and its value, such as tenant=acme")
     return key, value

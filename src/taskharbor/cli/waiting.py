@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from taskharbor.core.model import JobSummary
     from taskharbor.drivers.base import Driver
 
-PATIENCE: Final = "10m"
+WAIT_TIMEOUT: Final = "10m"
 """How long a command waits where nobody says."""
 _FIRST: Final = timedelta(milliseconds=20)
 _LONGEST: Final = timedelta(seconds=1)
 
 
-def until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> JobSummary:
+def wait_until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> JobSummary:
     """Return the job when it has ended; raise `ResultTimeout` after *timeout*."""
     ends, pause = time.monotonic() + timeout.total_seconds(), _FIRST
     while not (job := get_summary(driver, job_id)).status.is_final:

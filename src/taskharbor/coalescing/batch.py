@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     Answer = Enqueued | IdempotencyConflict
 
-MOST: Final = 500
+MAX_BATCH_JOBS: Final = 500
 """Jobs of one statement."""
-BYTES: Final = 1_048_576
+MAX_BATCH_BYTES: Final = 1_048_576
 """Payload of one statement, or one job: many large ones together would not be stored before the deadline."""
 
 
-class Store(Protocol):
+class InsertCall(Protocol):
     """Stores jobs, as `taskharbor.drivers.base.Driver.insert` does."""
 
     def __call__(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer]:
         """Return one answer for each of *jobs*, once they are committed."""
 
 
-class HasJob(Protocol):
+class PendingInsert(Protocol):
     """Somebody who waits for a job to be stored."""
 
     @property
@@ -37,20 +37,20 @@ class HasJob(Protocol):
         """What is to be stored."""
 
 
-T = TypeVar("T", bound=HasJob)
+T = TypeVar("T", bound=PendingInsert)
 
 
-def take(waiting: deque[T], batch: list[T]) -> None:
+def fill_batch(waiting: deque[T], batch: list[T]) -> None:
     """Move those who wait into *batch*, first come first, while it has room."""
     size = sum(len(each.job.payload) for each in batch)
-    while waiting and len(batch) < MOST:
+    while waiting and len(batch) < MAX_BATCH_JOBS:
         size += len(waiting[0].job.payload)
-        if batch and size > BYTES:
+        if batch and size > MAX_BATCH_BYTES:
             return
         batch.append(waiting.popleft())
 
 
-def outcomes(store: Store, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer | Exception]:
+def insert_batch(store: InsertCall, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer | Exception]:
     """Store *jobs* in one statement, and say of each what became of it.
 
     A store that is out of reach is so for all of them. After any other error each is tried
@@ -64,11 +64,11 @@ def outcomes(store: Store, jobs: list[NewJob], *, repeat: bool = False) -> list[
         return [error] if len(jobs) == 1 else _one_by_one(store, jobs)
 
 
-def _one_by_one(store: Store, jobs: Sequence[NewJob]) -> list[Answer | Exception]:
+def _one_by_one(store: InsertCall, jobs: Sequence[NewJob]) -> list[Answer | Exception]:
     answers: list[Answer | Exception] = []
     for place, job in enumerate(jobs):
         # A repeat: the error may have come after the commit.
-        [answer] = outcomes(store, [job], repeat=True)
+        [answer] = insert_batch(store, [job], repeat=True)
         if isinstance(answer, StoreUnavailable):
             return answers + _for_each(answer, jobs[place:])  # to try each would take a deadline each
         answers.append(answer)
@@ -81,6 +81,6 @@ def _for_each(error: StoreUnavailable, jobs: Sequence[NewJob]) -> list[Answer | 
 
 
 def _caused_by(error: StoreUnavailable) -> StoreUnavailable:
-    own = StoreUnavailable(error.why, retry_in=error.retry_in)
+    own = StoreUnavailable(error.reason, retry_in=error.retry_in)
     own.__cause__ = error
     return own

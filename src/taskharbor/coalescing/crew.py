@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LOG: Final = logging.getLogger(__name__)
-IDLE: Final = 5.0  # seconds, after which a thread that has nothing to do ends
-CLOSING: Final = 30.0  # seconds that closing waits for what is under way
+IDLE_SECONDS: Final = 5.0  # seconds, after which a thread that has nothing to do ends
+CLOSE_TIMEOUT_SECONDS: Final = 30.0  # seconds that closing waits for what is under way
 
 
-class Crew:
+class IdleThreadPool:
     """At most *most* threads, which nobody has to end: who forgets to close it keeps nothing for long."""
 
     def __init__(self, name: str, *, most: int) -> None:
@@ -48,7 +48,7 @@ class Crew:
             self._is_closed = True
             self._changed.notify_all()
             threads = [*self._threads]
-        give_up_at = time.monotonic() + CLOSING
+        give_up_at = time.monotonic() + CLOSE_TIMEOUT_SECONDS
         for thread in threads:
             thread.join(max(0.0, give_up_at - time.monotonic()))
 
@@ -75,7 +75,7 @@ class Crew:
         with self._changed:
             if not self._work:
                 self._idle += 1
-                self._changed.wait_for(lambda: self._work or self._is_closed, timeout=IDLE)
+                self._changed.wait_for(lambda: self._work or self._is_closed, timeout=IDLE_SECONDS)
                 self._idle -= 1
             if self._work:
                 return self._work.popleft()

@@ -9,17 +9,17 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from taskharbor.coalescing.batch import outcomes, take
-from taskharbor.coalescing.crew import CLOSING, Crew
-from taskharbor.coalescing.turns import Ticket, keys_of
-from taskharbor.runtime import fulfil, fulfil_here
+from taskharbor.coalescing.batch import fill_batch, insert_batch
+from taskharbor.coalescing.crew import CLOSE_TIMEOUT_SECONDS, IdleThreadPool
+from taskharbor.coalescing.turns import KeyWaiter, keys_of
+from taskharbor.runtime import resolve_futures, resolve_in_loop
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable, Sequence
 
-    from taskharbor.coalescing.batch import Answer, Store
-    from taskharbor.coalescing.turns import KeyTurns
+    from taskharbor.coalescing.batch import Answer, InsertCall
+    from taskharbor.coalescing.turns import KeyLocks
     from taskharbor.core.model import NewJob
 
     Answers = Sequence[Answer] | Exception
@@ -32,7 +32,7 @@ MAX_BATCHES: Final = 4
 """Threads for several jobs of one call."""
 
 
-class Flusher:
+class AsyncGroupCommit:
     """Stores what coroutines hand over, of any number of event loops.
 
     One thread stores single jobs: while it is at it more of them gather, and go out together
@@ -47,18 +47,18 @@ class Flusher:
     deadline, and answer for every job whatever comes out of it.
     """
 
-    def __init__(self, store: Store, turns: KeyTurns) -> None:
+    def __init__(self, store: InsertCall, turns: KeyLocks) -> None:
         self.pid: Final = os.getpid()
         """Whose it is: its threads stay on this side of a fork."""
         self._store = store
         self._turns = turns
-        self._gathered: dict[AbstractEventLoop, list[_Awaited]] = {}
-        self._handed: deque[_Awaited] = deque()
-        self._together = Crew("taskharbor-flusher", most=1)
-        self._keyed = Crew("taskharbor-inserter", most=MAX_KEYED)
-        self._batches = Crew("taskharbor-batches", most=MAX_BATCHES)
+        self._gathered: dict[AbstractEventLoop, list[_AsyncInsert]] = {}
+        self._handed: deque[_AsyncInsert] = deque()
+        self._together = IdleThreadPool("taskharbor-flusher", most=1)
+        self._keyed = IdleThreadPool("taskharbor-inserter", most=MAX_KEYED)
+        self._batches = IdleThreadPool("taskharbor-batches", most=MAX_BATCHES)
 
-    def hand_over(self, jobs: list[NewJob]) -> Future[Answers]:
+    def submit(self, jobs: list[NewJob]) -> Future[Answers]:
         """Return what will hold the answers, or the error instead of them; a coroutine's own loop must be running.
 
         Where the future is cancelled before its turn, nothing is stored.
@@ -66,16 +66,16 @@ class Flusher:
         loop = asyncio.get_running_loop()
         future: Future[Answers] = loop.create_future()
         if len(jobs) == 1 and jobs[0].idempotency_key is None:
-            self._gather(loop, _Awaited(jobs[0], future))
+            self._gather(loop, _AsyncInsert(jobs[0], future))
         else:
             crew = self._keyed if len(jobs) == 1 else self._batches
-            self._turns.enter(Ticket(keys_of(jobs), partial(self._begin, crew, jobs, future)))
+            self._turns.enter(KeyWaiter(keys_of(jobs), partial(self._begin, crew, jobs, future)))
         return future
 
     def close(self) -> None:
         """Store what was handed over, and end the threads."""
         crews = (self._together, self._keyed, self._batches)
-        give_up_at = time.monotonic() + CLOSING
+        give_up_at = time.monotonic() + CLOSE_TIMEOUT_SECONDS
         for crew in crews:
             crew.close()
         # A statement that waited for a key of another crew's statement has started that crew again.
@@ -83,53 +83,53 @@ class Flusher:
             for crew in crews:
                 crew.close()
 
-    def _gather(self, loop: AbstractEventLoop, awaited: _Awaited) -> None:
+    def _gather(self, loop: AbstractEventLoop, awaited: _AsyncInsert) -> None:
         gathered = self._gathered.get(loop)
         if gathered is None:
             self._gathered[loop] = [awaited]
-            loop.call_soon(self._hand_gathered, loop)
+            loop.call_soon(self._submit_gathered, loop)
         else:
             gathered.append(awaited)
 
-    def _hand_gathered(self, loop: AbstractEventLoop) -> None:
+    def _submit_gathered(self, loop: AbstractEventLoop) -> None:
         gathered = self._gathered.pop(loop)
         self._handed.extend(gathered)
         try:
             self._together.run(self._flush)
         except RuntimeError as error:  # no thread can be started; nobody may wait for one
-            fulfil_here([(each.future, error) for each in gathered])
+            resolve_in_loop([(each.future, error) for each in gathered])
 
     def _flush(self) -> None:
         while self._handed:
-            batch: list[_Awaited] = []
-            take(self._handed, batch)
+            batch: list[_AsyncInsert] = []
+            fill_batch(self._handed, batch)
             batch = [each for each in batch if not each.future.done()]
             if batch:
-                answers = _kept(partial(outcomes, self._store, [each.job for each in batch]))
+                answers = _kept(partial(insert_batch, self._store, [each.job for each in batch]))
                 each_own = len(batch) * [answers] if isinstance(answers, Exception) else map(_single, answers)
-                fulfil(zip((each.future for each in batch), each_own, strict=True))
+                resolve_futures(zip((each.future for each in batch), each_own, strict=True))
 
-    def _begin(self, crew: Crew, jobs: list[NewJob], future: Future[Answers], ticket: Ticket) -> bool:
+    def _begin(self, crew: IdleThreadPool, jobs: list[NewJob], future: Future[Answers], ticket: KeyWaiter) -> bool:
         """Let *crew* store *jobs*, whose turn has come; return False if they cannot be stored."""
         if ticket.is_late():
-            fulfil([(future, ticket.refusal())])
+            resolve_futures([(future, ticket.refusal())])
             return False
         try:
             crew.run(partial(self._store_alone, jobs, future, ticket))
         except RuntimeError as error:  # no thread can be started
-            fulfil([(future, error)])
+            resolve_futures([(future, error)])
             return False
         return True
 
-    def _store_alone(self, jobs: list[NewJob], future: Future[Answers], ticket: Ticket) -> None:
+    def _store_alone(self, jobs: list[NewJob], future: Future[Answers], ticket: KeyWaiter) -> None:
         try:
             if not future.done():
-                fulfil([(future, _kept(partial(self._store, jobs)))])
+                resolve_futures([(future, _kept(partial(self._store, jobs)))])
         finally:
             self._turns.leave(ticket)
 
 
-class _Awaited:
+class _AsyncInsert:
     __slots__ = ("future", "job")
 
     def __init__(self, job: NewJob, future: Future[Answers]) -> None:

@@ -10,21 +10,23 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.coalescing.batch import outcomes, take
+from taskharbor.coalescing.batch import fill_batch, insert_batch
 from taskharbor.core.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from taskharbor.coalescing.batch import Answer, Store
+    from taskharbor.coalescing.batch import Answer, InsertCall
     from taskharbor.core.model import NewJob
 
-AT_ONCE: Final = 1
+MAX_CONCURRENT_BATCHES: Final = 1
 """Batches under way. Two of half the size each were measured, and are slower."""
-LINGER: Final = 0.001  # seconds that a leader waits for more, if half the time of the last insert is not less
-PATIENCE: Final = 1.0  # seconds; a batch that is under way for longer holds up nobody but those in it
-GIVE_UP: Final = 120.0  # seconds
+MAX_LINGER_SECONDS: Final = (
+    0.001  # seconds that a leader waits for more, if half the time of the last insert is not less
+)
+LEADER_TIMEOUT_SECONDS: Final = 1.0  # seconds; a batch that is under way for longer holds up nobody but those in it
+GIVE_UP_SECONDS: Final = 120.0  # seconds
 
 
-class Line:
+class GroupCommit:
     """Where threads wait for their jobs to be stored.
 
     Who comes while nothing is under way leads: it inserts at once, in its own thread, so
@@ -36,24 +38,24 @@ class Line:
     deadline, and however it comes out of it, by Ctrl-C too, it answers its batch or gives it
     back, and appoints the next leader. But a signal handler that enqueues may stand on top of
     the very leader it waits for, and Ctrl-C may strike while the last one is being dealt with.
-    So a batch that has been under way for longer than `PATIENCE` counts no more: those behind
+    So a batch that has been under way for longer than `LEADER_TIMEOUT_SECONDS` counts no more: those behind
     it look up, and one of them leads. Who is in such a batch itself, and hears nothing for
-    `GIVE_UP`, is told that nobody knows.
+    `GIVE_UP_SECONDS`, is told that nobody knows.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: InsertCall) -> None:
         self.pid: Final = os.getpid()
         """Whose it is: on the other side of a fork nobody would ever lead it on."""
         self._store = store
         self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
-        self._waiting: deque[_Ticket] = deque()
+        self._waiting: deque[_Waiter] = deque()
         self._under_way: list[_Batch] = []
         self._gathering: _Batch | None = None
         self._expected, self._pause = 1, 0.0
 
     def insert(self, job: NewJob) -> Answer:
         """Store *job*, maybe together with others, and return when it is committed."""
-        ticket = _Ticket(job)
+        ticket = _Waiter(job)
         try:
             answer = self._answer(ticket)
         except BaseException:
@@ -63,24 +65,24 @@ class Line:
             raise answer
         return answer
 
-    def _answer(self, ticket: _Ticket) -> Answer | Exception:
+    def _answer(self, ticket: _Waiter) -> Answer | Exception:
         batch = self._enter(ticket)
-        give_up_at = time.monotonic() + GIVE_UP
+        give_up_at = time.monotonic() + GIVE_UP_SECONDS
         while True:
             if batch is not None:
                 self._send(batch)
             try:
-                mail = ticket.mail.get(timeout=PATIENCE)
+                mail = ticket.mail.get(timeout=LEADER_TIMEOUT_SECONDS)
             except Empty:
                 if time.monotonic() > give_up_at:
-                    raise StoreUnavailable(_SILENCE) from None
+                    raise StoreUnavailable(_NO_ANSWER) from None
                 batch = self._lead(ticket)
             else:
                 if not isinstance(mail, _Batch):
                     return mail
                 batch = mail
 
-    def _enter(self, ticket: _Ticket) -> _Batch | None:
+    def _enter(self, ticket: _Waiter) -> _Batch | None:
         """Return a batch to lead, or None: wait for mail."""
         with self._lock:
             if self._has_room():
@@ -90,7 +92,7 @@ class Line:
                 self._gathering.enough.put(None)
             return None
 
-    def _lead(self, ticket: _Ticket) -> _Batch | None:
+    def _lead(self, ticket: _Waiter) -> _Batch | None:
         """Return a batch to lead, if whoever was to take this one along does not come back."""
         with self._lock:
             if ticket not in self._waiting or not self._has_room():
@@ -103,15 +105,15 @@ class Line:
             self._linger(batch)
         if self._waiting:
             with self._lock:
-                take(self._waiting, batch.tickets)
+                fill_batch(self._waiting, batch.tickets)
         jobs = [each.job for each in batch.tickets]
         is_repeat = any(each.is_repeat for each in batch.tickets)
         start = time.monotonic()
-        for ticket, answer in zip(batch.tickets, outcomes(self._store, jobs, repeat=is_repeat), strict=True):
+        for ticket, answer in zip(batch.tickets, insert_batch(self._store, jobs, repeat=is_repeat), strict=True):
             ticket.mail.put(answer)
             ticket.is_over = True
         self._expected = len(jobs) + len(self._waiting)
-        self._pause = min(LINGER, (time.monotonic() - start) / 2)
+        self._pause = min(MAX_LINGER_SECONDS, (time.monotonic() - start) / 2)
         self._leave(batch)
 
     def _linger(self, batch: _Batch) -> None:
@@ -129,7 +131,7 @@ class Line:
             batch.enough.get(timeout=self._pause)
         self._gathering = None
 
-    def _withdraw(self, ticket: _Ticket) -> None:
+    def _withdraw(self, ticket: _Waiter) -> None:
         """Go without an answer; if that leaves a batch without its leader, the others of it wait again."""
         with self._lock:
             ticket.is_over = True
@@ -151,29 +153,29 @@ class Line:
                 leader = self._waiting.popleft()
                 leader.mail.put(self._begin(leader))
 
-    def _begin(self, leader: _Ticket) -> _Batch:
+    def _begin(self, leader: _Waiter) -> _Batch:
         """Make a batch; it is filled when its leader comes to it, with whoever waits then."""
         batch = _Batch(leader)
         self._under_way.append(batch)
         return batch
 
     def _has_room(self) -> bool:
-        if len(self._under_way) < AT_ONCE:
+        if len(self._under_way) < MAX_CONCURRENT_BATCHES:
             return True
-        began_lately = time.monotonic() - PATIENCE
-        return sum(each.began > began_lately for each in self._under_way) < AT_ONCE
+        began_lately = time.monotonic() - LEADER_TIMEOUT_SECONDS
+        return sum(each.began > began_lately for each in self._under_way) < MAX_CONCURRENT_BATCHES
 
 
 class _Batch:
     __slots__ = ("began", "enough", "tickets")
 
-    def __init__(self, leader: _Ticket) -> None:
+    def __init__(self, leader: _Waiter) -> None:
         self.began = time.monotonic()
         self.tickets = [leader]
         self.enough: SimpleQueue[None] = SimpleQueue()  # tells a leader that lingers to go on
 
 
-class _Ticket:
+class _Waiter:
     """A caller: what it wants stored, and where it hears of that, or that it is to lead."""
 
     __slots__ = ("is_over", "is_repeat", "job", "mail")
@@ -184,4 +186,6 @@ class _Ticket:
         self.is_over = self.is_repeat = False
 
 
-_SILENCE: Final = f"another thread sent this job together with its own {GIVE_UP:g} s ago, and was not heard of since"
+_NO_ANSWER: Final = (
+    f"another thread sent this job together with its own {GIVE_UP_SECONDS:g} s ago, and was not heard of since"
+)

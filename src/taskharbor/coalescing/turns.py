@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Key = tuple[str, str]
 
-PATIENCE_SECONDS: Final = 10.0
+KEY_TIMEOUT_SECONDS: Final = 10.0
 """How long a statement waits for its turn. By default a driver waits half as long for a key that is held."""
 FORGET_SECONDS: Final = 120.0
 """After this time a ticket counts no more: Ctrl-C may have struck while it was being removed."""
@@ -30,7 +30,7 @@ def keys_of(jobs: Iterable[NewJob]) -> frozenset[Key]:
     return frozenset((job.queue, job.idempotency_key) for job in jobs if job.idempotency_key is not None)
 
 
-class KeyTurns:
+class KeyLocks:
     """Admits one statement at a time for each idempotency key, of threads and coroutines alike.
 
     An open transaction may hold a key. An insert with that key then waits inside the store, and occupies a
@@ -40,14 +40,14 @@ class KeyTurns:
     step, so two statements never wait for each other.
 
     Why every wait ends: a statement inside the store ends by the driver's deadline, and starts those behind
-    it. A caller that has waited for `PATIENCE_SECONDS` fails instead of starting.
+    it. A caller that has waited for `KEY_TIMEOUT_SECONDS` fails instead of starting.
     """
 
     def __init__(self) -> None:
         self.pid: Final = os.getpid()
         """The process that it belongs to: tickets of the parent's threads never leave in a forked process."""
         self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
-        self._last: dict[Key, Ticket] = {}
+        self._last: dict[Key, KeyWaiter] = {}
         self._here = threading.local()
 
     @contextmanager
@@ -57,12 +57,12 @@ class KeyTurns:
             yield
             return
         turn: SimpleQueue[None] = SimpleQueue()
-        ticket = Ticket(keys, lambda _: _put(turn))
+        ticket = KeyWaiter(keys, lambda _: _put(turn))
         self._here.is_inside = True
         try:
             self.enter(ticket)
             try:
-                turn.get(timeout=PATIENCE_SECONDS)
+                turn.get(timeout=KEY_TIMEOUT_SECONDS)
             except Empty:
                 raise ticket.refusal() from None
             yield
@@ -70,7 +70,7 @@ class KeyTurns:
             self._here.is_inside = False
             self.leave(ticket)
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, ticket: KeyWaiter) -> None:
         """Let *ticket* start as soon as no statement ahead of it has one of its keys."""
         with self._lock:
             for key in ticket.keys:
@@ -83,18 +83,18 @@ class KeyTurns:
         if is_first:
             self._start([ticket])
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: KeyWaiter) -> None:
         """Free the keys of *ticket*, whether it has started or not, and start what waited for them."""
         self._start(self._removed(ticket))
 
-    def _start(self, tickets: Sequence[Ticket]) -> None:
+    def _start(self, tickets: Sequence[KeyWaiter]) -> None:
         ready = deque(tickets)
         while ready:
             ticket = ready.popleft()
             if not ticket.start(ticket):
                 ready.extend(self._removed(ticket))
 
-    def _removed(self, ticket: Ticket) -> list[Ticket]:
+    def _removed(self, ticket: KeyWaiter) -> list[KeyWaiter]:
         """Remove *ticket*, and return those whose turn it is now."""
         with self._lock:
             if ticket.ahead:
@@ -110,21 +110,21 @@ class KeyTurns:
             return ready
 
 
-class Ticket:
+class KeyWaiter:
     """A statement that waits for its keys. *start* returns False if the statement no longer needs its turn."""
 
     __slots__ = ("ahead", "behind", "entered", "keys", "start")
 
-    def __init__(self, keys: frozenset[Key], start: Callable[[Ticket], bool]) -> None:
+    def __init__(self, keys: frozenset[Key], start: Callable[[KeyWaiter], bool]) -> None:
         self.keys = keys
         self.start = start
         self.entered = time.monotonic()
-        self.ahead: set[Ticket] = set()
-        self.behind: dict[Ticket, None] = {}
+        self.ahead: set[KeyWaiter] = set()
+        self.behind: dict[KeyWaiter, None] = {}
 
     def is_late(self) -> bool:
         """Return whether it has waited for so long that it must fail."""
-        return time.monotonic() - self.entered > PATIENCE_SECONDS
+        return time.monotonic() - self.entered > KEY_TIMEOUT_SECONDS
 
     def refusal(self) -> StoreUnavailable:
         queue, key = min(self.keys)
@@ -141,5 +141,5 @@ def _put(turn: SimpleQueue[None]) -> bool:
     return True
 
 
-def _not_needed(_ticket: Ticket) -> bool:
+def _not_needed(_ticket: KeyWaiter) -> bool:
     return False

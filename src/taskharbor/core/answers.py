@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
-from taskharbor.core.thawing import thawed
+from taskharbor.core.thawing import mutable_twin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ class Enqueued:
     existed: bool
 
 
-_thawed_enqueued: Final = thawed(Enqueued)
+_thawed_enqueued: Final = mutable_twin(Enqueued)
 
 
-def enqueued(job_id: JobId) -> Enqueued:
+def new_enqueued(job_id: JobId) -> Enqueued:
     """Return ``Enqueued(job_id, existed=False)``, in half its time: there may be thousands at once."""
     answer = _thawed_enqueued(job_id, False)  # noqa: FBT003  its fields, in their order
     answer.__class__ = Enqueued
     return answer  # type: ignore[no-any-return]
 
 
-class Reason(StrEnum):
+class RefusalReason(StrEnum):
     """Why a claim by id was refused; where several hold, the first of this list is told."""
 
     NOT_FOUND = "not found"
@@ -65,7 +65,7 @@ class Refused:
     """
 
     job_id: JobId
-    reason: Reason
+    reason: RefusalReason
     until: datetime | None = None
     sends: int = 0
 
@@ -102,7 +102,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Transitioned:
     """An operator's call took effect, and the job is in ``status`` now."""
 
     job_id: JobId
@@ -121,10 +121,10 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The message went out; without a claim it is sent again after ``again_in``."""
+    """The message went out; without a claim it is sent again after ``retry_in``."""
 
     dispatch: Dispatch
-    again_in: timedelta
+    retry_in: timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +173,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """The event did not get through: try again after ``again_in``, or never (None: given up)."""
+    """The event did not get through: try again after ``retry_in``, or never (None: given up)."""
 
     event_id: str
     error: str
-    again_in: timedelta | None
+    retry_in: timedelta | None
 
 
 class Kept(StrEnum):
@@ -232,13 +232,13 @@ class Page:
 _REACH: Final = 1_000
 
 
-def reach(limit: int) -> int:
+def scan_limit(limit: int) -> int:
     """Return how many jobs a store looks at for a page of *limit*: a filter that fits nobody ends there, too."""
     return max(_REACH, limit + 1)  # one more tells whether there is a next page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
+class QueueStats:
     """A queue as people see it.
 
     ``counts`` has every status, ``oldest_due`` is the due time of the job that has waited longest.
@@ -252,7 +252,7 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedCount:
     """How many jobs of a queue reached a final state within one minute."""
 
     minute: datetime
@@ -262,7 +262,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadGroup:
+class DeadLetterGroup:
     """Dead letters of one queue and type that died of the same error, as of the last roll-up or newer."""
 
     queue: str

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, Problem, UsageError
-from taskharbor.core.fitting import Misfit, Shape
-from taskharbor.core.shapes import hints_of, shape_of
+from taskharbor.core.fitting import Converter, TypeMismatch
+from taskharbor.core.shapes import converter_for, type_hints_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 _IN_PLACE: Final = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
 
 
-class Arguments:
+class CallSignature:
     """The parameters of *function*, and what it returns.
 
     *context* is the class whose annotation on the first parameter means that the worker
@@ -56,8 +56,8 @@ class Arguments:
             return {name: self._shapes[name].pack(value, name) for name, value in bound.arguments.items()}
         except TypeError as error:
             raise _refused("arguments", str(error)) from None
-        except Misfit as misfit:
-            raise _refused(misfit.path, misfit.why) from None
+        except TypeMismatch as misfit:
+            raise _refused(misfit.path, misfit.reason) from None
         except RecursionError:
             raise _refused("arguments", "one of them is nested too deeply, or holds itself") from None
 
@@ -67,28 +67,28 @@ class Arguments:
             raise CallNotReadable(self._label, "the payload must be an object by the names of its parameters")
         try:
             return self._call(payload)
-        except Misfit as misfit:
+        except TypeMismatch as misfit:
             raise CallNotReadable(self._label, str(misfit)) from None
 
     def pack_result(self, result: object) -> object:
         """Return a result as it is stored."""
         try:
             return self._result.pack(result, "result")
-        except Misfit as misfit:
-            raise _refused(misfit.path, misfit.why, value="not what the task returns") from None
+        except TypeMismatch as misfit:
+            raise _refused(misfit.path, misfit.reason, value="not what the task returns") from None
 
     def unpack_result(self, stored: object) -> Any:
         """Return the result that is stored so."""
         try:
             return self._result.unpack(stored, "result")
-        except Misfit as misfit:
+        except TypeMismatch as misfit:
             raise CallNotReadable(self._label, str(misfit)) from None
 
     def _call(self, payload: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         parameters = self._own_signature.parameters
         for name in payload:
             if name not in parameters:
-                raise Misfit(name, "there is no such parameter")
+                raise TypeMismatch(name, "there is no such parameter")
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for name, parameter in parameters.items():
@@ -99,7 +99,7 @@ class Arguments:
             elif parameter.kind in {_MANY, _NAMED}:
                 continue
             elif parameter.default is inspect.Parameter.empty:
-                raise Misfit(name, "is missing, and has no default")
+                raise TypeMismatch(name, "is missing, and has no default")
             else:
                 _place(parameter, parameter.default, args, kwargs)
         return tuple(args), kwargs
@@ -110,7 +110,7 @@ class Arguments:
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
-        return hints_of(self._function, self._scope)
+        return type_hints_of(self._function, self._scope)
 
     @cached_property
     def _takes_context(self) -> bool:
@@ -131,13 +131,13 @@ class Arguments:
         return self._signature.replace(parameters=list(self._signature.parameters.values())[skipped:])
 
     @cached_property
-    def _shapes(self) -> dict[str, Shape]:
+    def _shapes(self) -> dict[str, Converter]:
         parameters = self._own_signature.parameters
-        return {name: shape_of(_whole(each.kind, self._hints[name])) for name, each in parameters.items()}
+        return {name: converter_for(_whole(each.kind, self._hints[name])) for name, each in parameters.items()}
 
     @cached_property
-    def _result(self) -> Shape:
-        return shape_of(self._hints.get("return", Any))
+    def _result(self) -> Converter:
+        return converter_for(self._hints.get("return", Any))
 
 
 def _whole(kind: Any, annotation: Any) -> Any:
@@ -159,10 +159,10 @@ def _place(parameter: inspect.Parameter, value: Any, args: list[Any], kwargs: di
 
 
 def _check_free(more: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], path: str) -> None:
-    """Raise `Misfit` where what ``**kwargs`` shall take belongs to a parameter of that name."""
+    """Raise `TypeMismatch` where what ``**kwargs`` shall take belongs to a parameter of that name."""
     for name in more:
         if name in parameters and parameters[name].kind in {_KEYWORD, inspect.Parameter.POSITIONAL_OR_KEYWORD}:
-            raise Misfit(f"{path}[{name!r}]", "there is a parameter of this name: store it under that")
+            raise TypeMismatch(f"{path}[{name!r}]", "there is a parameter of this name: store it under that")
 
 
 def _check(function: Any) -> None:
@@ -184,5 +184,5 @@ _ANNOTATE: Final = "annotate it: by that its values are checked, stored and read
 _METHOD: Final = "a task cannot be a method, whose object is not stored: write a function, or a staticmethod"
 
 
-def _refused(field: str, why: str, *, value: str = "not what the task takes") -> InvalidRequest:
-    return InvalidRequest([Problem(field=field, value=value, rule=why)])
+def _refused(field: str, reason: str, *, value: str = "not what the task takes") -> InvalidRequest:
+    return InvalidRequest([Problem(field=field, value=value, rule=reason)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from taskharbor.core.answers import Reason
+from taskharbor.core.answers import RefusalReason
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
 
 
-class Taker(NamedTuple):
+class Claimant(NamedTuple):
     """Who takes jobs, under which token, for how long, and of which types.
 
     A waiting job of any other type is taken too once it has been due for *unhandled_after*.
@@ -48,16 +48,16 @@ class Taker(NamedTuple):
         return self.reclaims and job.lease_token != self.token
 
 
-def refusal(
+def refusal_reason(
     job: Job,
-    taker: Taker,
+    taker: Claimant,
     *,
     queue: str,
     now: datetime,
     hold: datetime | None,
     attempts: int,
     is_paused: bool,
-) -> tuple[Reason, datetime | None] | None:
+) -> tuple[RefusalReason, datetime | None] | None:
     """Return the first reason why this job may not be claimed by its id for *queue*, and until when; None, if it may.
 
     *hold* is the end of a clock hold that lasts, *attempts* what counts once an attempt
@@ -68,14 +68,14 @@ def refusal(
     is_over = job.lease_expires_at is not None and job.lease_expires_at <= now
     is_taken = is_running and (hold is not None or not is_over or not taker.may_reclaim(job))
     checks = (
-        (job.queue != queue, Reason.OTHER_QUEUE, None),
-        (job.status.is_final, Reason.FINAL, None),
-        (is_taken, Reason.LEASED, hold if is_over else job.lease_expires_at),
-        (job.status in {Status.PENDING, Status.FAILED}, Reason.NOT_ENQUEUED, None),
-        (job.cancel_requested_at is not None, Reason.CANCEL_REQUESTED, None),
-        (attempts >= job.max_attempts, Reason.SPENT, None),
-        (is_paused, Reason.PAUSED, None),
-        (not taker.may_take(job, now), Reason.UNHANDLED, taker.may_take_from(job, now)),
-        (job.scheduled_for > now and not is_running, Reason.NOT_DUE, job.scheduled_for),
+        (job.queue != queue, RefusalReason.OTHER_QUEUE, None),
+        (job.status.is_final, RefusalReason.FINAL, None),
+        (is_taken, RefusalReason.LEASED, hold if is_over else job.lease_expires_at),
+        (job.status in {Status.PENDING, Status.FAILED}, RefusalReason.NOT_ENQUEUED, None),
+        (job.cancel_requested_at is not None, RefusalReason.CANCEL_REQUESTED, None),
+        (attempts >= job.max_attempts, RefusalReason.SPENT, None),
+        (is_paused, RefusalReason.PAUSED, None),
+        (not taker.may_take(job, now), RefusalReason.UNHANDLED, taker.may_take_from(job, now)),
+        (job.scheduled_for > now and not is_running, RefusalReason.NOT_DUE, job.scheduled_for),
     )
     return next(((reason, until) for holds, reason, until in checks if holds), None)

@@ -34,14 +34,14 @@ from taskharbor.core.jsonform import (
     MAX_DEPTH,
     MAX_DIGITS,
     TOO_DEEP,
-    Reader,
-    Unfit,
-    by_name,
+    NotRepresentable,
+    TagReader,
     checked_float,
     checked_int,
-    refuse,
+    reject,
     short,
-    writing_walk,
+    tree_encoder,
+    types_by_name,
 )
 
 if TYPE_CHECKING:
@@ -112,15 +112,15 @@ class JsonCodec:
     name: Final = "json"
 
     def __init__(self, types: Iterable[type] | Mapping[str, type] = (), *, limit: int = MAX_BYTES) -> None:
-        classes = by_name(types)
+        classes = types_by_name(types)
         self._limit = limit
-        self._to_json = writing_walk(classes)
-        self._from_json = Reader(classes).walk
+        self._to_json = tree_encoder(classes)
+        self._from_json = TagReader(classes).walk
 
     def encode(self, value: object, *, context: bytes) -> bytes:  # noqa: ARG002  plain JSON opens anywhere
         try:
             data = "".join(_AS_GIVEN(self._to_json(value), 0)).encode()
-        except (Unfit, RecursionError, ValueError) as error:
+        except (NotRepresentable, RecursionError, ValueError) as error:
             raise _refusal(error) from None
         if len(data) > self._limit:
             raise PayloadTooLarge(len(data), self._limit)
@@ -131,7 +131,7 @@ class JsonCodec:
         try:
             written = self._to_json(value)
             data, ordered = "".join(_AS_GIVEN(written, 0)).encode(), "".join(_SORTED(written, 0)).encode()
-        except (Unfit, RecursionError, ValueError) as error:
+        except (NotRepresentable, RecursionError, ValueError) as error:
             raise _refusal(error) from None
         if len(data) > self._limit:
             raise PayloadTooLarge(len(data), self._limit)
@@ -142,7 +142,7 @@ class JsonCodec:
             text = data.decode()
             parsed = _PARSER.decode(text)
             return parsed if _needs_no_walk(text) else self._from_json(parsed)
-        except Unfit as refused:
+        except NotRepresentable as refused:
             raise PayloadNotDecodable(": ".join(refused.explained())) from refused.__cause__
         except (RecursionError, ValueError) as error:  # not UTF-8, not JSON, or no stack left
             raise PayloadNotDecodable(TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
@@ -150,7 +150,7 @@ class JsonCodec:
     def digest(self, value: object) -> bytes:
         try:
             return hashlib.sha256("".join(_SORTED(self._to_json(value), 0)).encode()).digest()
-        except (Unfit, RecursionError, ValueError) as error:
+        except (NotRepresentable, RecursionError, ValueError) as error:
             raise _refusal(error) from None
 
 
@@ -193,13 +193,13 @@ def check_codec(recorded: str, codec: Codec) -> None:
 
 
 def _refusal(error: Exception) -> PayloadNotEncodable:
-    if isinstance(error, Unfit):
+    if isinstance(error, NotRepresentable):
         return PayloadNotEncodable(*error.explained())
     # No stack is left, or Python's limit on digits was lowered.
     return PayloadNotEncodable("$", TOO_DEEP if isinstance(error, RecursionError) else str(error))
 
 
-def plain_json(data: bytes) -> Any:
+def strict_json(data: bytes) -> Any:
     """Return the JSON value that *data* is, by the rules of `JsonCodec` but with every tag left as it stands.
 
     For what comes from outside: whatever this accepts, a `JsonCodec` can store. Raises `PayloadNotDecodable`.
@@ -209,7 +209,7 @@ def plain_json(data: bytes) -> Any:
         parsed = _PARSER.decode(text)
         if not _needs_no_walk(text):
             _PLAIN(parsed)
-    except Unfit as refused:
+    except NotRepresentable as refused:
         raise PayloadNotDecodable(": ".join(refused.explained())) from None
     except (RecursionError, ValueError) as error:
         raise PayloadNotDecodable(TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
@@ -225,13 +225,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-        refuse(f"an object has the key {short(key)} twice")
+        reject(f"an object has the key {short(key)} twice")
     return made
 
 
 def _parsed_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:  # before reading it, which takes time by the square of its length
-        refuse(f"an int of {len(digits):,} digits, over {MAX_BITS:,} bits")
+        reject(f"an int of {len(digits):,} digits, over {MAX_BITS:,} bits")
     return checked_int(int(digits))
 
 
@@ -252,10 +252,10 @@ def _encoder(*, sort_keys: bool) -> Callable[[object, int], Iterable[str]]:
 
 _AS_GIVEN: Final = _encoder(sort_keys=False)
 _SORTED: Final = _encoder(sort_keys=True)
-_PLAIN: Final = writing_walk({})
+_PLAIN: Final = tree_encoder({})
 _PARSER: Final = json.JSONDecoder(
     object_pairs_hook=_object,
     parse_int=_parsed_int,
     parse_float=lambda digits: checked_float(float(digits)),
-    parse_constant=lambda name: refuse(f"{name} is not JSON"),
+    parse_constant=lambda name: reject(f"{name} is not JSON"),
 )

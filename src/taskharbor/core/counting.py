@@ -9,13 +9,13 @@ from __future__ import annotations
 from taskharbor.core.errors import PayloadNotDecodable
 
 
-def check_counts(data: bytes, *, max_keys: int, max_values: int) -> None:
+def check_json_limits(data: bytes, *, max_keys: int, max_values: int) -> None:
     """Raise `PayloadNotDecodable` if *data*, as JSON, has more keys of objects or more values than that.
 
     Whitespace and what stands inside strings change nothing. A text that is not JSON may pass.
 
-    >>> check_counts(b'{"a" : "b,:[{", "c": [1, 2]}', max_keys=2, max_values=5)
-    >>> check_counts(b'{"a" : 1, "b"  : 2}', max_keys=1, max_values=5)
+    >>> check_json_limits(b'{"a" : "b,:[{", "c": [1, 2]}', max_keys=2, max_values=5)
+    >>> check_json_limits(b'{"a" : 1, "b"  : 2}', max_keys=1, max_values=5)
     Traceback (most recent call last):
         ...
     taskharbor.core.errors.PayloadNotDecodable: cannot decode the stored bytes: over 1 keys

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.failure import Failure
-from taskharbor.core.outcome import SPENT, Outcome
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
 from taskharbor.core.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class DeadLetter(Exception):
 DEFAULT_POLICY: Final = RetryPolicy()
 
 
-def decide(job: Job, error: BaseException, now: datetime, *, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
+def decide_outcome(job: Job, error: BaseException, now: datetime, *, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
     """Return how an attempt ends that raised *error*. Never raises: an outcome must be recorded.
 
     *now* is the store's time as the worker knows it; only a `Snooze(until=…)` needs it.
@@ -97,8 +97,8 @@ def _snooze_delay(error: Snooze, now: datetime) -> timedelta | None:
 
 
 def _fail_or_retry(job: Job, failure: Failure, delay: timedelta | None) -> Outcome:
-    if job.is_spent:
-        return Outcome.fail(SPENT, failure=failure)
+    if job.is_exhausted:
+        return Outcome.fail(ATTEMPTS_EXHAUSTED, failure=failure)
     if delay is None:
         return Outcome.fail(f"not worth a retry: {failure.type}", failure=failure)
     return Outcome.retry(after=delay, failure=failure)

@@ -8,10 +8,10 @@ TaskHarborError
 │   ├── PayloadNotEncodable      a value has no JSON form; names its path
 │   │   └── PayloadTooLarge
 │   ├── CodecMismatch            the store's payloads are written with another codec
-│   ├── OpenToStrangers          others could reach the API, and no key would keep them out
+│   ├── ApiKeyRequired           others could reach the API, and no key would keep them out
 │   └── PayloadNotDecodable      the stored bytes are not what this codec wrote
 │       └── CallNotReadable      the stored call does not fit the task, or the result what it returns
-├── CannotListen                 the API's address is taken, or not ours
+├── AddressUnavailable           the API's address is taken, or not ours
 ├── EnqueueRefused               some jobs of a batch were refused; says which, the others are stored
 ├── JobNotFound
 ├── JobFailed                    somebody waited for its result, and it has none
@@ -111,12 +111,12 @@ class IllegalTransition(UsageError):
 class PayloadNotEncodable(UsageError):
     """A value inside a payload or result has no form that can be stored."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(path, why)
-        self.path, self.why = path, why
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.why}"
+        return f"{self.path}: {self.reason}"
 
 
 class PayloadTooLarge(PayloadNotEncodable):
@@ -133,24 +133,24 @@ class PayloadTooLarge(PayloadNotEncodable):
 class PayloadNotDecodable(UsageError):
     """The stored bytes are not what this codec wrote."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"cannot decode the stored bytes: {self.why}"
+        return f"cannot decode the stored bytes: {self.reason}"
 
 
 class CallNotReadable(PayloadNotDecodable):
     """What is stored does not fit the task: it was written by another version of it, or by hand."""
 
-    def __init__(self, task: str, why: str) -> None:
-        super().__init__(why)
-        self.args = (task, why)
+    def __init__(self, task: str, reason: str) -> None:
+        super().__init__(reason)
+        self.args = (task, reason)
         self.task = task
 
     def __str__(self) -> str:
-        return f"what is stored does not fit task {self.task!r}: {self.why}"
+        return f"what is stored does not fit task {self.task!r}: {self.reason}"
 
 
 class CodecMismatch(UsageError):
@@ -168,7 +168,7 @@ class CodecMismatch(UsageError):
         )
 
 
-class OpenToStrangers(UsageError):
+class ApiKeyRequired(UsageError):
     """The API's address can be reached from outside, and the store has no key that would keep anybody out."""
 
     def __init__(self, host: str) -> None:
@@ -182,15 +182,15 @@ class OpenToStrangers(UsageError):
         )
 
 
-class CannotListen(TaskHarborError):
+class AddressUnavailable(TaskHarborError):
     """The API cannot have this address."""
 
-    def __init__(self, host: str, port: int, why: str) -> None:
-        super().__init__(host, port, why)
-        self.host, self.port, self.why = host, port, why
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(host, port, reason)
+        self.host, self.port, self.reason = host, port, reason
 
     def __str__(self) -> str:
-        return f"cannot listen on {self.host!r}, port {self.port}: {self.why}; choose another --host or --port"
+        return f"cannot listen on {self.host!r}, port {self.port}: {self.reason}; choose another --host or --port"
 
 
 class EnqueueRefused(TaskHarborError):
@@ -331,11 +331,11 @@ class StoreUnavailable(TaskHarborError):
     next one fails as fast until then. Otherwise it is None, and a repeat may succeed at once.
     """
 
-    def __init__(self, why: str, *, retry_in: timedelta | None = None) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str, *, retry_in: timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.retry_in = retry_in
 
     def __str__(self) -> str:
         wait = "" if self.retry_in is None else f"; try again in {self.retry_in.total_seconds():.2g} s"
-        return f"the store is out of reach: {self.why}{wait}"
+        return f"the store is out of reach: {self.reason}{wait}"

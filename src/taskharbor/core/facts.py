@@ -55,7 +55,7 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptGivenBack:
+class AttemptReturned:
     """An attempt was snoozed or released: it does not count."""
 
     job: Job
@@ -83,7 +83,7 @@ class JobDead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseLost:
+class AttemptLost:
     """A worker found that it holds a job no longer; it stops, and records nothing."""
 
     lease: Lease
@@ -98,15 +98,15 @@ class MessageRejected:
     message_id: str
 
 
-Fact = (
+HookEvent = (
     JobEnqueued
     | JobClaimed
     | JobSucceeded
     | AttemptFailed
-    | AttemptGivenBack
+    | AttemptReturned
     | JobCanceled
     | JobDead
-    | LeaseLost
+    | AttemptLost
     | MessageRejected
 )
-Hook = Callable[[Fact], None]
+Hook = Callable[[HookEvent], None]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.text import storable
+from taskharbor.core.text import make_storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +29,14 @@ class Failure:
 
     def __post_init__(self) -> None:
         for name in ("type", "message", "traceback"):
-            object.__setattr__(self, name, storable(getattr(self, name)))
+            object.__setattr__(self, name, make_storable(getattr(self, name)))
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe *error*, whatever its ``__str__`` does: recording a failure must not fail."""
         name = _type_name(error)
         return cls(
-            type=storable(name, limit=200),
+            type=make_storable(name, limit=200),
             message=_first(lambda: str(error), lambda: f"(a {name} that cannot be printed)"),
             traceback=_first(
                 lambda: "".join(traceback.format_exception(error)),
@@ -61,7 +61,7 @@ def _first(*ways: Callable[[], str]) -> str:
     """Return what the first way gives that works, made storable; nothing, where none does."""
     for way in ways:
         with suppress(Exception, SystemExit):  # the error is a user's object: its methods may raise anything
-            return storable(way())
+            return make_storable(way())
     return ""
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 Missed = Literal["skip", "once", "all"]
 Overlap = Literal["allow", "skip", "queue", "cancel"]
 
-GRACE: Final = timedelta(minutes=1)
+ON_TIME_WINDOW: Final = timedelta(minutes=1)
 """A fire time is late from so long after it on. It is what a restart takes; and no cron fires more often."""
-MOST: Final = 1_000
+MAX_CATCH_UP: Final = 1_000
 """The most jobs that are made for fire times that were missed: the newest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class FiringStep:
     """Make a job for each of *fires*, after canceling the previous one if *cancels*; then rest until *next_at*."""
 
     fires: tuple[datetime, ...]
@@ -34,7 +34,7 @@ class Step:
     cancels: bool = False
 
 
-def next_step(
+def next_firing(
     times: Times,
     *,
     fire: datetime,
@@ -43,25 +43,25 @@ def next_step(
     missed: Missed,
     overlap: Overlap,
     window: timedelta,
-) -> Step | None:
+) -> FiringStep | None:
     """Say what a schedule does *now* that its time *fire* has come; None where it waits for its *previous* job."""
     is_busy = previous is not None and not previous.status.is_final
     if is_busy and overlap == "queue":
         return None
     rest = next(iter(times(now)), None)
     if is_busy and overlap == "skip":
-        return Step(fires=(), next_at=rest)
+        return FiringStep(fires=(), next_at=rest)
     if overlap in {"skip", "cancel"} and missed == "all":
         missed = "once"  # all but one of them would be skipped, or canceled, by the next
-    since = {"skip": now - GRACE + timedelta.resolution, "once": fire, "all": now - window}[missed]
-    most = 1 if missed == "once" else MOST
+    since = {"skip": now - ON_TIME_WINDOW + timedelta.resolution, "once": fire, "all": now - window}[missed]
+    most = 1 if missed == "once" else MAX_CATCH_UP
     wanted = _newest(times, fire=fire, since=max(since, fire), until=now, most=most)
     if overlap != "queue":
-        return Step(fires=tuple(wanted), next_at=rest, cancels=is_busy and overlap == "cancel")
+        return FiringStep(fires=tuple(wanted), next_at=rest, cancels=is_busy and overlap == "cancel")
     if fire not in wanted[:1] and missed != "once" and _has_waited(fire, now, previous):
         wanted = [fire, *wanted]
     # One at a time: the others come back when this one has ended.
-    return Step(fires=tuple(wanted[:1]), next_at=wanted[1] if wanted[1:] else rest)
+    return FiringStep(fires=tuple(wanted[:1]), next_at=wanted[1] if wanted[1:] else rest)
 
 
 def jittered(name: str, fire: datetime, jitter: timedelta) -> datetime:
@@ -97,4 +97,4 @@ def _from(times: Times, fire: datetime, start: datetime) -> Iterable[datetime]:
 def _has_waited(fire: datetime, now: datetime, previous: JobSummary | None) -> bool:
     """Tell whether *fire* was held up by the *previous* job, and not by nobody being there since that ended."""
     ended = None if previous is None else previous.completed_at
-    return ended is not None and fire < ended and now - ended < GRACE
+    return ended is not None and fire < ended and now - ended < ON_TIME_WINDOW

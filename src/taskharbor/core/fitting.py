@@ -10,22 +10,22 @@ Walk = Callable[[Any, str], Any]
 """Takes a value and its path, and returns the other form of it."""
 
 
-class Misfit(Exception):
+class TypeMismatch(Exception):
     """A value does not fit its annotation."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(path, why)
-        self.path, self.why = path, why
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.why}"
+        return f"{self.path}: {self.reason}"
 
 
-class Ambiguous(Misfit):
+class AmbiguousType(TypeMismatch):
     """A value fits its annotation, and would come back as something else."""
 
 
-class Shape:
+class Converter:
     """How values of one annotation are stored (`pack`) and come back (`unpack`)."""
 
     __slots__ = ("pack", "unpack")
@@ -35,33 +35,35 @@ class Shape:
         self.unpack = unpack
 
 
-def checked(kind: type[Any], value: Any, path: str) -> Any:
+def require_type(kind: type[Any], value: Any, path: str) -> Any:
     """Return *value*, if it is a *kind*."""
     is_other = (kind is int and isinstance(value, bool)) or (kind is date and isinstance(value, datetime))
     if not isinstance(value, kind) or is_other:
-        raise Misfit(path, f"must be {name_of(kind)}, and is {name_of(type(value))}")
+        raise TypeMismatch(path, f"must be {type_name(kind)}, and is {type_name(type(value))}")
     return value
 
 
-def checked_number(value: Any, path: str) -> float:
+def require_number(value: Any, path: str) -> float:
     """Return *value* as a float, if it is a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Misfit(path, f"must be float, and is {name_of(type(value))}")
+        raise TypeMismatch(path, f"must be float, and is {type_name(type(value))}")
     try:
         return float(value)
     except OverflowError:
-        raise Misfit(path, "is too large for a float") from None
+        raise TypeMismatch(path, "is too large for a float") from None
 
 
-def exactly(kind: type[Any], value: Any, path: str) -> Any:
+def require_exact_type(kind: type[Any], value: Any, path: str) -> Any:
     """Return *value*, if it is a *kind* and of no class below: what such a class adds would not come back."""
     if isinstance(value, kind) and type(value) is not kind:
-        named = name_of(kind)
-        raise Misfit(path, f"must be {named} itself, and is {name_of(type(value))}: it would come back as {named}")
-    return checked(kind, value, path)
+        named = type_name(kind)
+        raise TypeMismatch(
+            path, f"must be {named} itself, and is {type_name(type(value))}: it would come back as {named}"
+        )
+    return require_type(kind, value, path)
 
 
-def name_of(kind: Any) -> str:
+def type_name(kind: Any) -> str:
     """Return an annotation as people write it."""
     if kind is type(None):
         return "None"

@@ -20,10 +20,10 @@ Token = NewType("Token", UUID)
 
 def new_token() -> Token:
     """Return a lease token that was never used before, in any process: what ``uuid4`` does, in half its time."""
-    return Token(uuid_of(int.from_bytes(os.urandom(16)) & _RANDOM | _VERSION_4))
+    return Token(uuid_from_int(int.from_bytes(os.urandom(16)) & _RANDOM | _VERSION_4))
 
 
-class JobIds:
+class JobIdGenerator:
     """Makes UUIDv7 job ids that grow within a process, whatever its clock does.
 
     A v7 id is 48 bits of milliseconds and 74 random bits. Within one millisecond
@@ -58,7 +58,7 @@ class JobIds:
                 moment, tail = (moment + 1, tail) if grown >> _TAIL_BITS else (moment, grown)
             self._last_time, self._last_tail = moment, tail
             stem = moment << 80 | 0x7 << 76 | 0b10 << 62
-            return uuid_of(stem | tail >> 62 << 64 | tail & _LOW)  # type: ignore[return-value]
+            return uuid_from_int(stem | tail >> 62 << 64 | tail & _LOW)  # type: ignore[return-value]
 
     def many(self, count: int) -> list[JobId]:
         """Return *count* ids of one moment, in a third of the time: the clock is asked once, and so is chance."""
@@ -71,7 +71,7 @@ class JobIds:
             if (self._last_tail & _LOW) + grown > _LOW:  # the bits above are not the tail's
                 return [first, *(self() for _ in steps)]
             self._last_tail += grown
-        return uuids_of(accumulate((1 + step for step in steps), initial=first.int), count)  # type: ignore[return-value]
+        return uuids_from_ints(accumulate((1 + step for step in steps), initial=first.int), count)  # type: ignore[return-value]
 
     def _draw(self) -> int:
         """Ask for entropy once for many ids: each time costs as much as all the rest of an id."""
@@ -92,7 +92,7 @@ _STEP_BITS: Final = 32
 _LOW: Final = (1 << 62) - 1
 
 
-def uuid_of(value: int) -> UUID:
+def uuid_from_int(value: int) -> UUID:
     """Return what ``UUID(int=value)`` does, in a third of its time: that one has to find out what it was given."""
     uuid = _new(UUID)
     _set_int(uuid, value)
@@ -100,8 +100,8 @@ def uuid_of(value: int) -> UUID:
     return uuid
 
 
-def uuids_of(values: Iterable[int], count: int) -> list[UUID]:
-    """Return what `uuid_of` does of each of *values*, in half the time: no step of it is Python's own."""
+def uuids_from_ints(values: Iterable[int], count: int) -> list[UUID]:
+    """Return what `uuid_from_int` does of each of *values*, in half the time: no step of it is Python's own."""
     uuids = [*map(_new, repeat(UUID, count))]
     deque(map(_set_int, uuids, values), maxlen=0)
     deque(map(_set_safety, uuids, repeat(_UNKNOWN)), maxlen=0)
@@ -117,4 +117,4 @@ _RANDOM: Final = (1 << 128) - 1 & ~(0xF << 76 | 0b11 << 62)
 _UNKNOWN: Final = SafeUUID.unknown  # to ask the enum for it takes as long as all the rest
 
 # One for the whole process: two factories could not keep ids ordered between them.
-new_job_id: Final = JobIds()
+new_job_id: Final = JobIdGenerator()

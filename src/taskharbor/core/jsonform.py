@@ -17,13 +17,13 @@ from uuid import UUID
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.failure import Failure
-from taskharbor.core.text import storable
+from taskharbor.core.text import make_storable
 
 MAX_DEPTH: Final = 200
 """The most lists, dicts and dataclasses inside each other: few enough to leave the caller its share of the stack."""
 
 
-class Walk:
+class TreeWalk:
     """Copies a value, giving every part of it to the step for its exact type.
 
     The copy costs no more than finding out whether one is needed, and what was
@@ -47,20 +47,20 @@ class Walk:
 
     def items(self, items: list[Any], depth: int) -> list[Any]:
         if depth > MAX_DEPTH:
-            refuse(TOO_DEEP)
+            reject(TOO_DEEP)
         copy: list[Any] = []
         steps = self.steps
         try:
             for item in items:
                 copy.append(steps.get(type(item), _unknown)(item, depth + 1))  # noqa: PERF401  its length is asked below
-        except Unfit as refused:
+        except NotRepresentable as refused:
             refused.trail.append((items, f"[{len(copy)}]"))
             raise
         return copy
 
     def pairs(self, owner: Any, depth: int, pairs: Iterable[tuple[Any, Any]] | None = None) -> dict[str, Any]:
         if depth > MAX_DEPTH:
-            refuse(TOO_DEEP)
+            reject(TOO_DEEP)
         copy: dict[str, Any] = {}
         steps, key = self.steps, None
         try:
@@ -68,17 +68,17 @@ class Walk:
                 name = key if type(key) is str and key.isascii() and "$" not in key else self._special_key(key)
                 kind = type(item)
                 copy[name] = item if kind is str and item.isascii() else steps.get(kind, _unknown)(item, depth + 1)
-        except Unfit as refused:
+        except NotRepresentable as refused:
             refused.trail.append((owner, _step_to(key)))
             raise
         return copy
 
 
-class Unfit(Exception):
+class NotRepresentable(Exception):
     """Carries a refusal out of a walk; each container it passes adds itself and the step that led on from it."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
         self.trail: list[tuple[object, str]] = []
 
     def explained(self) -> tuple[str, str]:
@@ -92,8 +92,8 @@ class Unfit(Exception):
         return _cut(path), str(self)
 
 
-def refuse(why: str) -> NoReturn:
-    raise Unfit(why)
+def reject(reason: str) -> NoReturn:
+    raise NotRepresentable(reason)
 
 
 def _step_to(key: object) -> str:
@@ -111,43 +111,43 @@ def _text(value: str, _depth: int = 0) -> str:
     try:
         value.isascii() or value.encode()
     except UnicodeEncodeError:
-        refuse("a lone surrogate, which has no UTF-8 form")
+        reject("a lone surrogate, which has no UTF-8 form")
     return value
 
 
 def checked_int(value: int, _depth: int = 0) -> int:
-    return value if value.bit_length() <= MAX_BITS else refuse(f"an int of over {MAX_BITS:,} bits: pass a str")
+    return value if value.bit_length() <= MAX_BITS else reject(f"an int of over {MAX_BITS:,} bits: pass a str")
 
 
 def checked_float(value: float, _depth: int = 0) -> float:
-    return value if math.isfinite(value) else refuse("not a finite number")
+    return value if math.isfinite(value) else reject("not a finite number")
 
 
 def _decimal(value: Decimal | str) -> Decimal:
-    return number if (number := Decimal(value)).is_finite() else refuse("not a finite number")
+    return number if (number := Decimal(value)).is_finite() else reject("not a finite number")
 
 
 def _written_moment(value: datetime) -> str:
     if (value.utcoffset() or timedelta()).microseconds:  # Python itself reads +00:00:00.000001 as UTC
-        refuse("an offset of a fraction of a second")
+        reject("an offset of a fraction of a second")
     return value.isoformat()
 
 
 def _unknown(value: object, _depth: int) -> NoReturn:
     kind, name = type(value), type(value).__name__
     if isinstance(value, Enum) or is_dataclass(kind):
-        refuse(f"{name} is not registered: JsonCodec(types=[{name}])")
+        reject(f"{name} is not registered: JsonCodec(types=[{name}])")
     if isinstance(value, tuple | set | frozenset):
-        refuse(f"a {name} would come back as a list: use a list")
+        reject(f"a {name} would come back as a list: use a list")
     for known in _ACCEPTED:
         if isinstance(value, known):
-            refuse(f"{name} would come back as {known.__name__}: pass a plain {known.__name__}")
+            reject(f"{name} would come back as {known.__name__}: pass a plain {known.__name__}")
     accepted = ", ".join(known.__name__ for known in _ACCEPTED)
-    refuse(f"{kind.__qualname__} has no JSON form; accepted are None, {accepted}, registered enums and dataclasses")
+    reject(f"{kind.__qualname__} has no JSON form; accepted are None, {accepted}, registered enums and dataclasses")
 
 
-def writing_walk(classes: Mapping[str, type]) -> Walk:
-    walk = Walk(_written_key)
+def tree_encoder(classes: Mapping[str, type]) -> TreeWalk:
+    walk = TreeWalk(_written_key)
     for tag, (kind, write, _) in _SCALARS.items():
         walk.steps[kind] = partial(_write_scalar, tag, write)
     for name, cls in reversed([*classes.items()]):  # so that of several names the first stays
@@ -160,7 +160,7 @@ def writing_walk(classes: Mapping[str, type]) -> Walk:
 
 def _written_key(key: object) -> str:
     if type(key) is not str:
-        refuse(f"a key of type {type(key).__name__}: keys must be plain str")
+        reject(f"a key of type {type(key).__name__}: keys must be plain str")
     return f"${_text(key)}" if key.startswith("$") else _text(key)
 
 
@@ -170,21 +170,21 @@ def _write_scalar(tag: str, write: Callable[[Any], str], value: object, _depth: 
 
 def _write_enum(name: str, member: Enum, _depth: int) -> dict[str, list[str]]:
     if member._name_ not in type(member).__members__:
-        refuse(f"flags of {name} that have no name together: pass a list of members")
+        reject(f"flags of {name} that have no name together: pass a list of members")
     return {"$enum": [name, member._name_]}
 
 
-def _write_dataclass(walk: Walk, name: str, names: list[str], value: object, depth: int) -> dict[str, list[object]]:
+def _write_dataclass(walk: TreeWalk, name: str, names: list[str], value: object, depth: int) -> dict[str, list[object]]:
     return {"$dataclass": [name, walk.pairs(value, depth, [(each, getattr(value, each)) for each in names])]}
 
 
-class Reader:
+class TagReader:
     def __init__(self, classes: Mapping[str, type]) -> None:
         self._enums = {name: cls for name, cls in classes.items() if issubclass(cls, Enum)}
         self._dataclasses = {name: cls for name, cls in classes.items() if name not in self._enums}
         self._tags: dict[str, _Step] = {tag: partial(_read_scalar, tag, read) for tag, (_, _, read) in _SCALARS.items()}
         self._tags |= {"$enum": self._enum, "$dataclass": self._dataclass}
-        self.walk = Walk(_read_key)
+        self.walk = TreeWalk(_read_key)
         self.walk.steps[dict] = self._object
 
     def _object(self, value: dict[str, Any], depth: int) -> object:
@@ -197,7 +197,7 @@ class Reader:
     def _enum(self, held: object, _depth: int) -> Enum:
         name, member = _named("$enum", held, str, self._enums)
         members = self._enums[name].__members__
-        return members[member] if member in members else refuse(f"{name} has no member {short(member)}")
+        return members[member] if member in members else reject(f"{name} has no member {short(member)}")
 
     def _dataclass(self, held: object, depth: int) -> object:
         name, stored = _named("$dataclass", held, dict, self._dataclasses)
@@ -206,12 +206,12 @@ class Reader:
             return self._dataclasses[name](**values)
         except Exception as error:  # the constructor is the user's: it may raise anything
             why = f"{name} does not take the stored fields: {Failure.of(error)}"
-            raise Unfit(why) from error
+            raise NotRepresentable(why) from error
 
 
 def _read_key(key: str) -> str:
     if key.startswith("$") and not key.startswith("$$"):
-        refuse("no tag known here, or not alone in its object; a key of one's own takes a second $")
+        reject("no tag known here, or not alone in its object; a key of one's own takes a second $")
     return _text(key.removeprefix("$"))
 
 
@@ -219,7 +219,7 @@ def _read_scalar(tag: str, read: Callable[[str], object], held: object, _depth: 
     with suppress(ValueError, ArithmeticError):  # the latter from Decimal
         if isinstance(held, str):
             return read(held)
-    return refuse(f"what {tag} holds is malformed")
+    return reject(f"what {tag} holds is malformed")
 
 
 def _named(tag: str, held: object, kind: type, classes: Mapping[str, type]) -> tuple[str, Any]:
@@ -228,11 +228,11 @@ def _named(tag: str, held: object, kind: type, classes: Mapping[str, type]) -> t
             if name in classes:
                 return name, content
             name = short(name)
-            refuse(f"no class {name} is registered: JsonCodec(types=[…]), or types={{{name}: …}} if it was renamed")
-    return refuse(f"what {tag} holds is malformed")
+            reject(f"no class {name} is registered: JsonCodec(types=[…]), or types={{{name}: …}} if it was renamed")
+    return reject(f"what {tag} holds is malformed")
 
 
-def by_name(types: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
+def types_by_name(types: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
     named = types.items() if isinstance(types, Mapping) else [(getattr(cls, "__name__", "?"), cls) for cls in types]
     classes: dict[str, type] = {}
     for name, cls in named:
@@ -259,7 +259,7 @@ def _misuse(value: str, rule: str) -> NoReturn:
 _Step = Callable[[Any, int], Any]  # takes a value of one exact type and how deep it stands
 MAX_BITS: Final = 8192  # Python refuses to read an int of more than 4,300 digits, some 14,000 bits
 _MAX_NAME: Final = 60
-_cut = partial(storable, limit=200)
+_cut = partial(make_storable, limit=200)
 MAX_DIGITS: Final = len(str(-(2**MAX_BITS)))
 TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels, or than the stack has room for"
 # What JSON lacks, by its tag: the type, how it becomes a str, how it comes back.

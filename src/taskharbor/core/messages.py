@@ -14,20 +14,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.answers import RefusalReason, Refused
 from taskharbor.core.ids import JobId
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 VERSION: Final = 1
-MAX_BODY: Final = 1_000
+MAX_MESSAGE_CHARS: Final = 1_000
 """Longer than any message of ours: what is longer is not read."""
 
-SEQS: Final = range(1, 2**31)
+SEQ_RANGE: Final = range(1, 2**31)
 """The numbers that a message can have: every store counts the sends of a job up to there."""
 
-FEW: Final = 3
+MAX_UNKNOWN_RECEIVES: Final = 3
 """How often a message for an unknown job may be seen: its insert may not have committed yet."""
 
 
@@ -39,26 +39,26 @@ class Message:
     seq: int
 
 
-def body(message: Message) -> str:
+def encode_message(message: Message) -> str:
     """Return the message as it goes over the wire.
 
-    >>> body(Message(JobId(UUID(int=7)), 1))
+    >>> encode_message(Message(JobId(UUID(int=7)), 1))
     '{"v":1,"id":"00000000-0000-0000-0000-000000000007","seq":1}'
     """
     return f'{{"v":{VERSION},"id":"{message.job_id}","seq":{message.seq}}}'
 
 
-def parse(text: str) -> Message | None:
+def parse_message(text: str) -> Message | None:
     """Return the message in *text*, or None where there is none we can read.
 
-    >>> parse("hello") is None
+    >>> parse_message("hello") is None
     True
     """
-    if len(text) > MAX_BODY:
+    if len(text) > MAX_MESSAGE_CHARS:
         return None
     try:
         match json.loads(text):
-            case {"v": int(v), "id": str(job_id), "seq": int(seq)} if v == VERSION and seq in SEQS:
+            case {"v": int(v), "id": str(job_id), "seq": int(seq)} if v == VERSION and seq in SEQ_RANGE:
                 is_number = not isinstance(v, bool) and not isinstance(seq, bool)  # to Python, True is a 1
                 return Message(JobId(UUID(job_id)), seq) if is_number else None
     except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def parse(text: str) -> Message | None:
     return None
 
 
-class Finding(StrEnum):
+class MessageFinding(StrEnum):
     """What a worker found behind a message, other than a refusal."""
 
     UNREADABLE = "unreadable"
@@ -79,7 +79,7 @@ class Finding(StrEnum):
     STORE_AWAY = "store away"
 
 
-class Action(StrEnum):
+class MessageAction(StrEnum):
     """What to do with a message."""
 
     DELETE = "delete"
@@ -89,39 +89,45 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MessageDecision:
     """What to do with a message; where it is left, how long it stays hidden (None: as it is)."""
 
-    action: Action
+    action: MessageAction
     hidden_for: timedelta | None = None
 
 
-def judge(
-    found: Finding | Refused,
+def decide_message(
+    found: MessageFinding | Refused,
     *,
     seq: int,
     receives: int,
     visibility: timedelta,
     now: datetime,
-) -> Verdict:
+) -> MessageDecision:
     """Return what to do with a message, by what was found behind it.
 
     A message is deleted only after its outcome is committed, or when the store will
     ring again by itself, or when it names a job of another queue, which has messages of its own.
     *receives* is how often this message was delivered so far.
     """
-    if isinstance(found, Finding):
-        return Verdict(Action.DELETE if found in {Finding.UNREADABLE, Finding.SETTLED} else Action.LEAVE)
-    if found.reason is Reason.OTHER_QUEUE:  # a decline would reach into that queue
-        return Verdict(Action.DELETE)
-    if found.reason is Reason.NOT_FOUND:
-        return Verdict(Action.DELETE if receives > FEW else Action.LEAVE)
+    if isinstance(found, MessageFinding):
+        return MessageDecision(
+            MessageAction.DELETE
+            if found in {MessageFinding.UNREADABLE, MessageFinding.SETTLED}
+            else MessageAction.LEAVE
+        )
+    if found.reason is RefusalReason.OTHER_QUEUE:  # a decline would reach into that queue
+        return MessageDecision(MessageAction.DELETE)
+    if found.reason is RefusalReason.NOT_FOUND:
+        return MessageDecision(MessageAction.DELETE if receives > MAX_UNKNOWN_RECEIVES else MessageAction.LEAVE)
     hidden_for = _remaining(found.until, visibility, now)
     soon = found.until is None or found.until - now <= visibility
-    waits_here = found.reason in {Reason.LEASED, Reason.UNHANDLED} or (found.reason is Reason.NOT_DUE and soon)
+    waits_here = found.reason in {RefusalReason.LEASED, RefusalReason.UNHANDLED} or (
+        found.reason is RefusalReason.NOT_DUE and soon
+    )
     if seq >= found.sends and waits_here:
-        return Verdict(Action.LEAVE, hidden_for)
-    return Verdict(Action.DECLINE)
+        return MessageDecision(MessageAction.LEAVE, hidden_for)
+    return MessageDecision(MessageAction.DECLINE)
 
 
 @lru_cache(maxsize=128)

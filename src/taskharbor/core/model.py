@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.codec import Codec, JsonCodec
-from taskharbor.core.thawing import thawed
+from taskharbor.core.thawing import mutable_twin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ class JobSummary:
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
-    def is_spent(self) -> bool:
+    def is_exhausted(self) -> bool:
         """No attempt is left."""
         return self.attempt_count >= self.max_attempts
 
@@ -122,14 +122,14 @@ class Job(JobSummary):
 
 
 _bare: Final = object.__new__  # a twin's own constructor would pass on and count what is set here at once
-_ThawedSummary: Final = thawed(JobSummary)
-_ThawedJob: Final = thawed(Job)
-_ThawedNewJob: Final = thawed(NewJob)
+_ThawedSummary: Final = mutable_twin(JobSummary)
+_ThawedJob: Final = mutable_twin(Job)
+_ThawedNewJob: Final = mutable_twin(NewJob)
 _CODEC: Final = JsonCodec()
 
 
 # fmt: off
-def stored_job(values: Sequence[Any]) -> Job:
+def job_from_values(values: Sequence[Any]) -> Job:
     """Return the job whose columns, from ``id`` to ``metadata`` in the order of the table, have these *values*."""
     job = _bare(_ThawedJob)
     (
@@ -202,11 +202,11 @@ class Claim:
     lease: Lease
 
 
-_ThawedLease: Final = thawed(Lease)
-_ThawedClaim: Final = thawed(Claim)
+_ThawedLease: Final = mutable_twin(Lease)
+_ThawedClaim: Final = mutable_twin(Claim)
 
 
-def claim_of(job: Job) -> Claim:
+def claim_from_job(job: Job) -> Claim:
     """Return *job*, which was just taken, with its lease."""
     lease = _bare(_ThawedLease)
     lease.job_id, lease.token, lease.expires_at = job.id, job.lease_token, job.lease_expires_at

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from taskharbor.core.fitting import Misfit, Shape, exactly, name_of
+from taskharbor.core.fitting import Converter, TypeMismatch, require_exact_type, type_name
 
 
-def model(kind: Any) -> Shape:
+def model(kind: Any) -> Converter:
     """Return the shape of the model *kind*."""
 
     def pack(value: Any, path: str) -> Any:
-        known = exactly(kind, value, path)
+        known = require_exact_type(kind, value, path)
         try:
             return _returning(kind, known, path, by_alias=True)
-        except Misfit as refused:
+        except TypeMismatch as refused:
             try:
                 return _returning(kind, known, path, by_alias=False)  # its alias may be for writing only
-            except Misfit:
+            except TypeMismatch:
                 raise refused from None
 
-    return Shape(pack, lambda value, path: _validated(kind, value, path))
+    return Converter(pack, lambda value, path: _validated(kind, value, path))
 
 
 def _returning(kind: Any, value: Any, path: str, *, by_alias: bool) -> Any:
@@ -29,11 +29,11 @@ def _returning(kind: Any, value: Any, path: str, *, by_alias: bool) -> Any:
     try:
         stored = value.model_dump(mode="json", by_alias=by_alias, round_trip=True, warnings=False)
     except ValueError as error:
-        raise Misfit(path, f"cannot be made JSON by {name_of(kind)}: {type(error).__name__}") from error
+        raise TypeMismatch(path, f"cannot be made JSON by {type_name(kind)}: {type(error).__name__}") from error
     back = _validated(kind, stored, path)
     for name in kind.model_fields:
         if getattr(back, name) != getattr(value, name):
-            raise Misfit(f"{path}.{name}", "would not come back as it is: see what its model makes of it as JSON")
+            raise TypeMismatch(f"{path}.{name}", "would not come back as it is: see what its model makes of it as JSON")
     return stored
 
 
@@ -42,7 +42,7 @@ def _validated(kind: Any, value: Any, path: str) -> Any:
         # As JSON, where that is what it is: a strict model takes a date for a date only there.
         return kind.model_validate_json(text) if (text := _as_json(value)) else kind.model_validate(value)
     except ValueError as error:
-        raise Misfit(path, _first_problem(error, kind)) from error
+        raise TypeMismatch(path, _first_problem(error, kind)) from error
 
 
 def _as_json(value: Any) -> str | None:
@@ -56,4 +56,4 @@ def _first_problem(error: ValueError, kind: Any) -> str:
     """Return what a model found, in a line; never the value, which may be a secret."""
     found = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": type(error).__name__}
     place = ".".join(str(part) for part in found["loc"])
-    return f"is no {name_of(kind)}: {place + ': ' if place else ''}{found['msg']}"
+    return f"is no {type_name(kind)}: {place + ': ' if place else ''}{found['msg']}"

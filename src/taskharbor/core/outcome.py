@@ -9,7 +9,7 @@ from typing import Final
 from taskharbor.core.failure import Failure
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Event
-from taskharbor.core.text import storable
+from taskharbor.core.text import make_storable
 
 MAX_DELAY: Final = timedelta(days=3650)
 """The longest delay: beyond it a moment may not be storable, and a person has made a mistake."""
@@ -17,7 +17,7 @@ MAX_DELAY: Final = timedelta(days=3650)
 MAX_RELEASES: Final = 10
 """How often a shutdown may hand a job back for free: then something is wrong with the job, not with its workers."""
 
-SPENT: Final = "attempts spent"
+ATTEMPTS_EXHAUSTED: Final = "attempts spent"
 """The reason of a death by retry, release or expiry on the last attempt."""
 
 LEASE_LOST: Final = "lease lost"
@@ -74,7 +74,7 @@ class Outcome:
         return _make(Event.CANCEL, reason=reason)
 
     @property
-    def recorded(self) -> Failure | None:
+    def recorded_failure(self) -> Failure | None:
         """What the attempt's row says of the error; a reason alone is one without a type."""
         if self.failure is None and self.reason is not None:
             return Failure(message=self.reason)
@@ -112,7 +112,7 @@ def _make(
         "event": event,
         "delay": min(max(delay, timedelta(0)), MAX_DELAY),
         "failure": failure,
-        "reason": None if reason is None else storable(reason),
+        "reason": None if reason is None else make_storable(reason),
         "result": result,
         "bound": bound,
     }

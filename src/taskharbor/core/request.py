@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 TYPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 QUEUE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-PRIORITIES: Final = range(-32_768, 32_768)
-ATTEMPTS: Final = range(1, 1_000_001)
+PRIORITY_RANGE: Final = range(-32_768, 32_768)
+ATTEMPTS_RANGE: Final = range(1, 1_000_001)
 MAX_TIMEOUT: Final = timedelta(days=366)
-MAX_KEY: Final = 255
+MAX_KEY_CHARS: Final = 255
 MAX_METADATA: Final = 32
 MAX_METADATA_KEY: Final = 64
 MAX_METADATA_VALUE: Final = 1_024
-EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
-LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
+MIN_SCHEDULED_FOR: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_SCHEDULED_FOR: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _SHOWN: Final = 60
 
 
@@ -57,14 +57,14 @@ class JobRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def check(request: JobRequest) -> None:
+def validate(request: JobRequest) -> None:
     """Raise `InvalidRequest`, naming every field that breaks its rule, what it holds and what is allowed."""
-    if not is_plain(request) and (problems := list(_problems(request))):
+    if not is_simple(request) and (problems := list(_problems(request))):
         raise InvalidRequest(problems)
 
 
-def is_plain(request: JobRequest) -> bool:
-    """Tell at a glance that nothing is wrong with a request, and nothing special but its key: it needs no `check`."""
+def is_simple(request: JobRequest) -> bool:
+    """Return whether a request needs no `validate`: every field but its key has a default or a checked type."""
     return (
         request.scheduled_for is None
         and request.delay is None
@@ -81,7 +81,7 @@ def is_plain(request: JobRequest) -> bool:
 
 
 def _is_plain_key(key: str) -> bool:
-    return type(key) is str and 0 < len(key) <= MAX_KEY and is_storable(key)
+    return type(key) is str and 0 < len(key) <= MAX_KEY_CHARS and is_storable(key)
 
 
 @lru_cache(maxsize=1_024)
@@ -89,15 +89,15 @@ def _are_names(job_type: str, queue: str) -> bool:
     return TYPE_PATTERN.fullmatch(job_type) is not None and QUEUE_PATTERN.fullmatch(queue) is not None
 
 
-def check_attempts(attempts: int, *, field: str) -> None:
+def validate_attempts(attempts: int, *, field: str) -> None:
     """Raise `InvalidRequest` where *attempts* is no number of attempts a job may have."""
-    if problems := list(_number(attempts, field, ATTEMPTS)):
+    if problems := list(_number(attempts, field, ATTEMPTS_RANGE)):
         raise InvalidRequest(problems)
 
 
-def check_requeue(job_ids: Sequence[JobId], *, budget: int, payload: bytes | None) -> None:
+def validate_requeue(job_ids: Sequence[JobId], *, budget: int, payload: bytes | None) -> None:
     """Raise `InvalidRequest` where jobs cannot be given such a new life."""
-    check_attempts(budget, field="budget")
+    validate_attempts(budget, field="budget")
     if payload is not None and len(job_ids) > 1:
         rule = "a codec may bind it to its job, so requeue them one by one"
         raise InvalidRequest([Problem(field="payload", value=f"given for {len(job_ids):,} jobs", rule=rule)])
@@ -110,10 +110,10 @@ def _problems(request: JobRequest) -> Iterator[Problem]:
     if request.timeout is not None:
         yield from _duration(request.timeout, "timeout", least=timedelta.resolution, most=MAX_TIMEOUT)
     if request.max_attempts is not None:
-        yield from _number(request.max_attempts, "max_attempts", ATTEMPTS)
-    yield from _number(request.priority, "priority", PRIORITIES)
+        yield from _number(request.max_attempts, "max_attempts", ATTEMPTS_RANGE)
+    yield from _number(request.priority, "priority", PRIORITY_RANGE)
     if request.idempotency_key is not None:
-        yield from _text(request.idempotency_key, "idempotency_key", least=1, most=MAX_KEY)
+        yield from _text(request.idempotency_key, "idempotency_key", least=1, most=MAX_KEY_CHARS)
     yield from _metadata(request.metadata)
 
 
@@ -130,8 +130,8 @@ def _when(request: JobRequest) -> Iterator[Problem]:
         yield _problem("scheduled_for", moment, "must be a datetime")
     elif moment.tzinfo is None or moment.utcoffset() is None:
         yield _problem("scheduled_for", moment, "needs a time zone, such as datetime.now(UTC)")
-    elif not EARLIEST <= moment < LATEST:
-        yield _problem("scheduled_for", moment, f"must be from {EARLIEST:%Y} to before {LATEST:%Y}")
+    elif not MIN_SCHEDULED_FOR <= moment < MAX_SCHEDULED_FOR:
+        yield _problem("scheduled_for", moment, f"must be from {MIN_SCHEDULED_FOR:%Y} to before {MAX_SCHEDULED_FOR:%Y}")
 
 
 def _name(value: object, name: str, pattern: re.Pattern[str]) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskharbor.core.errors import Problem, UsageError
-from taskharbor.core.request import check_attempts
+from taskharbor.core.request import validate_attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,7 +102,7 @@ class RetryPolicy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_attempts(self.max_attempts, field="max_attempts")
+        validate_attempts(self.max_attempts, field="max_attempts")
         for backoff in (self.backoff, *self.rules.values()):
             _require(
                 _is_backoff(backoff), "backoff", backoff, "such as Exponential(), Fixed(…), Never(), or a function"

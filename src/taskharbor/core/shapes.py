@@ -34,25 +34,34 @@ from typing import (
 from uuid import UUID
 
 from taskharbor.core.errors import Problem, UsageError
-from taskharbor.core.fitting import Ambiguous, Misfit, Shape, Walk, checked, checked_number, exactly, name_of
+from taskharbor.core.fitting import (
+    AmbiguousType,
+    Converter,
+    TypeMismatch,
+    Walk,
+    require_exact_type,
+    require_number,
+    require_type,
+    type_name,
+)
 from taskharbor.core.models import model
 
 
-def shape_of(annotation: Any) -> Shape:  # noqa: PLR0911  one for each kind of annotation
+def converter_for(annotation: Any) -> Converter:  # noqa: PLR0911  one for each kind of annotation
     """Return how values of *annotation* are stored.
 
-    >>> shape_of(tuple[int, ...]).pack((1, 2), "$")
+    >>> converter_for(tuple[int, ...]).pack((1, 2), "$")
     [1, 2]
     """
     origin = get_origin(annotation)
     if origin is Annotated:
-        return shape_of(get_args(annotation)[0])
+        return converter_for(get_args(annotation)[0])
     if isinstance(annotation, NewType):
-        return shape_of(annotation.__supertype__)
+        return converter_for(annotation.__supertype__)
     if origin is Literal:
         return _literal(get_args(annotation))
     if origin in {Union, types.UnionType}:
-        return _union([shape_of(each) for each in get_args(annotation)], annotation)
+        return _union([converter_for(each) for each in get_args(annotation)], annotation)
     if annotation is None or annotation is type(None):
         return _leaf(type(None))
     if origin is not None:
@@ -62,19 +71,19 @@ def shape_of(annotation: Any) -> Shape:  # noqa: PLR0911  one for each kind of a
     return _ANYTHING
 
 
-def hints_of(annotated: Any, names: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+def type_hints_of(annotated: Any, names: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """Return the annotations of a function or class; *names* are those that its module does not have."""
     try:
         return get_type_hints(annotated, localns=names and dict(names), **options)
     except NameError as error:
         if names is None and isinstance(annotated, type):
             # It holds itself, and was defined inside of a function. Not at once: its attributes are names too.
-            return hints_of(annotated, {annotated.__name__: annotated}, **options)
+            return type_hints_of(annotated, {annotated.__name__: annotated}, **options)
         rule = f"{error}; define or import that name where a module is loaded, outside of 'if TYPE_CHECKING'"
         raise UsageError(Problem(field="annotation", value=f"of {annotated.__qualname__}", rule=rule)) from error
 
 
-def _plain(kind: type[Any], arguments: tuple[Any, ...] = ()) -> Shape:  # noqa: PLR0911  as above
+def _plain(kind: type[Any], arguments: tuple[Any, ...] = ()) -> Converter:  # noqa: PLR0911  as above
     if is_typeddict(kind):
         return _Record(kind, arguments, required=_required_keys).shape
     if is_dataclass(kind):
@@ -88,50 +97,50 @@ def _plain(kind: type[Any], arguments: tuple[Any, ...] = ()) -> Shape:  # noqa: 
     if kind in _GENERICS:
         return _generic(kind, ())
     if kind is timedelta:
-        return Shape(_seconds, _time_span)
+        return Converter(_seconds, _time_span)
     return _leaf(kind) if kind in _LEAVES else _ANYTHING
 
 
-def _leaf(kind: type[Any]) -> Shape:
+def _leaf(kind: type[Any]) -> Converter:
     if kind is float:
-        return Shape(checked_number, checked_number)
+        return Converter(require_number, require_number)
 
     def check(value: Any, path: str) -> Any:
-        return checked(kind, value, path)
+        return require_type(kind, value, path)
 
-    return Shape(check, check)
+    return Converter(check, check)
 
 
 def _seconds(value: Any, path: str) -> float:
-    seconds: float = checked(timedelta, value, path).total_seconds()
+    seconds: float = require_type(timedelta, value, path).total_seconds()
     if _time_span(seconds, path) != value:
-        raise Misfit(path, "is too long to be stored to the microsecond")
+        raise TypeMismatch(path, "is too long to be stored to the microsecond")
     return seconds
 
 
 def _time_span(value: Any, path: str) -> timedelta:
     try:
-        return timedelta(seconds=checked_number(value, path))
+        return timedelta(seconds=require_number(value, path))
     except OverflowError:
-        raise Misfit(path, "is longer than a timedelta can be") from None
+        raise TypeMismatch(path, "is longer than a timedelta can be") from None
 
 
-def _literal(allowed: tuple[Any, ...]) -> Shape:
+def _literal(allowed: tuple[Any, ...]) -> Converter:
     stored = [each.value if isinstance(each, Enum) else each for each in allowed]
 
     def walk(ways: Sequence[tuple[Any, Any]], value: Any, path: str) -> Any:
         for one, other in ways:
             if value == one and type(value) is type(one):
                 return other
-        raise Misfit(path, f"must be one of {', '.join(map(repr, (one for one, _ in ways)))}")
+        raise TypeMismatch(path, f"must be one of {', '.join(map(repr, (one for one, _ in ways)))}")
 
     there, back = [*zip(allowed, stored, strict=True)], [*zip(stored, allowed, strict=True)]
-    return Shape(lambda value, path: walk(there, value, path), lambda value, path: walk(back, value, path))
+    return Converter(lambda value, path: walk(there, value, path), lambda value, path: walk(back, value, path))
 
 
-def _union(shapes: Sequence[Shape], annotation: Any) -> Shape:
+def _union(shapes: Sequence[Converter], annotation: Any) -> Converter:
     packs = [partial(_packed_as, place, shapes, annotation) for place in range(len(shapes))]
-    return Shape(_first(packs, annotation), _first([each.unpack for each in shapes], annotation))
+    return Converter(_first(packs, annotation), _first([each.unpack for each in shapes], annotation))
 
 
 def _first(walks: Sequence[Walk], annotation: Any) -> Walk:
@@ -140,42 +149,44 @@ def _first(walks: Sequence[Walk], annotation: Any) -> Walk:
         for each in walks:
             try:
                 return each(value, path)
-            except Ambiguous:
+            except AmbiguousType:
                 raise
-            except Misfit as refused:
+            except TypeMismatch as refused:
                 refusals.append(refused)
         deepest = max(refusals, key=lambda refused: len(refused.path))
         if deepest.path != path:
             raise deepest
-        raise Misfit(path, f"must be {name_of(annotation)}, and is {name_of(type(value))}")
+        raise TypeMismatch(path, f"must be {type_name(annotation)}, and is {type_name(type(value))}")
 
     return walk
 
 
-def _packed_as(place: int, shapes: Sequence[Shape], annotation: Any, value: Any, path: str) -> Any:
+def _packed_as(place: int, shapes: Sequence[Converter], annotation: Any, value: Any, path: str) -> Any:
     """Return how one alternative stores *value*, if none before it would take that for its own."""
     packed = shapes[place].pack(value, path)
     for earlier in shapes[:place]:
         try:
             back = earlier.unpack(packed, path)
-        except Misfit:
+        except TypeMismatch:
             continue
         if back != value:
-            order = f"in {name_of(annotation)} name {name_of(type(value))} first"
-            raise Ambiguous(path, f"would come back as {name_of(type(back))}: {order}, or give it a field of its own")
+            order = f"in {type_name(annotation)} name {type_name(type(value))} first"
+            raise AmbiguousType(
+                path, f"would come back as {type_name(type(back))}: {order}, or give it a field of its own"
+            )
     return packed
 
 
-def _enum(kind: type[Enum]) -> Shape:
+def _enum(kind: type[Enum]) -> Converter:
     def unpack(value: Any, path: str) -> Enum:
         try:
             return kind(value)
         except ValueError:
-            raise Misfit(
-                path, f"must be the value of a {name_of(kind)}: {', '.join(repr(e.value) for e in kind)}"
+            raise TypeMismatch(
+                path, f"must be the value of a {type_name(kind)}: {', '.join(repr(e.value) for e in kind)}"
             ) from None
 
-    return Shape(lambda value, path: checked(kind, value, path).value, unpack)
+    return Converter(lambda value, path: require_type(kind, value, path).value, unpack)
 
 
 class _Record:
@@ -185,21 +196,21 @@ class _Record:
         self._kind = kind
         self._given = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
         self._required = required
-        self._fields: dict[str, Shape] | None = None
-        self.shape = Shape(self._pack, self._unpack)
+        self._fields: dict[str, Converter] | None = None
+        self.shape = Converter(self._pack, self._unpack)
 
-    def _shapes(self) -> dict[str, Shape]:
+    def _shapes(self) -> dict[str, Converter]:
         if self._fields is None:
-            hints = hints_of(self._kind)
+            hints = type_hints_of(self._kind)
             self._fields = {
-                name: shape_of(_filled(hints.get(name, Any), self._given)) for name in _names(self._kind, hints)
+                name: converter_for(_filled(hints.get(name, Any), self._given)) for name in _names(self._kind, hints)
             }
         return self._fields
 
     def _pack(self, value: Any, path: str) -> dict[str, Any]:
         if is_typeddict(self._kind):
-            return self._walk(checked(dict, value, path), path, lambda shape: shape.pack)
-        known = exactly(self._kind, value, path)
+            return self._walk(require_type(dict, value, path), path, lambda shape: shape.pack)
+        known = require_exact_type(self._kind, value, path)
         return {name: shape.pack(getattr(known, name), f"{path}.{name}") for name, shape in self._shapes().items()}
 
     def _unpack(self, value: Any, path: str) -> Any:
@@ -207,20 +218,20 @@ class _Record:
         try:
             return self._kind(**values)
         except (TypeError, ValueError) as error:  # its own __post_init__ refuses
-            raise Misfit(path, f"is no {name_of(self._kind)}: {error}") from error
+            raise TypeMismatch(path, f"is no {type_name(self._kind)}: {error}") from error
 
-    def _walk(self, value: Any, path: str, way: Callable[[Shape], Walk]) -> dict[str, Any]:
+    def _walk(self, value: Any, path: str, way: Callable[[Converter], Walk]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise Misfit(
-                path, f"must be an object with the fields of {name_of(self._kind)}, and is {name_of(type(value))}"
+            raise TypeMismatch(
+                path, f"must be an object with the fields of {type_name(self._kind)}, and is {type_name(type(value))}"
             )
         shapes = self._shapes()
         for name in value:
             if name not in shapes:
-                raise Misfit(f"{path}.{name}", f"{name_of(self._kind)} has no such field")
+                raise TypeMismatch(f"{path}.{name}", f"{type_name(self._kind)} has no such field")
         for name in self._required(self._kind):
             if name not in value:
-                raise Misfit(f"{path}.{name}", f"is missing: {name_of(self._kind)} needs it")
+                raise TypeMismatch(f"{path}.{name}", f"is missing: {type_name(self._kind)} needs it")
         return {name: way(shapes[name])(each, f"{path}.{name}") for name, each in value.items()}
 
 
@@ -231,7 +242,7 @@ def _names(kind: Any, hints: Mapping[str, Any]) -> list[str]:
     for name, hint in hints.items():
         if isinstance(hint, InitVar) or hint is InitVar:
             rule = "its value is not kept by the object, and so cannot be stored: make it a field"
-            raise UsageError(Problem(field=f"{name_of(kind)}.{name}", value="an InitVar", rule=rule))
+            raise UsageError(Problem(field=f"{type_name(kind)}.{name}", value="an InitVar", rule=rule))
     return [each.name for each in fields(kind) if each.init]
 
 
@@ -245,7 +256,7 @@ def _filled(hint: Any, given: Mapping[Any, Any]) -> Any:
 
 def _required_keys(kind: Any) -> frozenset[str]:
     """Return the keys of a TypedDict that must be there. It would tell itself, but not of annotations in quotes."""
-    hints = hints_of(kind, include_extras=True)
+    hints = type_hints_of(kind, include_extras=True)
     said = {name: get_origin(hint) for name, hint in hints.items()}
     return frozenset(
         name
@@ -262,68 +273,69 @@ def _required_items(kind: Any) -> frozenset[str]:
     return frozenset(name for name in kind._fields if name not in kind._field_defaults)
 
 
-def _generic(origin: Any, arguments: tuple[Any, ...]) -> Shape:
+def _generic(origin: Any, arguments: tuple[Any, ...]) -> Converter:
     if origin is tuple:
         return _tuple(arguments)
     if origin in _GENERICS and issubclass(origin, Mapping):
         return _mapping(
-            *(shape_of(each) for each in arguments or (str, Any)), has_text_keys=arguments[:1] in {(), (str,), (Any,)}
+            *(converter_for(each) for each in arguments or (str, Any)),
+            has_text_keys=arguments[:1] in {(), (str,), (Any,)},
         )
     if origin in _GENERICS:
-        return _collection(_GENERICS[origin], origin, shape_of(arguments[0] if arguments else Any))
+        return _collection(_GENERICS[origin], origin, converter_for(arguments[0] if arguments else Any))
     return _plain(origin, arguments) if isinstance(origin, type) else _ANYTHING
 
 
-def _collection(make: type[Any], kind: Any, item: Shape) -> Shape:
+def _collection(make: type[Any], kind: Any, item: Converter) -> Converter:
     def pack(value: Any, path: str) -> list[Any]:
         if not isinstance(value, kind) or isinstance(value, str | bytes):
-            raise Misfit(path, f"must be {name_of(make)}, and is {name_of(type(value))}")
+            raise TypeMismatch(path, f"must be {type_name(make)}, and is {type_name(type(value))}")
         packed = [item.pack(each, f"{path}[{n}]") for n, each in enumerate(value)]
         return sorted(packed, key=repr) if isinstance(value, AbstractSet) else packed  # a set has no order to keep
 
-    return Shape(pack, lambda value, path: make(_items(item.unpack, value, path)))
+    return Converter(pack, lambda value, path: make(_items(item.unpack, value, path)))
 
 
 def _items(walk: Walk, value: Any, path: str) -> list[Any]:
-    return [walk(each, f"{path}[{n}]") for n, each in enumerate(checked(list, value, path))]
+    return [walk(each, f"{path}[{n}]") for n, each in enumerate(require_type(list, value, path))]
 
 
-def _tuple(arguments: tuple[Any, ...]) -> Shape:
+def _tuple(arguments: tuple[Any, ...]) -> Converter:
     if not arguments or arguments[-1] is Ellipsis:
-        return _collection(tuple, tuple, shape_of(arguments[0] if arguments else Any))
-    shapes = [shape_of(each) for each in arguments]
+        return _collection(tuple, tuple, converter_for(arguments[0] if arguments else Any))
+    shapes = [converter_for(each) for each in arguments]
 
-    def walk(kind: type[Any], way: Callable[[Shape], Walk], value: Any, path: str) -> list[Any]:
-        if len(checked(kind, value, path)) != len(shapes):
-            raise Misfit(path, f"must have {len(shapes)} items, and has {len(value)}")
+    def walk(kind: type[Any], way: Callable[[Converter], Walk], value: Any, path: str) -> list[Any]:
+        if len(require_type(kind, value, path)) != len(shapes):
+            raise TypeMismatch(path, f"must have {len(shapes)} items, and has {len(value)}")
         return [way(shape)(each, f"{path}[{n}]") for n, (shape, each) in enumerate(zip(shapes, value, strict=True))]
 
-    return Shape(
+    return Converter(
         lambda value, path: walk(tuple, lambda shape: shape.pack, value, path),
         lambda value, path: tuple(walk(list, lambda shape: shape.unpack, value, path)),
     )
 
 
-def _mapping(key: Shape, value: Shape, *, has_text_keys: bool) -> Shape:
+def _mapping(key: Converter, value: Converter, *, has_text_keys: bool) -> Converter:
     """Return the shape of a mapping: an object, or pairs where its keys are no text."""
 
     def pack(mapping: Any, path: str) -> Any:
         if not isinstance(mapping, Mapping):
-            raise Misfit(path, f"must be dict, and is {name_of(type(mapping))}")
+            raise TypeMismatch(path, f"must be dict, and is {type_name(type(mapping))}")
         pairs = [[key.pack(k, f"{path} key"), value.pack(v, f"{path}[{k!r}]")] for k, v in mapping.items()]
         return {k: v for k, v in pairs} if has_text_keys else pairs  # noqa: C416  dict() has no type for lists
 
     def unpack(stored: Any, path: str) -> dict[Any, Any]:
         if has_text_keys:
-            pairs = list(checked(dict, stored, path).items())
+            pairs = list(require_type(dict, stored, path).items())
         else:
-            pairs = [checked(list, pair, path) for pair in checked(list, stored, path)]
+            pairs = [require_type(list, pair, path) for pair in require_type(list, stored, path)]
         return {key.unpack(k, f"{path} key"): value.unpack(v, f"{path}[{k!r}]") for k, v in pairs}
 
-    return Shape(pack, unpack)
+    return Converter(pack, unpack)
 
 
-_ANYTHING: Final = Shape(lambda value, _path: value, lambda value, _path: value)
+_ANYTHING: Final = Converter(lambda value, _path: value, lambda value, _path: value)
 """Of what is not annotated further the codec says whether it can be stored."""
 _LEAVES: Final = frozenset({bool, bytes, date, datetime, Decimal, int, str, float, UUID, type(None)})
 _GENERICS: Final[Mapping[Any, type[Any]]] = {

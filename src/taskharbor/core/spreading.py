@@ -13,10 +13,10 @@ T = TypeVar("T")
 BATCH: Final = 500
 
 
-def spread(items: Sequence[T], rate: float | None) -> Iterator[tuple[Sequence[T], timedelta]]:
+def paced_batches(items: Sequence[T], rate: float | None) -> Iterator[tuple[Sequence[T], timedelta]]:
     """Give *items* in batches, each with how long it shall wait so that *rate* of them become due in a second.
 
-    >>> [(len(batch), delay.seconds) for batch, delay in spread(range(25), 10)]
+    >>> [(len(batch), delay.seconds) for batch, delay in paced_batches(range(25), 10)]
     [(10, 0), (10, 1), (5, 2)]
     """
     size = BATCH if rate is None else max(1, min(BATCH, int(rate)))

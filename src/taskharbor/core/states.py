@@ -98,7 +98,7 @@ def next_statuses(status: Status, event: Event) -> tuple[Status, ...]:
     return transition.targets if status in transition.sources else ()
 
 
-def landing(event: Event, *, sent: bool, spent: bool, cancel_requested: bool) -> Status:
+def status_after(event: Event, *, sent: bool, spent: bool, cancel_requested: bool) -> Status:
     """Return the one state in which *event* leaves a job that is being processed.
 
     *sent* tells whether its id went to the delivery queue in this life. A requested
@@ -194,5 +194,5 @@ TRANSITIONS: Final[Mapping[Event, Transition]] = MappingProxyType({
 })
 # fmt: on
 
-SETTLING: Final = frozenset({Event.ACK, Event.RETRY, Event.FAIL, Event.SNOOZE, Event.RELEASE, Event.CANCEL})
+SETTLE_EVENTS: Final = frozenset({Event.ACK, Event.RETRY, Event.FAIL, Event.SNOOZE, Event.RELEASE, Event.CANCEL})
 """The events by which a worker records how its attempt ended."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import Final
 
-MAX_TEXT: Final = 16_384
+MAX_TEXT_CHARS: Final = 16_384
 """The most characters kept of an error's message or traceback."""
 
 _NOTE: Final = "… {:,} characters left out …"
 
 
-def storable(text: str, *, limit: int = MAX_TEXT) -> str:
+def make_storable(text: str, *, limit: int = MAX_TEXT_CHARS) -> str:
     r"""Return *text* as every store can keep it, cut in the middle to at most *limit* characters.
 
-    >>> storable("a\x00b")
+    >>> make_storable("a\x00b")
     'a\\x00b'
-    >>> storable("x" * 100, limit=40)
+    >>> make_storable("x" * 100, limit=40)
     'xxxxxxx… 87 characters left out ……xxxxxx'
     """
     # Cut first, so that a gigabyte is not copied to keep a page; and once more,
@@ -43,7 +43,7 @@ def is_storable(text: str) -> bool:
     return "\x00" not in text and (text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text))
 
 
-def plain(text: str) -> str:
+def exact_str(text: str) -> str:
     """Return *text* as a str and nothing more: of an enum member, say, its value."""
     return text if type(text) is str else str.__str__(text)
 

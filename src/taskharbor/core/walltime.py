@@ -26,16 +26,16 @@ def offset_at(zone: tzinfo, moment: datetime) -> timedelta:
     return moment.astimezone(zone).utcoffset() or timedelta(0)
 
 
-def only_moment(zone: tzinfo, wall: datetime) -> datetime:
+def unambiguous_instant(zone: tzinfo, wall: datetime) -> datetime:
     """Return the one moment that stands for *wall*: of two the first, and of none the first after the gap.
 
     Later wall times never have earlier moments.
 
     >>> from zoneinfo import ZoneInfo
     >>> paris = ZoneInfo("Europe/Paris")
-    >>> only_moment(paris, datetime(2030, 3, 31, 2, 30)).astimezone(paris).isoformat()
+    >>> unambiguous_instant(paris, datetime(2030, 3, 31, 2, 30)).astimezone(paris).isoformat()
     '2030-03-31T03:00:00+02:00'
-    >>> only_moment(paris, datetime(2030, 10, 27, 2, 30)).astimezone(paris).isoformat()
+    >>> unambiguous_instant(paris, datetime(2030, 10, 27, 2, 30)).astimezone(paris).isoformat()
     '2030-10-27T02:30:00+02:00'
     """
     first = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
@@ -43,10 +43,10 @@ def only_moment(zone: tzinfo, wall: datetime) -> datetime:
         return first
     # Inside a gap the two folds are read with the offsets of both its sides, so the change lies between them.
     before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
-    return next_change(zone, before, first) or first
+    return next_offset_change(zone, before, first) or first
 
 
-def next_change(zone: tzinfo, after: datetime, until: datetime) -> datetime | None:
+def next_offset_change(zone: tzinfo, after: datetime, until: datetime) -> datetime | None:
     """Return the first moment, later than *after* and no later than *until*, from which clocks run otherwise.
 
     None where there is none. Two changes that undo each other within a day would not be seen: no zone has them.

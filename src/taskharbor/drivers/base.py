@@ -1,6 +1,6 @@
 """The contract of a store, in four small protocols.
 
-`Driver` moves jobs, `Upkeep` does what nobody asks for, `Inspector` only reads, and
+`Driver` moves jobs, `Maintenance` does what nobody asks for, `Inspector` only reads, and
 `Control` is for people. `taskharbor.testing.conformance` is this page as tests: a
 driver that passes it is a driver.
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
         Enqueued,
         Expired,
         Extended,
-        Moved,
         Published,
         Refused,
         Sent,
         Settled,
         Settlement,
         Skipped,
+        Transitioned,
         Unpublished,
         Unsent,
     )
@@ -60,27 +60,28 @@ if TYPE_CHECKING:
         OutcomeNotStorable,
     )
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import (
-        Claim,
-        Lease,
-        NewJob,
-        OutboxRow,
-        Progress,
-        Schedule,
-        WorkerRecord,
-    )
+    from taskharbor.core.model import Claim, Lease, NewJob, OutboxRow, Progress, Schedule, WorkerRecord
 
     SettleAnswer = Settled | Skipped | OutcomeNotStorable | JobNotFound | LeaseLost
 
 
-__all__ = ["AsyncInserter", "Control", "Driver", "Inserter", "Inspector", "Joined", "Listener", "Upkeep"]
+__all__ = [
+    "AsyncInserter",
+    "Control",
+    "Driver",
+    "Inserter",
+    "Inspector",
+    "JoinedTransaction",
+    "Listener",
+    "Maintenance",
+]
 
 
 class Inserter(Protocol):
     """All that a client needs: a driver is one, and so is a user's own transaction that a driver has joined.
 
     One that may be called from any thread, and gains by fewer and larger calls, has a true
-    attribute ``coalesces``: single jobs of many callers then come together, from the thread of
+    attribute ``group_commits``: single jobs of many callers then come together, from the thread of
     one of them or of none.
     """
 
@@ -101,7 +102,7 @@ class AsyncInserter(Protocol):
         """Record a setting, as `Inserter.remember` does."""
 
 
-class Joined(Inserter, Protocol):
+class JoinedTransaction(Inserter, Protocol):
     """A user's own transaction that a driver has joined: what is done through it is done when that commits."""
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
@@ -137,7 +138,7 @@ class Driver(Protocol):
     """What moves jobs, in the order of a job's life."""
 
     @property
-    def upkeep(self) -> Upkeep:
+    def maintenance(self) -> Maintenance:
         """The same store's upkeep."""
 
     @property
@@ -186,8 +187,8 @@ class Driver(Protocol):
         worker: str,
         lease: timedelta,
         limit: int,
-        patience: timedelta,
-        overdue: bool = False,
+        overdue_after: timedelta,
+        overdue_only: bool = False,
         types: Collection[str] | None = None,
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
@@ -268,7 +269,7 @@ class Driver(Protocol):
         Neither delays its neighbors. After any other error, which is raised, the caller repeats the call.
         """
 
-    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+    def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
         """Keep how far jobs are; False where the lease does not hold any more.
 
         Rows locked by another transaction are not waited for, and answered False. A job keeps its last
@@ -294,7 +295,7 @@ class Driver(Protocol):
         send, so that no worker ever receives an id which it cannot claim yet.
         """
 
-    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+    def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         """Record what became of messages; False where the job has moved on since.
 
         Sent and unsent apply only while ``sends`` *and* ``dispatch_at`` are as the dispatch
@@ -302,7 +303,7 @@ class Driver(Protocol):
         applies to an ENQUEUED job whose newest message this was.
         """
 
-    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         """Call jobs off: a waiting one is CANCELED now; of one in PROCESSING it is requested.
 
         A request is kept until the job ends: nothing leads such a job back to waiting, and
@@ -316,12 +317,12 @@ class Driver(Protocol):
         token: Token,
         budget: int,
         by: str,
-        why: str,
+        reason: str,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
         payload: bytes | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         """Give DEAD and CANCELED jobs a new life of *budget* attempts (at least 1, else `InvalidRequest`).
 
         ``attempt_count`` never runs back; ``max_attempts`` becomes ``attempt_count + budget``.
@@ -339,7 +340,7 @@ class Driver(Protocol):
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         priority: int | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         """Move waiting jobs to *scheduled_for*, or to now + *delay*, or to another priority; what is None stays.
 
         A message that is on its way is void.
@@ -349,7 +350,7 @@ class Driver(Protocol):
         """Give back what the driver holds. Later calls may raise."""
 
 
-class Upkeep(Protocol):
+class Maintenance(Protocol):
     """What keeps the store healthy. Any number of processes call these at once."""
 
     def expire(self, *, limit: int) -> list[Expired]:
@@ -364,7 +365,7 @@ class Upkeep(Protocol):
     def bury(self, *, limit: int) -> list[Death]:
         """Turn waiting jobs that are spent into dead letters. There should never be any."""
 
-    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
         """Learn that the store's clock jumped: it should read *expected*.
 
         Ahead: a clock hold of one *lease* begins, and leases that ended between *expected*
@@ -388,32 +389,32 @@ class Upkeep(Protocol):
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         """Remove DEAD jobs, or those of *job_ids*, by the rules of `prune`. Nobody but a person decides that."""
 
-    def take_duty(self, name: str, *, every: timedelta) -> bool:
+    def claim_duty(self, name: str, *, every: timedelta) -> bool:
         """Pass the turnstile of a periodic duty: True for one caller in each period."""
 
-    def beat_worker(self, worker: WorkerRecord) -> None:
+    def record_worker(self, worker: WorkerRecord) -> None:
         """Note that a worker is alive, and what it runs; the store stamps ``seen_at``."""
 
-    def forget_workers(self, *, unseen_for: timedelta) -> int:
+    def prune_workers(self, *, unseen_for: timedelta) -> int:
         """Remove workers that have been silent for at least so long, and return how many."""
 
-    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+    def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         """Remove up to *limit* entries of the audit that are at least so old, oldest first, and return how many."""
 
-    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+    def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         """Take events to publish, oldest death first; no other call gets them before now + *lock*.
 
         Only publishers take events: the store notes when one did, once a minute (`PUBLISHER_NOTED`).
         """
 
-    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+    def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         """Record what became of events; False where one is unknown or was done before.
 
         There is no fence: a relay whose lock ran out may still report. Events are published
         at least once, and repeats carry the same id.
         """
 
-    def outbox_close(
+    def close_outbox(
         self,
         reason: str,
         *,
@@ -427,10 +428,10 @@ class Upkeep(Protocol):
         Oldest first, or any of *job_ids*; of deaths at least *older_than* ago; none whose ``next_at`` is to come.
         """
 
-    def schedules_due(self, *, limit: int) -> list[Schedule]:
+    def due_schedules(self, *, limit: int) -> list[Schedule]:
         """Return schedules whose ``next_at`` has come and that are not paused, longest due first."""
 
-    def schedule_fired(
+    def advance_schedule(
         self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
     ) -> bool:
         """Move a schedule on to *next_at* and store *jobs*, if its ``next_at`` still is *fired*; True for one caller.

@@ -25,13 +25,13 @@ def connect(url: str) -> Driver:
     >>> connect("memory://").inspector.queues()
     []
     """
-    return _OPEN[store_of(url)](url)
+    return _OPEN[store_kind(url)](url)
 
 
-def store_of(url: str) -> str:
+def store_kind(url: str) -> str:
     """Return the kind of store that *url* names, or raise a `UsageError` that says why it cannot be opened.
 
-    >>> store_of("memory://")
+    >>> store_kind("memory://")
     'memory'
     """
     scheme = _SCHEME.match(url)
@@ -43,29 +43,29 @@ def store_of(url: str) -> str:
     return _STORES[name]
 
 
-def schema_of(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
+def schema_for(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
     """Return the schema of the store that *url* names, with what this code can apply; None if it keeps none.
 
     No driver is opened: that would migrate the store, or refuse it.
 
-    >>> schema_of("memory://") is None
+    >>> schema_for("memory://") is None
     True
     """
     schemas = {"postgres": _postgres_schema, "sqlite": _sqlite_schema}
-    store = store_of(url)
+    store = store_kind(url)
     return schemas[store](url) if store in schemas else None
 
 
-def masked(url: str) -> str:
+def mask_url(url: str) -> str:
     """Return *url* fit to be shown: no password, no secret among the parameters.
 
     A raw ``@``, ``/`` or ``?`` in a password moves the parts of a URL, so that what looks
     like a host may be the end of the password. Only a URL that can be read in one way is
     shown in parts; of any other nothing but the scheme is.
 
-    >>> masked("postgresql://app:hunter2@db/app?sslmode=require")
+    >>> mask_url("postgresql://app:hunter2@db/app?sslmode=require")
     'postgresql://app:***@db/app?sslmode=require'
-    >>> masked("postgresql://app:hunt/er@2@db/app")
+    >>> mask_url("postgresql://app:hunt/er@2@db/app")
     'postgresql://***'
     """
     parts = _CLEAR.fullmatch(url)
@@ -81,7 +81,7 @@ class NotAUrl(UsageError):
     """What was given has no scheme, or names no file where the scheme needs one."""
 
     def __init__(self, url: str) -> None:
-        self.shown = masked(url)
+        self.shown = mask_url(url)
         super().__init__(self.shown)  # never the URL itself: errors travel to logs and trackers
 
     def __str__(self) -> str:
@@ -146,11 +146,11 @@ def _open_postgres(url: str) -> Driver:
 
 def _postgres_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
     _need_psycopg()
-    from taskharbor.drivers.postgres.address import Address  # noqa: PLC0415  as above
+    from taskharbor.drivers.postgres.address import ServerAddress  # noqa: PLC0415  as above
     from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema  # noqa: PLC0415  as above
 
     rest, ours = _parameters(url)
-    return PostgresSchema(Address(url=rest, schema=ours.get("schema", "public"))), MIGRATIONS
+    return PostgresSchema(ServerAddress(url=rest, schema=ours.get("schema", "public"))), MIGRATIONS
 
 
 def _need_psycopg() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 
-def raw(connection: object) -> Any:
+def unwrap(connection: object) -> Any:
     """Return the psycopg ``Connection`` or ``sqlite3.Connection`` that *connection* is, or works through.
 
     It may be one, or a SQLAlchemy ``Session`` or ``Connection``, or Django's ``connection`` inside
@@ -33,7 +33,7 @@ def raw(connection: object) -> Any:
     return found
 
 
-async def araw(connection: object) -> Any:
+async def aunwrap(connection: object) -> Any:
     """Return the psycopg ``AsyncConnection`` that *connection* is, or works through.
 
     It may be one, or a SQLAlchemy ``AsyncSession`` or ``AsyncConnection``. Anything else is a `UsageError`.
@@ -48,15 +48,15 @@ async def araw(connection: object) -> Any:
 
 
 def is_async(connection: object) -> bool:
-    """Tell whether *connection* is one for `araw`."""
+    """Tell whether *connection* is one for `aunwrap`."""
     return _find(_ASYNC, connection) is not None
 
 
 def join(driver: object, way: str, connection: object, **options: Any) -> Any:
-    """Return *connection*, as `raw` or `araw` gave it, joined by the method *way* of *driver*, if it has that."""
+    """Return *connection*, as `unwrap` or `aunwrap` gave it, joined by the method *way* of *driver*, if it has that."""
     method = getattr(driver, way, None)
     if method is None:
-        rule = _NOT_AWAITED if hasattr(driver, "joined") else "this store cannot join it; sqlite and postgresql can"
+        rule = _NOT_AWAITED if hasattr(driver, "join") else "this store cannot join it; sqlite and postgresql can"
         raise UsageError(Problem(field="connection", value=_named(connection), rule=rule))
     return method(connection, **options)
 

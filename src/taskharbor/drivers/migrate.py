@@ -44,7 +44,7 @@ class Schema(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class MigrationStatus:
     """Where a store stands. A store that is newer than this code has nothing pending."""
 
     found: int
@@ -52,7 +52,7 @@ class Standing:
     pending: tuple[Migration, ...]
 
 
-def load(package: str) -> tuple[Migration, ...]:
+def load_migrations(package: str) -> tuple[Migration, ...]:
     """Return the migrations of *package*: its files NNNN_name.sql, numbered from 1 without a gap."""
     files = sorted(
         (file for file in resources.files(package).iterdir() if file.name.endswith(".sql")), key=lambda file: file.name
@@ -67,28 +67,28 @@ def load(package: str) -> tuple[Migration, ...]:
     )
 
 
-def standing(schema: Schema, migrations: Sequence[Migration]) -> Standing:
+def migration_status(schema: Schema, migrations: Sequence[Migration]) -> MigrationStatus:
     """Return where the store stands, and change nothing."""
     found = schema.version()
     pending = tuple(migration for migration in migrations if migration.number > found)
-    return Standing(found=found, wanted=len(migrations), pending=pending)
+    return MigrationStatus(found=found, wanted=len(migrations), pending=pending)
 
 
-def up(schema: Schema, migrations: Sequence[Migration]) -> list[Migration]:
+def migrate_up(schema: Schema, migrations: Sequence[Migration]) -> list[Migration]:
     """Apply what is pending, and return what this call applied: others may have done the rest meanwhile.
 
     When it returns, the schema fits. A schema that is newer than *migrations* is refused.
     """
-    pending = _not_newer(standing(schema, migrations)).pending
+    pending = _not_newer(migration_status(schema, migrations)).pending
     applied = [migration for migration in pending if schema.apply(migration)]
     if pending:
-        check(schema, migrations)
+        check_schema(schema, migrations)
     return applied
 
 
-def check(schema: Schema, migrations: Sequence[Migration]) -> None:
+def check_schema(schema: Schema, migrations: Sequence[Migration]) -> None:
     """Raise `SchemaOutOfDate` unless the store has just the schema that *migrations* make."""
-    where = _not_newer(standing(schema, migrations))
+    where = _not_newer(migration_status(schema, migrations))
     if where.pending:
         raise SchemaOutOfDate(str(where.found), str(where.wanted), _MIGRATE)
 
@@ -99,15 +99,15 @@ def check_compatible(schema: Schema, migrations: Sequence[Migration]) -> int:
     Code is deployed before its migration is applied, so it must work on both. Any other
     version raises `SchemaOutOfDate`.
     """
-    where = _not_newer(standing(schema, migrations))
+    where = _not_newer(migration_status(schema, migrations))
     if where.found == 0 or len(where.pending) > 1:
         raise SchemaOutOfDate(str(where.found), str(where.wanted), _MIGRATE)
     return where.found
 
 
-def as_sql(schema: Schema, migrations: Sequence[Migration]) -> str:
-    """Return what `up` would apply now as a script for people; empty if nothing is pending."""
-    return "\n".join(map(schema.script, _not_newer(standing(schema, migrations)).pending))
+def pending_sql(schema: Schema, migrations: Sequence[Migration]) -> str:
+    """Return what `migrate_up` would apply now as a script for people; empty if nothing is pending."""
+    return "\n".join(map(schema.script, _not_newer(migration_status(schema, migrations)).pending))
 
 
 class MisnumberedMigration(Exception):
@@ -121,7 +121,7 @@ class MisnumberedMigration(Exception):
         return f"{self.file}: the next migration must be named {self.expected:04}_name.sql, in a-z, 0-9 and _"
 
 
-def _not_newer(where: Standing) -> Standing:
+def _not_newer(where: MigrationStatus) -> MigrationStatus:
     if where.found > where.wanted:
         raise SchemaOutOfDate(str(where.found), str(where.wanted), "update TaskHarbor")
     return where

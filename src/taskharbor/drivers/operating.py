@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import DeadGroup, Finished, JobFilter, Page, QueueView
+    from taskharbor.core.answers import DeadLetterGroup, FinishedCount, JobFilter, Page, QueueStats
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
 
@@ -36,7 +36,7 @@ class Inspector(Protocol):
         may have fewer than *limit* jobs, even none, while its ``after`` says where to go on.
         """
 
-    def by_key(self, key: str) -> list[JobId]:
+    def find_by_key(self, key: str) -> list[JobId]:
         """Return the jobs that hold the idempotency key *key*, one for each queue at most, by queue."""
 
     def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
@@ -46,24 +46,26 @@ class Inspector(Protocol):
         """Return the events of these jobs' deaths, job by job as asked, oldest life first."""
 
     def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
-        """Return up to *limit* SUCCEEDED and CANCELED jobs that `Upkeep.prune` keeps because of an event, by id.
+        """Return up to *limit* SUCCEEDED and CANCELED jobs that `Maintenance.prune` keeps because of an event, by id.
 
         They ended at least *older_than* ago, and the event of an earlier death is neither published nor given up.
         """
 
     def publisher_seen_at(self) -> datetime | None:
-        """Return when a publisher was last noted by `Upkeep.outbox_take`; None if none ever was."""
+        """Return when a publisher was last noted by `Maintenance.claim_outbox`; None if none ever was."""
 
-    def queues(self) -> list[QueueView]:
+    def queues(self) -> list[QueueStats]:
         """Return every queue that holds jobs or is paused, by name; counts as of the last `roll_up` or newer."""
 
-    def due_in(self, queue: str) -> timedelta | None:
+    def next_due_in(self, queue: str) -> timedelta | None:
         """Return how long it is until the next job of *queue* is due, or None where none waits for its time.
 
         Jobs that are due already are left out.
         """
 
-    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
+    def finished_counts(
+        self, *, since: datetime, queue: str | None = None, limit: int | None = None
+    ) -> list[FinishedCount]:
         """Return how many jobs ended in each minute that begins at *since* or later, oldest minute first.
 
         Of one *queue*, if given; of more than *limit* entries the newest, by minute, queue and status.
@@ -71,7 +73,7 @@ class Inspector(Protocol):
         or newer.
         """
 
-    def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
+    def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
         """Return what dead letters died of, the largest group first; as of the last `roll_up` or newer.
 
         What died without an error of its own (its lease was lost, it was spent) has an empty
@@ -111,7 +113,7 @@ class Control(Protocol):
         ``fired_at`` and ``paused_at`` of one that is there are always kept.
         """
 
-    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+    def delete_schedules(self, names: Sequence[str]) -> list[bool]:
         """Remove schedules. False where there was none."""
 
     def pause_schedules(self, names: Sequence[str]) -> list[bool]:
@@ -123,7 +125,7 @@ class Control(Protocol):
     def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
         """Replace the value *instead_of* of a setting by *value*. False if the setting has another value, or none."""
 
-    def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+    def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         """Store new API keys. False where the id is taken."""
 
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
@@ -135,5 +137,5 @@ class Control(Protocol):
         A store whose schema has no place for it yet does nothing.
         """
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
+    def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         """Write down what people and keys did; the store stamps ``at``. Entries that are there are left as they are."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import SettleAnswer
 
 
-def settle_apart(
+def settle_separately(
     settlements: Sequence[Settlement],
     record: Callable[[Sequence[Settlement]], list[SettleAnswer]],
     rejection: Callable[[Exception], str | None],
@@ -33,4 +33,4 @@ def settle_apart(
         return [OutcomeNotStorable(settlements[0].lease.job_id, reason)]
     half = len(settlements) // 2
     parts = (settlements[:half], settlements[half:])
-    return [answer for part in parts for answer in settle_apart(part, record, rejection)]
+    return [answer for part in parts for answer in settle_separately(part, record, rejection)]

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import InvalidRequest
-from taskharbor.core.walltime import SECOND, next_change, offset_at, only_moment, wall_time
+from taskharbor.core.walltime import SECOND, next_offset_change, offset_at, unambiguous_instant, wall_time
 from taskharbor.schedules.checking import cron_problem
 from taskharbor.schedules.walls import wall_times
 from taskharbor.schedules.zones import zone_named, zone_problem
@@ -57,7 +57,7 @@ class Cron:
 
     def _fixed(self, last: datetime) -> Iterator[datetime]:
         for wall in wall_times(self._cron, wall_time(self._zone, last)):
-            moment = only_moment(self._zone, wall)
+            moment = unambiguous_instant(self._zone, wall)
             if moment > last:  # of all that fall into one gap, one; none of a first pass that is over
                 yield moment
                 last = moment
@@ -68,7 +68,7 @@ class Cron:
             offset, change = offset_at(self._zone, since), None
             for wall in wall_times(self._cron, last.replace(tzinfo=None) + offset):
                 moment = wall.replace(tzinfo=UTC) - offset
-                change = next_change(self._zone, since, moment)
+                change = next_offset_change(self._zone, since, moment)
                 if change is not None:
                     last = change - SECOND  # the moment of the change may fire, too
                     break

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.client import Client, agree_on_codec
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, UsageError
-from taskharbor.core.firing import jittered, next_step
+from taskharbor.core.firing import jittered, next_firing
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import NewJob, Schedule, payload_context, schedule_context
 from taskharbor.core.retry import RetryPolicy
@@ -33,9 +33,9 @@ _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
 _PASSED_OVER: Final = "the schedule %s made no job for %s (missed=%s, overlap=%s)"
-BATCH: Final = 100
+SCHEDULE_BATCH: Final = 100
 MINUTE: Final = timedelta(minutes=1)
-LOOK: Final = timedelta(seconds=1)
+MAX_TICK: Final = timedelta(seconds=1)
 """How long a schedule waits at most that was put or resumed after its time, or that waits for a job to end."""
 
 
@@ -93,11 +93,11 @@ class Scheduler:
             for schedule, fire in due:
                 seen.add(schedule.name)
                 self._try(schedule, fire, max(now, fire))  # it was found due after now was read
-        return min(LOOK, MINUTE - timedelta(seconds=now.second, microseconds=now.microsecond))
+        return min(MAX_TICK, MINUTE - timedelta(seconds=now.second, microseconds=now.microsecond))
 
     def _due(self, seen: set[str]) -> list[tuple[Schedule, datetime]]:
         # What waits, or cannot be fired here, stays due: it must not fill the batch for ever.
-        due = self._driver.upkeep.schedules_due(limit=BATCH + len(seen))
+        due = self._driver.maintenance.due_schedules(limit=SCHEDULE_BATCH + len(seen))
         return [(each, each.next_at) for each in due if each.next_at is not None and each.name not in seen]
 
     def _try(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
@@ -111,7 +111,7 @@ class Scheduler:
 
     def _fire(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
         spec = spec_of(schedule)
-        step = next_step(
+        step = next_firing(
             spec.times().after,
             fire=fire,
             now=now,
@@ -125,7 +125,7 @@ class Scheduler:
         jobs = self._jobs(schedule, spec, step.fires, now) if step.fires else []
         if step.cancels and schedule.last_job_id is not None:
             self._driver.cancel([schedule.last_job_id])
-        is_ours = self._driver.upkeep.schedule_fired(schedule.name, fired=fire, next_at=step.next_at, jobs=jobs)
+        is_ours = self._driver.maintenance.advance_schedule(schedule.name, fired=fire, next_at=step.next_at, jobs=jobs)
         if is_ours and fire not in step.fires:
             _LOG.warning(_PASSED_OVER, spec.name, fire, spec.missed, spec.overlap)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskharbor.core.errors import InvalidRequest, Problem
 from taskharbor.core.firing import Missed, Overlap
-from taskharbor.core.request import TYPE_PATTERN, JobRequest, check
+from taskharbor.core.request import TYPE_PATTERN, JobRequest, validate
 from taskharbor.schedules.checking import cron_problem
 from taskharbor.schedules.cron import Cron
 from taskharbor.schedules.zones import zone_problem
@@ -58,7 +58,7 @@ class ScheduleSpec:
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
             raise InvalidRequest(problems)
-        check(self.request())
+        validate(self.request())
 
     def request(self, **fields: Any) -> JobRequest:
         """Return what the client is asked for where such a job is to be made now."""

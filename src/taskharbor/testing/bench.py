@@ -6,9 +6,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.context import Surroundings
+from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.hand import Hand
+from taskharbor.worker.hand import Execution
 from taskharbor.worker.middleware import handler
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskharbor.runtime import AsyncWork
 
 
-class Bench:
+class InlineExecutor:
     """The executor of a worker, with the tasks of *harbor*, and one attempt in hand."""
 
     def __init__(self, harbor: Harbor, state: Any) -> None:
@@ -33,10 +33,10 @@ class Bench:
             self._here,
             {each: handler(task.handler(), ()) for task in tasks for each in task.types},
             {each: task.retry or harbor.policy for task in tasks for each in task.types},
-            around=Surroundings(harbor.driver, harbor.codec, note=self._note, state=state),
+            around=HandlerServices(harbor.driver, harbor.codec, save=self._note, state=state),
             report=self._report,
         )
-        self._hand: Hand | None = None
+        self._hand: Execution | None = None
         self.outcome: Outcome | None = None
 
     @property
@@ -47,29 +47,29 @@ class Bench:
     def start(self, claim: Claim) -> Coroutine[Any, Any, None] | None:
         """Run a plain attempt to its end; return an async one, to be run by the caller."""
         self.outcome, self._here.work = None, None
-        self._hand = Hand(claim, ends_at=inf, times_out_at=None)
+        self._hand = Execution(claim, ends_at=inf, times_out_at=None)
         self._executor.start([self._hand])
         return self._here.work
 
-    def _report(self, _hand: Hand, outcome: Outcome | None) -> None:
+    def _report(self, _hand: Execution, outcome: Outcome | None) -> None:
         self.outcome = outcome
 
-    def _note(self, hand: Hand, progress: Progress) -> None:
-        self._driver.note_progress([(hand.claim.lease, progress)])
+    def _note(self, execution: Execution, progress: Progress) -> None:
+        self._driver.save_progress([(execution.claim.lease, progress)])
 
 
 class _Here(ThreadRuntime):
     """A runtime that does at once what it is asked, and leaves coroutines to the caller."""
 
     def __init__(self, driver: Driver) -> None:
-        super().__init__(plain=1)
+        super().__init__(sync_threads=1)
         self._driver = driver
         self.work: Coroutine[Any, Any, None] | None = None
 
     def now(self) -> datetime:
         return self._driver.inspector.now()
 
-    def run_plain(self, work: Callable[[], None]) -> None:
+    def run_sync(self, work: Callable[[], None]) -> None:
         work()
 
     def run_async(self, works: Sequence[AsyncWork]) -> list[_Here]:

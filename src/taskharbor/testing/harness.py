@@ -15,10 +15,10 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import payload_context
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.store import Store
-from taskharbor.testing.bench import Bench
+from taskharbor.store import OpenStore
+from taskharbor.testing.bench import InlineExecutor
 from taskharbor.testing.clock import ManualClock
-from taskharbor.worker.lifespan import OVER, astep, ended, yielded
+from taskharbor.worker.lifespan import FINISHED, astep, ended, yielded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Step = Literal["claim", "run", "settle"]
 LEASE: Final = timedelta(seconds=30)
-MANY: Final = 10_000
+MAX_ATTEMPTS_PER_DRAIN: Final = 10_000
 """Attempts in one drain, after which something must be wrong."""
 
 
@@ -41,8 +41,8 @@ def harness(harbor: Harbor) -> Iterator[Harness]:
     """Swap a store in memory and a manual clock in for all that belongs to *harbor*."""
     clock = ManualClock()
     driver = _TestStore(clock=clock)
-    store = Store(driver, harbor.client_of(driver, clock=clock), joins=False)
-    with harbor.swapped(store):
+    store = OpenStore(driver, harbor.make_client(driver, clock=clock), joins=False)
+    with harbor.using_store(store):
         harbor.scheduler().put(harbor.schedules.values())
         try:
             yield Harness(harbor, driver, clock)
@@ -51,7 +51,7 @@ def harness(harbor: Harbor) -> Iterator[Harness]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class AttemptResult:
     """One attempt: its job, the state that it left the job in, and what went wrong."""
 
     job: Job
@@ -59,14 +59,14 @@ class Ran:
     error: str | None
 
 
-class DrainedForTooLong(AssertionError):
+class DrainLimitExceeded(AssertionError):
     """A drain found more and more to do."""
 
     def __str__(self) -> str:
-        return f"after {MANY:,} attempts there were still jobs due: does a task enqueue itself?"
+        return f"after {MAX_ATTEMPTS_PER_DRAIN:,} attempts there were still jobs due: does a task enqueue itself?"
 
 
-class EventLoopRuns(AssertionError):
+class EventLoopRunning(AssertionError):
     """A plain drain met something async inside of an event loop."""
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Harness:
 
     def enqueued(self, task: Task[..., Any, Any] | None = None) -> list[Job]:
         """Return the jobs of *task*, or all, oldest first, whatever became of them."""
-        found = self.driver.inspector.find(JobFilter(), limit=MANY).jobs
+        found = self.driver.inspector.find(JobFilter(), limit=MAX_ATTEMPTS_PER_DRAIN).jobs
         jobs = self.driver.inspector.get([job.id for job in reversed(found)]).values()
         return [job for job in jobs if task is None or job.type in task.types]
 
@@ -115,11 +115,11 @@ class Harness:
         finally:
             self._crashes_after = None
 
-    def drain(self) -> list[Ran]:
+    def drain(self) -> list[AttemptResult]:
         """Run what is due, in this thread, until nothing is, and return what ran. Errors of handlers are recorded."""
-        ran: list[Ran] = []
+        ran: list[AttemptResult] = []
         with closing(_Loop()) as loop, self._state(loop) as state:
-            bench = Bench(self.harbor, state)
+            bench = InlineExecutor(self.harbor, state)
             for claim in self._claims():
                 if (work := bench.start(claim)) is not None:
                     loop.run(work, copy_context())
@@ -127,11 +127,11 @@ class Harness:
                     break
         return ran
 
-    async def adrain(self) -> list[Ran]:
+    async def adrain(self) -> list[AttemptResult]:
         """Do the same inside of an event loop: async tasks run on it, plain ones in a thread."""
-        ran: list[Ran] = []
+        ran: list[AttemptResult] = []
         async with self._astate() as state:
-            bench = Bench(self.harbor, state)
+            bench = InlineExecutor(self.harbor, state)
             for claim in self._claims():
                 if (work := await asyncio.to_thread(bench.start, claim)) is not None:
                     await asyncio.get_running_loop().create_task(work)
@@ -142,14 +142,14 @@ class Harness:
     def _claims(self) -> Iterator[Claim]:
         """Give what is due, a job at a time, until nothing is or the worker dies."""
         scheduler = self.harbor.scheduler()
-        for _ in range(MANY):
+        for _ in range(MAX_ATTEMPTS_PER_DRAIN):
             scheduler.tick()
-            self.driver.upkeep.expire(limit=MANY)
+            self.driver.maintenance.expire(limit=MAX_ATTEMPTS_PER_DRAIN)
             claim = self._claim()
             if claim is None or self._crashes_after == "claim":
                 return
             yield claim
-        raise DrainedForTooLong
+        raise DrainLimitExceeded
 
     def _claim(self) -> Claim | None:
         for queue in self.driver.inspector.queues():
@@ -157,42 +157,42 @@ class Harness:
                 "token": new_token(),
                 "worker": "harness",
                 "lease": LEASE,
-                "patience": timedelta(0),
+                "overdue_after": timedelta(0),
             }
             for claim in self.driver.reserve(queue.name, limit=1, **asked):
                 return claim
         return None
 
-    def _settled(self, bench: Bench, claim: Claim, ran: list[Ran]) -> bool:
+    def _settled(self, bench: InlineExecutor, claim: Claim, ran: list[AttemptResult]) -> bool:
         """Record what became of an attempt; False where the worker died."""
         if self._crashes_after == "run":
             return False
         outcome = bench.outcome
         [answer] = self.driver.settle([Settlement(claim.lease, outcome)]) if outcome is not None else [None]
         if isinstance(answer, Settled):
-            failure = None if outcome is None or outcome.recorded is None else str(outcome.recorded)
-            ran.append(Ran(claim.job, answer.status, failure))
+            failure = None if outcome is None or outcome.recorded_failure is None else str(outcome.recorded_failure)
+            ran.append(AttemptResult(claim.job, answer.status, failure))
         elif bench.is_completed:
-            ran.append(Ran(claim.job, Status.SUCCEEDED, None))
+            ran.append(AttemptResult(claim.job, Status.SUCCEEDED, None))
         return self._crashes_after != "settle"
 
     @contextmanager
     def _state(self, loop: _Loop) -> Iterator[Any]:
-        made: Any = self.harbor.made_ready()
+        made: Any = self.harbor.start_lifespan()
         is_async = inspect.isasyncgen(made)
         try:
-            yield yielded(loop.run(astep(made)) if is_async else next(made, OVER), made.__name__)
+            yield yielded(loop.run(astep(made)) if is_async else next(made, FINISHED), made.__name__)
         finally:
-            ended(loop.run(astep(made)) if is_async else next(made, OVER), made.__name__)
+            ended(loop.run(astep(made)) if is_async else next(made, FINISHED), made.__name__)
 
     @asynccontextmanager
     async def _astate(self) -> AsyncIterator[Any]:
-        made: Any = self.harbor.made_ready()
+        made: Any = self.harbor.start_lifespan()
         is_async = inspect.isasyncgen(made)
         try:
-            yield yielded(await astep(made) if is_async else next(made, OVER), made.__name__)
+            yield yielded(await astep(made) if is_async else next(made, FINISHED), made.__name__)
         finally:
-            ended(await astep(made) if is_async else next(made, OVER), made.__name__)
+            ended(await astep(made) if is_async else next(made, FINISHED), made.__name__)
 
     def _jobs_for(self, task: Task[..., Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Job]:
         codec = self.harbor.codec
@@ -207,10 +207,10 @@ class Harness:
 class _TestStore(MemoryDriver):
     """Memory that takes a user's transaction for its own: what happens in it happens at once."""
 
-    def joined(self, _connection: object, *, notify: bool = True) -> _TestStore:  # noqa: ARG002  it rings at once
+    def join(self, _connection: object, *, notify: bool = True) -> _TestStore:  # noqa: ARG002  it rings at once
         return self
 
-    def ajoined(self, _connection: object, *, notify: bool = True) -> _Awaited:  # noqa: ARG002  as above
+    def ajoin(self, _connection: object, *, notify: bool = True) -> _Awaited:  # noqa: ARG002  as above
         return _Awaited(self)
 
 
@@ -237,7 +237,7 @@ class _Loop:
     def run(self, work: Coroutine[Any, Any, Any], context: Context | None = None) -> Any:
         if asyncio._get_running_loop() is not None:  # noqa: SLF001  the public one raises, and hides this error's cause
             work.close()
-            raise EventLoopRuns
+            raise EventLoopRunning
         if self._runner is None:
             self._runner = asyncio.Runner()
         return self._runner.run(work, context=context)

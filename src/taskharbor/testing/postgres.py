@@ -44,11 +44,11 @@ SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 # The death of all its processes is survived, that of the machine is not.
-FORGETFUL: Final[Mapping[str, str]] = MappingProxyType({"fsync": "off", "full_page_writes": "off"})
+UNSAFE_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"fsync": "off", "full_page_writes": "off"})
 STRATEGIES_SINCE: Final = 15_00_00  # before, CREATE DATABASE copied files, and had no word for it
 
 
-class Server:
+class PostgresServer:
     """A running PostgreSQL: a child of this process, which takes it along when it dies.
 
     Start it from the main thread, because the kernel ties its life to the thread that
@@ -79,7 +79,7 @@ class Server:
             bindir: The programs to use, in place of what `binaries` finds.
         """
         bindir = binaries() if bindir is None else _checked(bindir)
-        chosen = {**SETTINGS, **_preload(bindir), **({} if durable else FORGETFUL), **settings}
+        chosen = {**SETTINGS, **_preload(bindir), **({} if durable else UNSAFE_SETTINGS), **settings}
         server = cls(folder, bindir=bindir, settings=chosen)
         server.restart()
         return server
@@ -179,7 +179,7 @@ class Server:
         if self._alive.closed:
             return
         if not select.select([self._alive], [], [], DEADLINE)[0]:
-            raise ServerLingers(self._said())
+            raise ServerStillRunning(self._said())
         self._alive.close()
 
 
@@ -225,7 +225,7 @@ class ServerFailed(TaskHarborError):
         return f"{self.fact}; it said:\n{self.said[-2_000:]}"
 
 
-class ClusterNotMade(ServerFailed):
+class InitdbFailed(ServerFailed):
     """There is no cluster in the folder, and none could be made."""
 
     fact = "initdb failed"
@@ -237,7 +237,7 @@ class ServerNotStarted(ServerFailed):
     fact = "PostgreSQL did not start"
 
 
-class ServerLingers(ServerFailed):
+class ServerStillRunning(ServerFailed):
     """The server was ended, but not all of its processes went."""
 
     fact = "PostgreSQL was ended, but some of its processes still run"
@@ -283,7 +283,7 @@ def _make_cluster(data: Path, initdb: list[str]) -> None:
     options = ("--no-sync", "--no-locale", "--encoding=UTF8", "--auth=trust", "--username=postgres")
     made = _run(*initdb, *options, "-D", unfinished)
     if made.returncode != 0:
-        raise ClusterNotMade(made.stdout + made.stderr)
+        raise InitdbFailed(made.stdout + made.stderr)
     unfinished.rename(data)
 
 

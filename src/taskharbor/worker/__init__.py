@@ -1,6 +1,6 @@
 """Running jobs."""
 
-from taskharbor.worker.context import Context, Stopped, running
+from taskharbor.worker.context import AttemptStopped, Context, current_attempt
 from taskharbor.worker.worker import Worker
 
-__all__ = ["Context", "Stopped", "Worker", "running"]
+__all__ = ["AttemptStopped", "Context", "Worker", "current_attempt"]

@@ -11,7 +11,7 @@ from taskharbor.core.answers import Settled, Settlement
 from taskharbor.core.errors import Problem, TaskHarborError, UsageError
 from taskharbor.core.model import Progress, result_context
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.text import storable
+from taskharbor.core.text import make_storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Claim
     from taskharbor.drivers.base import Driver
-    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.hand import Execution
 
-LONGEST_NOTE: Final = 500
+MAX_NOTE_CHARS: Final = 500
 MAX_COUNT: Final = 2**63 - 1
 MAX_SHOWN_CHARS: Final = 80
 
 
-class Stopped(Exception):
+class AttemptStopped(Exception):
     """Raised by `Context.raise_if_cancelled`: the attempt shall end now. Let it pass."""
 
 
@@ -38,7 +38,7 @@ class NotCommitted(Exception):
         return "the handler called complete_in, but its transaction was not committed"
 
 
-class Running(NamedTuple):
+class CurrentAttempt(NamedTuple):
     """Which attempt this thread or task runs: for the user's own logs, and to fence effects."""
 
     job_id: JobId
@@ -46,16 +46,16 @@ class Running(NamedTuple):
     token: Token
 
 
-running: Final[ContextVar[Running | None]] = ContextVar("taskharbor_running", default=None)
+current_attempt: Final[ContextVar[CurrentAttempt | None]] = ContextVar("taskharbor_running", default=None)
 
 
 @dataclass(slots=True)
-class Surroundings:
+class HandlerServices:
     """What all attempts of a worker share."""
 
     driver: Driver
     codec: Codec
-    note: Callable[[Hand, Progress], None]
+    save: Callable[[Execution, Progress], None]
     state: Any = None
 
 
@@ -67,32 +67,32 @@ class Context:
     here, because no thread can be stopped from outside; what they return after the timeout does not count.
     """
 
-    __slots__ = ("_around", "_hand", "_pack")
+    __slots__ = ("_execution", "_pack", "_services")
 
-    def __init__(self, hand: Hand, around: Surroundings) -> None:
-        self._hand = hand
-        self._around = around
+    def __init__(self, execution: Execution, around: HandlerServices) -> None:
+        self._execution = execution
+        self._services = around
         self._pack: Callable[[object], object] | None = None
 
     @property
     def claim(self) -> Claim:
         """The job and the lease under which it runs."""
-        return self._hand.claim
+        return self._execution.claim
 
     @property
     def state(self) -> Any:
         """What the lifespan of the harbor has made ready: connections, clients, models."""
-        return self._around.state
+        return self._services.state
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the attempt shall end."""
-        return self._hand.why is not None
+        return self._execution.stop_reason is not None
 
     def raise_if_cancelled(self) -> None:
-        """Raise `Stopped` if the attempt shall end."""
-        if self._hand.why is not None:
-            raise Stopped(self._hand.why.value)
+        """Raise `AttemptStopped` if the attempt shall end."""
+        if self._execution.stop_reason is not None:
+            raise AttemptStopped(self._execution.stop_reason.value)
 
     def progress(self, done: int, total: int | None = None, note: str = "") -> None:
         """Say how far the work is. It is stored now and then, the last word first, and costs next to nothing.
@@ -100,12 +100,12 @@ class Context:
         What is said just before the handler ends may not be stored any more.
         """
         try:
-            text = storable(note[:LONGEST_NOTE], limit=LONGEST_NOTE)
+            text = make_storable(note[:MAX_NOTE_CHARS], limit=MAX_NOTE_CHARS)
             said = Progress(_count(done), None if total is None else _count(total), text)
         except (TypeError, OverflowError) as error:  # one that no store takes would lose that of other jobs
             rule = "give whole numbers of at most 64 bits for done and total, and text for the note"
             raise UsageError(Problem(field="progress", value=_shown(done, total, note), rule=rule)) from error
-        self._around.note(self._hand, said)
+        self._services.save(self._execution, said)
 
     def complete_in(self, connection: Any, *, result: object = None) -> None:
         """Settle the job as succeeded inside of your own transaction: its effects and this commit together.
@@ -116,31 +116,31 @@ class Context:
         """
         from taskharbor.drivers import joining  # noqa: PLC0415  few handlers need it
 
-        joined = joining.join(self._around.driver, "joined", joining.raw(connection))
+        joined = joining.join(self._services.driver, "join", joining.unwrap(connection))
         self._completed(joined.settle([self._settlement(result)]))
 
     async def acomplete_in(self, connection: Any, *, result: object = None) -> None:
         """Do the same in a transaction of an async connection or session."""
         from taskharbor.drivers import joining  # noqa: PLC0415  as above
 
-        joined = joining.join(self._around.driver, "ajoined", await joining.araw(connection))
+        joined = joining.join(self._services.driver, "ajoin", await joining.aunwrap(connection))
         self._completed(await joined.settle([self._settlement(result)]))
 
-    def packs_results_by(self, pack: Callable[[object], object]) -> None:
+    def use_result_encoder(self, pack: Callable[[object], object]) -> None:
         """Let results of `complete_in` be stored as the task's own are."""
         self._pack = pack
 
     def _settlement(self, result: object) -> Settlement:
-        lease = self._hand.claim.lease
+        lease = self._execution.claim.lease
         packed = result if self._pack is None else self._pack(result)
-        data = None if packed is None else self._around.codec.encode(packed, context=result_context(lease.job_id))
+        data = None if packed is None else self._services.codec.encode(packed, context=result_context(lease.job_id))
         return Settlement(lease, Outcome.ack(data))
 
     def _completed(self, answers: list[Settled | TaskHarborError]) -> None:
         [answer] = answers
         if not isinstance(answer, Settled):
             raise answer
-        self._hand.is_completed = True
+        self._execution.is_completed = True
 
 
 def _count(value: int) -> int:

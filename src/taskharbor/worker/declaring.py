@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from taskharbor.schedules.spec import ScheduleSpec
 
 _LOG: Final = logging.getLogger(__name__)
-RETRY: Final = timedelta(seconds=1)
+SCHEDULE_RETRY_DELAY: Final = timedelta(seconds=1)
 
 
-def put_schedules(scheduler: Scheduler, schedules: Sequence[ScheduleSpec]) -> timedelta | None:
+def register_schedules(scheduler: Scheduler, schedules: Sequence[ScheduleSpec]) -> timedelta | None:
     """Store *schedules*; return None when done, or when to try again."""
     try:
         scheduler.put(schedules)
     except StoreUnavailable as error:
         _LOG.warning("cannot store the schedules: %s", error)
-        return RETRY
+        return SCHEDULE_RETRY_DELAY
     return None

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Refused
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.messages import parse
+from taskharbor.core.messages import parse_message
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
-from taskharbor.worker.messages import Received
+from taskharbor.worker.messages import ReceivedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from taskharbor.core.model import Claim
-    from taskharbor.delivery.transport import Delivery
+    from taskharbor.delivery.transport import IncomingMessage
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hands
+    from taskharbor.worker.hand import ExecutionSlots
     from taskharbor.worker.mail import Mail
-    from taskharbor.worker.taking import Taking
+    from taskharbor.worker.taking import Claimer
 
 _LOG: Final = logging.getLogger(__name__)
 MOST: Final = 10
@@ -29,30 +29,32 @@ BATCH: Final = 500
 AT_ONCE: Final = timedelta(0)
 SHORTEST: Final = timedelta(milliseconds=10)
 FULL: Final = timedelta(seconds=60)  # whoever ends an attempt wakes us
-FIRST_REST: Final = 1.0
-LONGEST_REST: Final = 30.0
+FIRST_BACKOFF_SECONDS: Final = 1.0
+MAX_BACKOFF_SECONDS: Final = 30.0
 """Seconds for which a queue service that failed is not asked: at first, and at most."""
 
 
-class Deliveries:
+class MessageSource:
     """The intake of a worker with a queue service: one long poll for each queue."""
 
-    wants_room: Final = True  # each poll knows by itself
+    wants_slots: Final = True  # each poll knows by itself
 
     def __init__(
         self,
         runtime: Runtime,
-        hands: Hands,
+        executions: ExecutionSlots,
         mail: Mail,
         *,
-        takings: Mapping[str, Taking],
+        takings: Mapping[str, Claimer],
         wake: Callable[[str], None],
         poll: timedelta,
-        patience: timedelta,
+        overdue_after: timedelta,
     ) -> None:
-        line = Line(runtime, wake=lambda queue: wake(_name(queue)))
+        line = SlotWaitlist(runtime, wake=lambda queue: wake(_name(queue)))
         self._polls = {
-            queue: Poll(runtime, hands, mail, taking, queue=queue, poll=poll, patience=patience, line=line)
+            queue: QueueReceiver(
+                runtime, executions, mail, taking, queue=queue, poll=poll, overdue_after=overdue_after, line=line
+            )
             for queue, taking in takings.items()
         }
 
@@ -70,15 +72,15 @@ class Deliveries:
             poll.is_stopped = value
 
     @property
-    def is_quiet(self) -> bool:
+    def is_stopped_cleanly(self) -> bool:
         return all(poll.is_quiet for poll in self._polls.values())
 
     @property
-    def is_dry(self) -> bool:
-        return all(poll.is_dry for poll in self._polls.values())
+    def is_idle(self) -> bool:
+        return all(poll.is_idle for poll in self._polls.values())
 
 
-class Line:
+class SlotWaitlist:
     """The queues that wait for room, in the order they came: a busy one must not starve the others."""
 
     def __init__(self, runtime: Runtime, wake: Callable[[str], None]) -> None:
@@ -112,34 +114,34 @@ class Line:
             self._wake(queue)
 
 
-class Poll:
+class QueueReceiver:
     """Takes jobs of one queue by their messages, and those that wait for too long without one.
 
     Room is set aside before messages are asked for, so that none waits in a worker that cannot
     run its job. When no messages come, or the queue service fails, jobs that have been due for
-    longer than *patience* are reserved from the store: late, and not lost.
+    longer than *overdue_after* are reserved from the store: late, and not lost.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        hands: Hands,
+        executions: ExecutionSlots,
         mail: Mail,
-        taking: Taking,
+        taking: Claimer,
         *,
         queue: str,
         poll: timedelta,
-        patience: timedelta,
-        line: Line,
+        overdue_after: timedelta,
+        line: SlotWaitlist,
     ) -> None:
         self._runtime = runtime
         self._transport, self._messages, self._visibility = mail.transport, mail.messages, mail.visibility
-        self._hands = hands
-        self._taking = taking
+        self._slots = executions
+        self._claimer = taking
         self._queue = queue
-        self._wait = mail.wait if runtime.may_block else AT_ONCE
+        self._wait = mail.wait if runtime.can_block else AT_ONCE
         self._poll = poll
-        self._patience = patience
+        self._overdue_after = overdue_after
         self._line = line
         self._pause = SHORTEST
         self._rest = 0.0
@@ -151,17 +153,17 @@ class Poll:
         self.is_quiet = False
 
     @property
-    def is_dry(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing came when it looked last, and no attempt has ended since: that may leave jobs behind."""
-        return self._dry_after == self._hands.departures
+        return self._dry_after == self._slots.departures
 
     def tick(self) -> timedelta:
         if self.is_stopped:
             return self._end()
-        departures, began = self._hands.departures, self._runtime.monotonic()
+        departures, began = self._slots.departures, self._runtime.monotonic()
         try:
             self._read_back()
-            if not (room := self._take_room()):
+            if not (room := self._acquire_slots()):
                 return FULL
             if self._take_messages(room) or self._take_overdue():
                 self._pause = SHORTEST
@@ -178,13 +180,13 @@ class Poll:
             self._read_back()
         except Exception as error:  # noqa: BLE001  whatever it was, a worker that stops must not wait for it for long
             _LOG.warning("cannot find out what was taken: %s", error)
-            self._taking.forget_what_is_over()
-        self.is_quiet = self._taking.is_sure
+            self._claimer.drop_expired()
+        self.is_quiet = self._claimer.has_no_pending
         return FULL if self.is_quiet else self._next_pause()
 
     def _read_back(self) -> None:
         """Run what calls took whose reply was lost; let the other messages come again now that the store answers."""
-        self._messages.give_back(self._taking.read_back())
+        self._messages.release(self._claimer.read_back())
 
     def _next_pause(self) -> timedelta:
         self._pause = min(2 * self._pause, self._poll)
@@ -195,11 +197,11 @@ class Poll:
         self._line.call_first()
         return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began), AT_ONCE)
 
-    def _take_room(self) -> int:
+    def _acquire_slots(self) -> int:
         """Set room aside, if nobody was here before; else wait in line."""
         is_behind = self._line.is_behind(self._queue)
-        room = 0 if is_behind else self._hands.take_room(self._queue, MOST)
-        is_full = self._hands.is_full  # else it is the queue's own limit that leaves none
+        room = 0 if is_behind else self._slots.acquire(self._queue, MOST)
+        is_full = self._slots.is_full  # else it is the queue's own limit that leaves none
         self._line.change(self._queue, waits=is_behind or (is_full and not room))
         if not is_full:
             self._line.call_first()
@@ -210,27 +212,27 @@ class Poll:
         try:
             deliveries = self._receive(room)
         except BaseException:
-            self._hands.fill_room(self._queue, room, [])
+            self._slots.fill(self._queue, room, [])
             raise
         self._dry_after = None if deliveries else self._dry_after
         received = [each for delivery in deliveries if (each := self._read(delivery)) is not None]
         if not received or self.is_stopped:
-            self._hands.fill_room(self._queue, room, [])
-            self._messages.give_back(received)
+            self._slots.fill(self._queue, room, [])
+            self._messages.release(received)
             return bool(deliveries)
-        for each, answer in zip(received, self._taking.claim(self._queue, room, received), strict=True):
+        for each, answer in zip(received, self._claimer.claim(self._queue, room, received), strict=True):
             if isinstance(answer, Refused):
-                self._messages.found(each, answer)
+                self._messages.resolve(each, answer)
         return True
 
-    def _read(self, delivery: Delivery) -> Received | None:
-        message = parse(delivery.body)
+    def _read(self, delivery: IncomingMessage) -> ReceivedMessage | None:
+        message = parse_message(delivery.body)
         if message is None:
-            self._messages.discard(self._queue, delivery)
+            self._messages.delete_unreadable(self._queue, delivery)
             return None
-        return Received(self._queue, delivery, message)
+        return ReceivedMessage(self._queue, delivery, message)
 
-    def _receive(self, room: int) -> Sequence[Delivery]:
+    def _receive(self, room: int) -> Sequence[IncomingMessage]:
         if self._runtime.monotonic() < self._asks_at:
             return ()
         # While jobs are found without messages, or others have no room, nobody waits for messages.
@@ -238,9 +240,9 @@ class Poll:
         try:
             deliveries = self._transport.receive(self._queue, most=room, wait=wait, visibility=self._visibility)
         except (TransportUnavailable, TransportRefused) as error:
-            self._rest = min(2 * self._rest or FIRST_REST, LONGEST_REST)
+            self._rest = min(2 * self._rest or FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
             self._asks_at = self._runtime.monotonic() + self._rest
-            self._tell_bypassed(str(error))
+            self._log_bypass(str(error))
             return ()
         self._rest = 0.0
         if deliveries and self._is_bypassed:
@@ -251,22 +253,24 @@ class Poll:
     def _take_overdue(self) -> bool:
         """Take jobs without messages, where they have waited long enough; return whether there were any."""
         self._finds_jobs = False
-        if self.is_stopped or not (room := self._hands.take_room(self._queue, BATCH)):
+        if self.is_stopped or not (room := self._slots.acquire(self._queue, BATCH)):
             return False
-        claims = self._taking.reserve(self._queue, room, overdue=True)
+        claims = self._claimer.reserve(self._queue, room, overdue_only=True)
         self._finds_jobs = bool(claims)
         self._dry_after = None if claims else self._dry_after
         if any(map(self._is_overdue, claims)):
-            self._tell_bypassed("jobs are due, and none come")
+            self._log_bypass("jobs are due, and none come")
         return self._finds_jobs
 
     def _is_overdue(self, claim: Claim) -> bool:
         started_at = claim.job.processing_started_at
-        return started_at is not None and started_at - claim.job.scheduled_for > self._patience
+        return started_at is not None and started_at - claim.job.scheduled_for > self._overdue_after
 
-    def _tell_bypassed(self, why: str) -> None:
+    def _log_bypass(self, reason: str) -> None:
         if not self._is_bypassed:
-            _LOG.warning("no messages of queue %s: %s; its jobs are taken from the store meanwhile", self._queue, why)
+            _LOG.warning(
+                "no messages of queue %s: %s; its jobs are taken from the store meanwhile", self._queue, reason
+            )
         self._is_bypassed = True
 
 

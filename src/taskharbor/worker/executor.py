@@ -9,26 +9,26 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.decide import DEFAULT_POLICY, decide
+from taskharbor.core.decide import DEFAULT_POLICY, decide_outcome
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
 from taskharbor.core.model import result_context
 from taskharbor.core.outcome import Outcome
-from taskharbor.worker.context import Context, NotCommitted, Running, running
-from taskharbor.worker.hand import Why
+from taskharbor.worker.context import Context, CurrentAttempt, NotCommitted, current_attempt
+from taskharbor.worker.hand import StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from taskharbor.core.retry import RetryPolicy
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.context import Surroundings
-    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.context import HandlerServices
+    from taskharbor.worker.hand import Execution
     from taskharbor.worker.middleware import Handler
 
-    Report = Callable[[Hand, Outcome | None], None]
+    Report = Callable[[Execution, Outcome | None], None]
 
 _LOG: Final = logging.getLogger(__name__)
-REST: Final = timedelta(seconds=1)  # for a job that could not be started
+START_RETRY_DELAY: Final = timedelta(seconds=1)  # for a job that could not be started
 
 
 class HandlerExited(Exception):
@@ -42,7 +42,7 @@ class HandlerCancelled(Exception):
         return "the handler was cancelled, or awaited something that was; not by this worker"
 
 
-class HandlerRaised(Exception):
+class UnprintableError(Exception):
     """A handler raised something that cannot even be described."""
 
     def __init__(self, name: str, wild: str) -> None:
@@ -62,147 +62,152 @@ class Executor:
         handlers: Mapping[str, Handler],
         policies: Mapping[str, RetryPolicy],
         *,
-        around: Surroundings,
+        around: HandlerServices,
         report: Report,
     ) -> None:
         self._runtime = runtime
         self._handlers = handlers
         self._policies = policies
-        self._around = around
+        self._services = around
         self._report = report
 
-    def start(self, hands: Sequence[Hand]) -> None:
+    def start(self, executions: Sequence[Execution]) -> None:
         """Begin the attempts, or report at once why not."""
-        for_loop: list[tuple[Hand, Handler]] = []
-        for hand in hands:
-            handler = self._handlers.get(hand.claim.job.type)
+        for_loop: list[tuple[Execution, Handler]] = []
+        for execution in executions:
+            handler = self._handlers.get(execution.claim.job.type)
             if handler is None:
-                self._report(hand, Outcome.fail(f"no handler for type {hand.claim.job.type!r} is registered here"))
+                self._report(
+                    execution, Outcome.fail(f"no handler for type {execution.claim.job.type!r} is registered here")
+                )
             elif handler.is_async:
-                for_loop.append((hand, handler))
+                for_loop.append((execution, handler))
             else:
-                self._start_plain(hand, handler)
+                self._start_sync(execution, handler)
         if for_loop:
             self._start_async(for_loop)
 
-    def _start_plain(self, hand: Hand, handler: Handler) -> None:
+    def _start_sync(self, execution: Execution, handler: Handler) -> None:
         try:
-            self._runtime.run_plain(partial(self._run_plain, hand, handler))
+            self._runtime.run_sync(partial(self._run_sync, execution, handler))
         except Exception:  # noqa: BLE001  there may be no thread left
-            self._give_back([hand])
+            self._release([execution])
 
-    def _start_async(self, for_loop: Sequence[tuple[Hand, Handler]]) -> None:
+    def _start_async(self, for_loop: Sequence[tuple[Execution, Handler]]) -> None:
         """Hand over all of them at once: for each alone the loop's thread would have to be woken."""
-        hands = [hand for hand, _ in for_loop]
-        works = [(self._call_async(hand, handler), partial(self._report_cancelled, hand)) for hand, handler in for_loop]
+        executions = [execution for execution, _ in for_loop]
+        works = [
+            (self._call_async(execution, handler), partial(self._report_cancelled, execution))
+            for execution, handler in for_loop
+        ]
         try:
             runs = self._runtime.run_async(works)
         except Exception:  # noqa: BLE001  as above
             for work, _ in works:
                 work.close()
-            self._give_back(hands)
+            self._release(executions)
             return
-        for hand, run in zip(hands, runs, strict=True):
-            hand.runs(run.cancel)
+        for execution, run in zip(executions, runs, strict=True):
+            execution.set_stop(run.cancel)
 
-    def _give_back(self, hands: Sequence[Hand]) -> None:
+    def _release(self, executions: Sequence[Execution]) -> None:
         """Give back what could not be started: kept in hand, it would be kept from everybody."""
-        for hand in hands:
-            _LOG.exception("cannot start job %s", hand.claim.job.id)
-            self._report(hand, Outcome.snooze(after=REST))
+        for execution in executions:
+            _LOG.exception("cannot start job %s", execution.claim.job.id)
+            self._report(execution, Outcome.snooze(after=START_RETRY_DELAY))
 
-    def _may_begin(self, hand: Hand) -> bool:
+    def _may_begin(self, execution: Execution) -> bool:
         """Tell whether a handler may begin, whose thread or loop may have been busy for long; else report why not."""
-        if hand.why is not None:
-            self._report(hand, self.stopped(hand))
-        elif self._runtime.monotonic() >= hand.ends_at:
+        if execution.stop_reason is not None:
+            self._report(execution, self.stopped(execution))
+        elif self._runtime.monotonic() >= execution.ends_at:
             # Its lease may be over: nobody knows, and somebody else may have the job. If so, the store refuses this.
-            self._report(hand, Outcome.release())
+            self._report(execution, Outcome.release())
         else:
             return True
         return False
 
-    def _run_plain(self, hand: Hand, handler: Handler) -> None:
-        if not self._may_begin(hand):
+    def _run_sync(self, execution: Execution, handler: Handler) -> None:
+        if not self._may_begin(execution):
             return
         # In a copy: what a handler leaves in a context variable must not meet the next one of this thread.
-        copy_context().run(self._call_plain, hand, handler)
+        copy_context().run(self._call_sync, execution, handler)
 
-    def _call_plain(self, hand: Hand, handler: Handler) -> None:
-        running.set(_running(hand))
-        hand.thread = self._runtime.thread_id()
+    def _call_sync(self, execution: Execution, handler: Handler) -> None:
+        current_attempt.set(_running(execution))
+        execution.thread = self._runtime.thread_id()
         try:
-            result = handler.call(hand.claim.job, Context(hand, self._around))
+            result = handler.call(execution.claim.job, Context(execution, self._services))
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
-            hand.returned(self._runtime.monotonic())
-            self._report(hand, self._failed(hand, error))
+            execution.returned(self._runtime.monotonic())
+            self._report(execution, self._failed(execution, error))
         else:
-            is_late = hand.returned(self._runtime.monotonic())
-            self._report(hand, self._succeeded(hand, result, is_late=is_late))
+            is_late = execution.returned(self._runtime.monotonic())
+            self._report(execution, self._succeeded(execution, result, is_late=is_late))
 
-    async def _call_async(self, hand: Hand, handler: Handler) -> None:
-        if not self._may_begin(hand):
+    async def _call_async(self, execution: Execution, handler: Handler) -> None:
+        if not self._may_begin(execution):
             return
-        running.set(_running(hand))  # in a context of its task's own
+        current_attempt.set(_running(execution))  # in a context of its task's own
         try:
-            result = await handler.call(hand.claim.job, Context(hand, self._around))
+            result = await handler.call(execution.claim.job, Context(execution, self._services))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
-            self._report(hand, self._failed(hand, HandlerExited(repr(error))))
+            self._report(execution, self._failed(execution, HandlerExited(repr(error))))
         except asyncio.CancelledError:
-            self._report_cancelled(hand)
+            self._report_cancelled(execution)
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
-            self._report(hand, self._failed(hand, error))
+            self._report(execution, self._failed(execution, error))
         else:
-            self._report(hand, self._succeeded(hand, result))
+            self._report(execution, self._succeeded(execution, result))
 
-    def _report_cancelled(self, hand: Hand) -> None:
-        self._report(hand, self._failed(hand, HandlerCancelled()))
+    def _report_cancelled(self, execution: Execution) -> None:
+        self._report(execution, self._failed(execution, HandlerCancelled()))
 
-    def _succeeded(self, hand: Hand, result: object, *, is_late: bool = False) -> Outcome | None:
-        if hand.why is Why.LOST:
+    def _succeeded(self, execution: Execution, result: object, *, is_late: bool = False) -> Outcome | None:
+        if execution.stop_reason is StopReason.LOST:
             return None
-        if hand.is_completed:
+        if execution.is_completed:
             # Refused if the handler's transaction has committed, and what became of the attempt if not.
-            return self._decided(hand, NotCommitted())
+            return self._decided(execution, NotCommitted())
         if is_late:
-            return self.stopped(hand)
-        job = hand.claim.job
+            return self.stopped(execution)
+        job = execution.claim.job
         try:
-            data = None if result is None else self._around.codec.encode(result, context=result_context(job.id))
+            data = None if result is None else self._services.codec.encode(result, context=result_context(job.id))
         except PayloadNotEncodable as error:
             return Outcome.fail(f"its result cannot be stored: {error}")
         except BaseException as error:  # noqa: BLE001  the codec and the result are a user's: an attempt must end
             return Outcome.fail(f"its result cannot be stored: {type(error).__name__}")
         return Outcome.ack(data)
 
-    def _failed(self, hand: Hand, error: BaseException) -> Outcome | None:
-        return self._decided(hand, error) if hand.why is None else self.stopped(hand)
+    def _failed(self, execution: Execution, error: BaseException) -> Outcome | None:
+        return self._decided(execution, error) if execution.stop_reason is None else self.stopped(execution)
 
-    def stopped(self, hand: Hand) -> Outcome | None:
+    def stopped(self, execution: Execution) -> Outcome | None:
         """Return the outcome of an attempt that ended because it was asked to."""
-        match hand.why:
-            case Why.CANCEL:
-                return Outcome.cancel(Why.CANCEL.value)
-            case Why.SHUTDOWN:
+        match execution.stop_reason:
+            case StopReason.CANCEL:
+                return Outcome.cancel(StopReason.CANCEL.value)
+            case StopReason.SHUTDOWN:
                 return Outcome.release()
-            case Why.TIMEOUT:
-                return self._decided(hand, JobTimedOut(hand.claim.job.id, _timeout(hand)))
+            case StopReason.TIMEOUT:
+                return self._decided(execution, JobTimedOut(execution.claim.job.id, _timeout(execution)))
             case _:
                 return None
 
-    def _decided(self, hand: Hand, error: BaseException) -> Outcome:
-        job = hand.claim.job
+    def _decided(self, execution: Execution, error: BaseException) -> Outcome:
+        job = execution.claim.job
         policy = self._policies.get(job.type, DEFAULT_POLICY)
         try:
-            return decide(job, error, self._runtime.now(), policy=policy)
+            return decide_outcome(job, error, self._runtime.now(), policy=policy)
         except BaseException as wild:  # noqa: BLE001  raised by the error itself, on being looked at: an attempt must end
-            return decide(job, HandlerRaised(type(error).__name__, type(wild).__name__), self._runtime.now())
+            return decide_outcome(job, UnprintableError(type(error).__name__, type(wild).__name__), self._runtime.now())
 
 
-def _running(hand: Hand) -> Running:
-    job = hand.claim.job
-    return Running(job.id, job.attempt_count, hand.claim.lease.token)
+def _running(execution: Execution) -> CurrentAttempt:
+    job = execution.claim.job
+    return CurrentAttempt(job.id, job.attempt_count, execution.claim.lease.token)
 
 
-def _timeout(hand: Hand) -> Any:
-    return hand.claim.job.timeout
+def _timeout(execution: Execution) -> Any:
+    return execution.claim.job.timeout

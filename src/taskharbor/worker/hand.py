@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.messages import Received
+    from taskharbor.worker.messages import ReceivedMessage
 
 
-class Why(Enum):
+class StopReason(Enum):
     """Why an attempt shall stop. One that came first stays, but for a lost lease, which beats all."""
 
     CANCEL = "its cancel was requested"
@@ -23,7 +23,7 @@ class Why(Enum):
     LOST = "its lease is lost"
 
 
-class Hand:
+class Execution:
     """One job in hand. ``ends_at`` is when its lease is over at the latest, on this process's own clock.
 
     ``queue`` is where it was found, by the message in ``received`` or without one. A forged message
@@ -42,9 +42,9 @@ class Hand:
         "is_timed_out",
         "queue",
         "received",
+        "stop_reason",
         "thread",
         "times_out_at",
-        "why",
     )
 
     def __init__(
@@ -54,7 +54,7 @@ class Hand:
         ends_at: float,
         times_out_at: float | None,
         queue: str | None = None,
-        received: Received | None = None,
+        received: ReceivedMessage | None = None,
     ) -> None:
         self.claim = claim
         self.queue = queue or claim.job.queue
@@ -67,30 +67,30 @@ class Hand:
         self.thread: int | None = None
         self.is_timed_out = False
         self.is_slot_lost = False  # its sync handler runs on, long after its timeout
-        self.why: Why | None = None
+        self.stop_reason: StopReason | None = None
         self._stop: Callable[[], None] | None = None
 
-    def runs(self, stop: Callable[[], None]) -> None:
+    def set_stop(self, stop: Callable[[], None]) -> None:
         """Learn how its handler is asked to stop; that may have been wished before."""
         self._stop = stop
-        if self.why is not None:
+        if self.stop_reason is not None:
             stop()
 
-    def rest(self) -> None:
+    def clear_stop(self) -> None:
         """Forget how it is stopped: that leads back here, and only a search for cycles would find such a ring."""
         self._stop = None
 
-    def stop(self, why: Why) -> None:
+    def stop(self, reason: StopReason) -> None:
         """Ask the handler to stop."""
-        if self.why is None or why is Why.LOST:
-            self.why = why
+        if self.stop_reason is None or reason is StopReason.LOST:
+            self.stop_reason = reason
             if self._stop is not None:
                 self._stop()
 
     def time_out(self) -> None:
         """Ask the handler to stop because its timeout has passed."""
         self.is_timed_out = True
-        self.stop(Why.TIMEOUT)
+        self.stop(StopReason.TIMEOUT)
 
     def returned(self, now: float) -> bool:
         """Note that its sync handler has returned or raised; tell whether that was after its timeout."""
@@ -101,7 +101,7 @@ class Hand:
         return is_late
 
 
-class Hands:
+class ExecutionSlots:
     """All jobs in hand, and room for more: of all queues together, and of each."""
 
     def __init__(self, runtime: Runtime, *, concurrency: int, queues: dict[str, int]) -> None:
@@ -109,11 +109,11 @@ class Hands:
         self.concurrency: Final = concurrency
         self._limits: Final = queues
         self._by_queue = dict.fromkeys(queues, 0)
-        self._held: dict[Hand, None] = {}  # a job whose lease was lost may be in hand a second time
+        self._held: dict[Execution, None] = {}  # a job whose lease was lost may be in hand a second time
         self._reserved = self._settling = 0
         self.departures = 0
 
-    def take_room(self, queue: str, most: int) -> int:
+    def acquire(self, queue: str, most: int) -> int:
         """Set room aside for up to *most* jobs of *queue*, before they are asked for; return for how many."""
         with self._lock:
             room = max(0, min(self._free, self._limits[queue] - self._by_queue[queue], most))
@@ -121,7 +121,7 @@ class Hands:
             self._by_queue[queue] += room
             return room
 
-    def has_room(self, queue: str) -> bool:
+    def has_free(self, queue: str) -> bool:
         with self._lock:
             return self._free > 0 and self._limits[queue] > self._by_queue[queue]
 
@@ -139,43 +139,43 @@ class Hands:
     def lost_slots(self) -> int:
         """How many slots are kept by handlers that did not stop at their timeout."""
         with self._lock:
-            return sum(hand.is_slot_lost for hand in self._held)
+            return sum(execution.is_slot_lost for execution in self._held)
 
-    def fill_room(self, queue: str, room: int, hands: list[Hand]) -> None:
+    def fill(self, queue: str, room: int, executions: list[Execution]) -> None:
         """Put *hands* into the room that was set aside, and give back the rest of it."""
         with self._lock:
             self._reserved -= room
-            self._by_queue[queue] -= room - len(hands)
-            self._held.update(dict.fromkeys(hands))
+            self._by_queue[queue] -= room - len(executions)
+            self._held.update(dict.fromkeys(executions))
 
-    def lose(self, job_ids: Collection[JobId]) -> None:
+    def mark_lost(self, job_ids: Collection[JobId]) -> None:
         """Stop the attempts of these jobs: they were taken anew, so the leases under which they run are over."""
         numbers = {job_id.int for job_id in job_ids}  # a UUID takes three times as long to look up
-        for hand in self.all() if job_ids else ():
-            if hand.claim.job.id.int in numbers:
-                hand.stop(Why.LOST)
+        for execution in self.all() if job_ids else ():
+            if execution.claim.job.id.int in numbers:
+                execution.stop(StopReason.LOST)
 
-    def make_room(self, hands: Iterable[Hand]) -> None:
+    def free(self, executions: Iterable[Execution]) -> None:
         """Give the room of *hands* to others: their handlers have ended, and their outcomes are on their way."""
         with self._lock:
             self.departures += 1
-            for hand in hands:
-                if hand in self._held and hand.has_room:
-                    hand.has_room = False
+            for execution in executions:
+                if execution in self._held and execution.has_room:
+                    execution.has_room = False
                     self._settling += 1
-                    self._by_queue[hand.queue] -= 1
+                    self._by_queue[execution.queue] -= 1
 
-    def let_go(self, hands: Iterable[Hand]) -> None:
+    def remove(self, executions: Iterable[Execution]) -> None:
         with self._lock:
             self.departures += 1
-            for hand in hands:
-                if hand in self._held:
-                    hand.rest()
-                    del self._held[hand]
-                    self._by_queue[hand.queue] -= hand.has_room
-                    self._settling -= not hand.has_room
+            for execution in executions:
+                if execution in self._held:
+                    execution.clear_stop()
+                    del self._held[execution]
+                    self._by_queue[execution.queue] -= execution.has_room
+                    self._settling -= not execution.has_room
 
-    def all(self) -> list[Hand]:
+    def all(self) -> list[Execution]:
         with self._lock:
             return list(self._held)
 

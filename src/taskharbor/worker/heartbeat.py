@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Extended, Skipped
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.worker.hand import Why
+from taskharbor.worker.hand import StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hand, Hands
-    from taskharbor.worker.timeouts import Timeouts
+    from taskharbor.worker.hand import Execution, ExecutionSlots
+    from taskharbor.worker.timeouts import TimeoutMonitor
 
 _LOG: Final = logging.getLogger(__name__)
-SOON: Final = 0.25  # seconds until what could not be extended is tried again
-ADVICE: Final = (
+RETRY_SECONDS: Final = 0.25  # seconds until what could not be extended is tried again
+STALL_ADVICE: Final = (
     "; this process stood still for {seconds:.1f} s: it was stopped, or a handler kept Python's lock for itself, "
     "in C code; isolate such a handler in a process of its own (isolate=True)"
 )
 
 
-class Heartbeat:
+class LeaseHeartbeat:
     """Extends every lease that has less than its share left, in one statement, on a thread of its own.
 
     It covers a job from its claim to its committed outcome. A refusal means that the lease
@@ -41,72 +41,80 @@ class Heartbeat:
         self,
         runtime: Runtime,
         driver: Driver,
-        hands: Hands,
+        executions: ExecutionSlots,
         *,
         lease: timedelta,
         every: timedelta,
         margin: float,
-        timeouts: Timeouts,
-        kept: Callable[[list[Hand]], None] | None = None,
+        timeouts: TimeoutMonitor,
+        kept: Callable[[list[Execution]], None] | None = None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._hands = hands
+        self._slots = executions
         self._lease = lease
         self._seconds = lease.total_seconds()
         self._every = every.total_seconds()
         self._margin = margin
         self._timeouts = timeouts
         self._kept = kept
-        self._soon = min(SOON, self._every / 4)
+        self._soon = min(RETRY_SECONDS, self._every / 4)
         self._is_failing = False
         self._expected_at = inf
-        self._stood_still = (0.0, 0.0)  # until when, and for how long
+        self._stall = (0.0, 0.0)  # until when, and for how long
 
     def tick(self) -> timedelta:
         pause = self._beat()
         self._expected_at = self._runtime.monotonic() + pause
         return timedelta(seconds=pause)
 
-    def is_late_for(self, hands: Sequence[Hand]) -> bool:
+    def is_due_before(self, executions: Sequence[Execution]) -> bool:
         """Tell whether the next beat comes too late: for a timeout, or for a lease whose claim was slow to arrive."""
         expected_at, share = self._expected_at, self._seconds / 3
         return any(
-            hand.ends_at - share < expected_at or (hand.times_out_at is not None and hand.times_out_at < expected_at)
-            for hand in hands
+            execution.ends_at - share < expected_at
+            or (execution.times_out_at is not None and execution.times_out_at < expected_at)
+            for execution in executions
         )
 
-    def advice(self, hand: Hand) -> str:
+    def advice(self, execution: Execution) -> str:
         """Return what to tell people about a lost lease: nothing, unless this process stood still for too long."""
-        until, seconds = self._looked(self._runtime.monotonic())
-        if seconds <= self._every or until < hand.ends_at - self._seconds:
+        until, seconds = self._observe_stall(self._runtime.monotonic())
+        if seconds <= self._every or until < execution.ends_at - self._seconds:
             return ""
-        return ADVICE.format(seconds=seconds)
+        return STALL_ADVICE.format(seconds=seconds)
 
-    def _looked(self, now: float) -> tuple[float, float]:
+    def _observe_stall(self, now: float) -> tuple[float, float]:
         late = now - self._expected_at
-        return (now, late) if late > self._every else self._stood_still
+        return (now, late) if late > self._every else self._stall
 
     def _beat(self) -> float:
         now = self._runtime.monotonic()
-        self._stood_still, self._expected_at = self._looked(now), inf
-        hands = self._hands.all()
-        self._timeouts.check(hands, now)
-        due = [hand for hand in hands if hand.ends_at - now <= self._seconds - self._every and _is_kept(hand)]
+        self._stall, self._expected_at = self._observe_stall(now), inf
+        executions = self._slots.all()
+        self._timeouts.check(executions, now)
+        due = [
+            execution
+            for execution in executions
+            if execution.ends_at - now <= self._seconds - self._every and _is_kept(execution)
+        ]
         pause = self._extend(due) if due else self._every
-        return min([pause, self._next_due(hands), *self._timeouts.pauses(hands, self._runtime.monotonic())])
+        return min([pause, self._next_due(executions), *self._timeouts.pauses(executions, self._runtime.monotonic())])
 
-    def _next_due(self, hands: Sequence[Hand]) -> float:
+    def _next_due(self, executions: Sequence[Execution]) -> float:
         """Return when the next lease wants to be extended; those that do so soon after each other go together."""
         now = self._runtime.monotonic() + self._seconds - self._every
-        return max(self._every / 4, min((hand.ends_at - now for hand in hands if _is_kept(hand)), default=inf))
+        return max(
+            self._every / 4,
+            min((execution.ends_at - now for execution in executions if _is_kept(execution)), default=inf),
+        )
 
-    def _extend(self, due: list[Hand]) -> float:
+    def _extend(self, due: list[Execution]) -> float:
         asked_at = self._runtime.monotonic()
         try:
-            answers = self._driver.extend([hand.claim.lease for hand in due], lease=self._lease)
+            answers = self._driver.extend([execution.claim.lease for execution in due], lease=self._lease)
         except Exception as error:  # noqa: BLE001  whatever it was, nothing was extended, and what is late must stop
-            self._give_up_late(due, error)
+            self._stop_expiring(due, error)
             if not isinstance(error, StoreUnavailable):
                 _LOG.exception("extending %d leases failed; retrying in %.1f s", len(due), self._soon)
             elif not self._is_failing:
@@ -114,36 +122,38 @@ class Heartbeat:
             self._is_failing = True
             return self._soon
         skipped = self._is_failing = False
-        kept: list[Hand] = []
-        for hand, answer in zip(due, answers, strict=True):
+        kept: list[Execution] = []
+        for execution, answer in zip(due, answers, strict=True):
             if isinstance(answer, Extended):
-                kept.append(hand)
-                hand.ends_at = asked_at + self._seconds - self._margin
-                if answer.cancel_requested and not hand.is_settling:
-                    hand.stop(Why.CANCEL)
+                kept.append(execution)
+                execution.ends_at = asked_at + self._seconds - self._margin
+                if answer.cancel_requested and not execution.is_settling:
+                    execution.stop(StopReason.CANCEL)
             elif isinstance(answer, Skipped):
                 skipped = True
             else:
-                self._lose(hand, answer)
+                self._stop_lost(execution, answer)
         if self._kept is not None:
             self._kept(kept)
         return self._soon if skipped else self._every
 
-    def _lose(self, hand: Hand, answer: TaskHarborError) -> None:
-        if hand.is_settling:
+    def _stop_lost(self, execution: Execution, answer: TaskHarborError) -> None:
+        if execution.is_settling:
             return  # its outcome was committed a moment ago, or will be refused and told then
-        job = hand.claim.job
-        _LOG.warning("lost the lease on job %s (%s), and stop it: %s%s", job.id, job.type, answer, self.advice(hand))
-        hand.stop(Why.LOST)
+        job = execution.claim.job
+        _LOG.warning(
+            "lost the lease on job %s (%s), and stop it: %s%s", job.id, job.type, answer, self.advice(execution)
+        )
+        execution.stop(StopReason.LOST)
 
-    def _give_up_late(self, due: Sequence[Hand], error: Exception) -> None:
+    def _stop_expiring(self, due: Sequence[Execution], error: Exception) -> None:
         now = self._runtime.monotonic()
-        for hand in due:
-            if hand.ends_at - now <= self._seconds / 3 and not hand.is_settling:
-                _LOG.warning("cannot keep the lease on job %s, and stop it: %s", hand.claim.job.id, error)
-                hand.stop(Why.LOST)
+        for execution in due:
+            if execution.ends_at - now <= self._seconds / 3 and not execution.is_settling:
+                _LOG.warning("cannot keep the lease on job %s, and stop it: %s", execution.claim.job.id, error)
+                execution.stop(StopReason.LOST)
 
 
-def _is_kept(hand: Hand) -> bool:
+def _is_kept(execution: Execution) -> bool:
     """Tell whether the lease of *hand* is extended: not if it is lost, or if its handler did not stop in time."""
-    return hand.why is not Why.LOST and (hand.is_settling or not hand.is_slot_lost)
+    return execution.stop_reason is not StopReason.LOST and (execution.is_settling or not execution.is_slot_lost)

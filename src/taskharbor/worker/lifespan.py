@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import Problem, UsageError
-from taskharbor.runtime import finished
+from taskharbor.runtime import run_coroutine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Lifespan = Callable[[], Iterator[Any] | AsyncIterator[Any]]
 """A function that yields once: before that it makes ready what it yields, after that it gives it back."""
 _LOG: Final = logging.getLogger(__name__)
-LONGEST: Final = timedelta(seconds=60)
-OVER: Final = object()
+LIFESPAN_TIMEOUT: Final = timedelta(seconds=60)
+FINISHED: Final = object()
 _ANY_NUMBER: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
@@ -33,7 +33,7 @@ def check_lifespan(function: Callable[..., Any]) -> None:
         raise UsageError(Problem(field="lifespan", value=_name(function), rule="it is called without arguments"))
 
 
-class Span:
+class LifespanRun:
     """One run of a lifespan. An async one runs on the event loop of the handlers."""
 
     def __init__(self, runtime: Runtime, function: Lifespan) -> None:
@@ -58,25 +58,25 @@ class Span:
 
     def _next(self) -> Any:
         if isinstance(self._made, Iterator):
-            return next(self._made, OVER)
-        return finished(self._runtime, astep(self._made), timeout=LONGEST)
+            return next(self._made, FINISHED)
+        return run_coroutine(self._runtime, astep(self._made), timeout=LIFESPAN_TIMEOUT)
 
 
 async def astep(made: AsyncIterator[Any]) -> Any:
     """Run an async lifespan up to its yield, and return what that gives; OVER at its end."""
-    return await anext(made, OVER)
+    return await anext(made, FINISHED)
 
 
 def yielded(value: Any, name: str) -> Any:
     """Return what a lifespan gave, if it gave something."""
-    if value is OVER:
+    if value is FINISHED:
         raise UsageError(Problem(field="lifespan", value=name, rule="it must yield once"))
     return value
 
 
 def ended(value: Any, name: str) -> None:
     """Raise `UsageError` where a lifespan gave something when it should have ended."""
-    if value is not OVER:
+    if value is not FINISHED:
         raise UsageError(Problem(field="lifespan", value=name, rule="it must yield only once"))
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Settled
-from taskharbor.core.messages import Finding
-from taskharbor.worker.messages import Messages
+from taskharbor.core.messages import MessageFinding
+from taskharbor.worker.messages import MessageAcks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
     from taskharbor.core.errors import TaskHarborError
-    from taskharbor.core.facts import Fact
+    from taskharbor.core.facts import HookEvent
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.hand import Execution
 
 
 class Mail:
@@ -32,10 +32,10 @@ class Mail:
         visibility: timedelta,
         wait: timedelta,
         wake: Callable[[str], None],
-        tell: Callable[[Fact], None],
+        tell: Callable[[HookEvent], None],
     ) -> None:
         self.transport, self.visibility, self.wait = transport, visibility, wait
-        self.messages = Messages(
+        self.messages = MessageAcks(
             runtime, driver, transport, visibility=visibility, wake=lambda: wake("messages"), tell=tell
         )
 
@@ -43,7 +43,7 @@ class Mail:
     def ticks(self) -> dict[str, Callable[[], timedelta]]:
         return {"messages": self.messages.tick}
 
-    def settled(self, hand: Hand, answer: Settled | TaskHarborError | None) -> None:
+    def settled(self, execution: Execution, answer: Settled | TaskHarborError | None) -> None:
         """Learn what became of a job, and rule on its message."""
         is_settled = isinstance(answer, Settled)
-        self.messages.found(hand.received, Finding.SETTLED if is_settled else Finding.UNSETTLED)
+        self.messages.resolve(execution.received, MessageFinding.SETTLED if is_settled else MessageFinding.UNSETTLED)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
     from taskharbor.worker.context import Context
 
-PlainCall = Callable[["Job", "Context"], Any]
+SyncCall = Callable[["Job", "Context"], Any]
 AsyncCall = Callable[["Job", "Context"], Awaitable[Any]]
-PlainMiddleware = Callable[["Job", "Context", PlainCall], Any]
+SyncMiddleware = Callable[["Job", "Context", SyncCall], Any]
 AsyncMiddleware = Callable[["Job", "Context", AsyncCall], Awaitable[Any]]
-Middleware = PlainMiddleware | AsyncMiddleware | tuple[PlainMiddleware, AsyncMiddleware]
+Middleware = SyncMiddleware | AsyncMiddleware | tuple[SyncMiddleware, AsyncMiddleware]
 """A ``def`` for plain handlers, which runs in their thread; an ``async def`` for async ones; or a pair of both."""
 
 
@@ -39,7 +39,7 @@ def handler(function: Callable[..., Any], middleware: Sequence[Middleware]) -> H
     decides where it runs, and all middleware must have that colour.
     """
     is_async = _is_async(function)
-    layers = [_of_colour(each, is_async=is_async) for each in middleware]
+    layers = [_of_same_kind(each, is_async=is_async) for each in middleware]
     return Handler(reduce(_around, reversed(layers), _with_context(function)), is_async)
 
 
@@ -56,7 +56,7 @@ def _call(layer: Callable[..., Any], inner: Callable[..., Any], job: Job, ctx: C
     return layer(job, ctx, inner)
 
 
-def _of_colour(middleware: Middleware, *, is_async: bool) -> Callable[..., Any]:
+def _of_same_kind(middleware: Middleware, *, is_async: bool) -> Callable[..., Any]:
     options = middleware if isinstance(middleware, tuple) else (middleware,)
     for each in options:
         if _is_async(each) is is_async:

@@ -28,14 +28,14 @@ class WorkerOptions(TypedDict, total=False):
     heartbeat: timedelta | None
     grace: timedelta
     poll: timedelta
-    patience: timedelta
+    overdue_after: timedelta
     unknown_types: Literal["dead-letter", "leave"]
     unhandled_after: timedelta
     middleware: Sequence[Middleware]
     transport: Transport | None
     visibility: timedelta | None
-    wait: timedelta
-    dead_letters: str | None
+    receive_wait: timedelta
+    dead_letter_queue: str | None
     publisher: Publisher | None
     janitor: bool
     name: str | None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hands
+    from taskharbor.worker.hand import ExecutionSlots
 
 _LOG: Final = logging.getLogger(__name__)
 PERIOD: Final = timedelta(seconds=10)
@@ -28,21 +28,21 @@ def new_worker_id() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{new_token().hex[:8]}"
 
 
-class Presence:
+class WorkerHeartbeat:
     """Writes a worker's record again and again; whoever is silent for minutes is forgotten."""
 
     def __init__(
         self,
         runtime: Runtime,
         driver: Driver,
-        hands: Hands,
+        executions: ExecutionSlots,
         *,
         worker: str,
         queues: Sequence[str],
         types: Callable[[], tuple[str, ...]],
     ) -> None:
         self._driver = driver
-        self._hands = hands
+        self._slots = executions
         self._worker = worker
         self._queues = tuple(queues)
         self._types = types
@@ -55,12 +55,12 @@ class Presence:
             pid=os.getpid(),
             queues=self._queues,
             types=self._types(),
-            concurrency=self._hands.concurrency,
-            lost_slots=self._hands.lost_slots,
+            concurrency=self._slots.concurrency,
+            lost_slots=self._slots.lost_slots,
             started_at=self._started_at,
         )
         try:
-            self._driver.upkeep.beat_worker(record)
+            self._driver.maintenance.record_worker(record)
         except StoreUnavailable as error:
             _LOG.warning("cannot say that this worker is alive: %s", error)
         return PERIOD

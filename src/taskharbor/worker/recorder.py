@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hand, Hands
+    from taskharbor.worker.hand import Execution, ExecutionSlots
 
-    Batch = list[tuple[Hand, Outcome]]
+    Batch = list[tuple[Execution, Outcome]]
     Answer = Settled | TaskHarborError | None
-    Settling = Callable[[Sequence[tuple[Hand, Outcome | None]], Sequence[Answer]], None]
+    Settling = Callable[[Sequence[tuple[Execution, Outcome | None]], Sequence[Answer]], None]
 
 _LOG: Final = logging.getLogger(__name__)
 BATCH: Final = 500
-IDLE: Final = timedelta(seconds=60)
+IDLE_PAUSE: Final = timedelta(seconds=60)
 NO_PAUSE: Final = timedelta(0)
 MIN_PAUSE: Final = timedelta(milliseconds=1)
 FIRST_RETRY_SECONDS: Final = 0.25
 MAX_RETRY_SECONDS: Final = 1.0
 FIRST_UNLOCK_SECONDS: Final = 0.01
 """Until a locked row is tried again, at first: a heartbeat that extends the lease locks it for about a millisecond."""
-MAX_APART: Final = 500
+MAX_SEPARATE_RETRIES: Final = 500
 """Outcomes that wait by themselves, from which on no slot is freed before its outcome is committed."""
 
 
 @dataclass(slots=True, eq=False)
-class Apart:
+class SeparateRetry:
     """Outcomes that are tried again by themselves, so that no other waits for them."""
 
     batch: Batch
@@ -58,37 +58,43 @@ class Recorder:
     """
 
     def __init__(
-        self, runtime: Runtime, driver: Driver, hands: Hands, *, settled: Settling, freed: Callable[[], None]
+        self,
+        runtime: Runtime,
+        driver: Driver,
+        executions: ExecutionSlots,
+        *,
+        settled: Settling,
+        freed: Callable[[], None],
     ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._hands = hands
+        self._slots = executions
         self._settled = settled
         self._freed = freed
         self._lock = runtime.lock()
-        self._ended: deque[tuple[Hand, Outcome]] = deque()
-        self._apart: list[Apart] = []
+        self._ended: deque[tuple[Execution, Outcome]] = deque()
+        self._separate: list[SeparateRetry] = []
         self._pause = 0.0  # above zero: the last call failed, and nothing is asked before _rests_until
         self._rests_until = 0.0
 
-    def put(self, hand: Hand, outcome: Outcome | None) -> bool:
+    def put(self, execution: Execution, outcome: Outcome | None) -> bool:
         """Take an outcome to record; where there is none, only let the job go. True, if a tick is due.
 
         Only the first outcome of an attempt counts.
         """
         with self._lock:
-            if hand.is_settling:
+            if execution.is_settling:
                 return False
-            hand.is_settling = True
+            execution.is_settling = True
             if outcome is not None:
                 # Within the lock, or of two that end at once each would take the other for the first.
-                self._ended.append((hand, outcome))
+                self._ended.append((execution, outcome))
                 return len(self._ended) == 1
-        self._let_go([(hand, outcome)], [None])
+        self._release_settled([(execution, outcome)], [None])
         return False
 
-    def _let_go(self, batch: Sequence[tuple[Hand, Outcome | None]], answers: Sequence[Answer]) -> None:
-        self._hands.let_go([hand for hand, _ in batch])
+    def _release_settled(self, batch: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Answer]) -> None:
+        self._slots.remove([execution for execution, _ in batch])
         self._freed()
         self._settled(batch, answers)
 
@@ -98,7 +104,7 @@ class Recorder:
             if batch := self._next_batch():
                 self._make_room(batch)
                 self._record(batch, apart=None)
-            self._try_apart(now)
+            self._run_separate_retries(now)
         return self._next_pause()
 
     def _next_batch(self) -> Batch:
@@ -116,23 +122,23 @@ class Recorder:
 
     def _make_room(self, batch: Batch) -> None:
         """Free the slots of what is on its way, unless the store takes no outcomes: it must give no more jobs then."""
-        if not self._pause and sum(len(each.batch) for each in self._apart) < MAX_APART:
-            self._hands.make_room(hand for hand, _ in batch)
+        if not self._pause and sum(len(each.batch) for each in self._separate) < MAX_SEPARATE_RETRIES:
+            self._slots.free(execution for execution, _ in batch)
             self._freed()
 
-    def _try_apart(self, now: float) -> None:
-        for each in [each for each in self._apart if each.due_at <= now]:
+    def _run_separate_retries(self, now: float) -> None:
+        for each in [each for each in self._separate if each.due_at <= now]:
             if not self._rests:
-                self._apart.remove(each)
+                self._separate.remove(each)
                 self._record(each.batch, apart=each)
 
     @property
     def _rests(self) -> bool:
         return self._runtime.monotonic() < self._rests_until
 
-    def _record(self, batch: Batch, *, apart: Apart | None) -> None:
+    def _record(self, batch: Batch, *, apart: SeparateRetry | None) -> None:
         try:
-            answers = self._driver.settle([Settlement(hand.claim.lease, outcome) for hand, outcome in batch])
+            answers = self._driver.settle([Settlement(execution.claim.lease, outcome) for execution, outcome in batch])
         except TaskHarborError as error:  # away, or of another version: all outcomes wait
             self._rest()
             self._keep(batch, apart, error)
@@ -142,7 +148,7 @@ class Recorder:
                 self._rest()
             half = len(batch) // 2
             for part in filter(None, (batch[:half], batch[half:])):
-                self._put_apart(part, _longer(apart, FIRST_RETRY_SECONDS), error)
+                self._retry_separately(part, _longer(apart, FIRST_RETRY_SECONDS), error)
         except BaseException:
             self._ended.extendleft(reversed(batch))
             raise
@@ -154,22 +160,22 @@ class Recorder:
         self._pause = min(max(2 * self._pause, FIRST_RETRY_SECONDS), MAX_RETRY_SECONDS)
         self._rests_until = self._runtime.monotonic() + self._pause
 
-    def _keep(self, batch: Batch, apart: Apart | None, error: Exception) -> None:
+    def _keep(self, batch: Batch, apart: SeparateRetry | None, error: Exception) -> None:
         if apart is None:
             self._ended.extendleft(reversed(self._still_held(batch, error)))
         else:
-            self._put_apart(batch, apart.pause, error)
+            self._retry_separately(batch, apart.pause, error)
 
-    def _put_apart(self, batch: Batch, pause: float, cause: object) -> None:
+    def _retry_separately(self, batch: Batch, pause: float, cause: object) -> None:
         if held := self._still_held(batch, cause):
             pause = min(pause, MAX_RETRY_SECONDS)
-            self._apart.append(Apart(held, self._runtime.monotonic() + pause, pause))
+            self._separate.append(SeparateRetry(held, self._runtime.monotonic() + pause, pause))
 
-    def _answered(self, batch: Batch, answers: Sequence[SettleAnswer], apart: Apart | None) -> None:
+    def _answered(self, batch: Batch, answers: Sequence[SettleAnswer], apart: SeparateRetry | None) -> None:
         """Let go at once of what is recorded or refused; the rest is tried again by itself."""
         settled = [answer for answer in answers if type(answer) is Settled]
         if len(settled) == len(answers):  # nearly always, and quicker than to sort them
-            self._let_go(batch, settled)
+            self._release_settled(batch, settled)
             return
         done: Batch = []
         told: list[Answer] = []
@@ -179,37 +185,41 @@ class Recorder:
             if isinstance(answer, Skipped):
                 locked.append(ended)
             elif isinstance(answer, OutcomeNotStorable):
-                rejected.append((ended[0], _burial(answer)))
+                rejected.append((ended[0], _dead_letter_outcome(answer)))
             else:
                 done.append(ended)
                 told.append(answer)
-        self._put_apart(locked, _longer(apart, FIRST_UNLOCK_SECONDS), "its row is locked by another transaction")
-        self._put_apart(rejected, 0.0 if apart is None else _longer(apart, FIRST_RETRY_SECONDS), "it was rejected")
+        self._retry_separately(locked, _longer(apart, FIRST_UNLOCK_SECONDS), "its row is locked by another transaction")
+        self._retry_separately(
+            rejected, 0.0 if apart is None else _longer(apart, FIRST_RETRY_SECONDS), "it was rejected"
+        )
         if done:
-            self._let_go(done, told)
+            self._release_settled(done, told)
 
     def _still_held(self, batch: Batch, cause: object) -> Batch:
         """Return what can still be recorded; the rest is the store's to find out, once the leases are over."""
         now = self._runtime.monotonic()
-        late = [(hand, outcome) for hand, outcome in batch if hand.ends_at <= now]
-        for hand, outcome in late:
-            _LOG.error("an outcome of job %s was not recorded before its lease ended: %s", hand.claim.job.id, cause)
-            self._let_go([(hand, outcome)], [None])
-        return [(hand, outcome) for hand, outcome in batch if hand.ends_at > now] if late else batch
+        late = [(execution, outcome) for execution, outcome in batch if execution.ends_at <= now]
+        for execution, outcome in late:
+            _LOG.error(
+                "an outcome of job %s was not recorded before its lease ended: %s", execution.claim.job.id, cause
+            )
+            self._release_settled([(execution, outcome)], [None])
+        return [(execution, outcome) for execution, outcome in batch if execution.ends_at > now] if late else batch
 
     def _next_pause(self) -> timedelta:
-        due = [each.due_at for each in self._apart] + ([0.0] if self._ended else [])
+        due = [each.due_at for each in self._separate] + ([0.0] if self._ended else [])
         if not due:
-            return IDLE
+            return IDLE_PAUSE
         seconds = max(min(due), self._rests_until) - self._runtime.monotonic()
         # A pause of less than a microsecond would be none, and the next tick would find nothing due.
         return max(timedelta(seconds=seconds), MIN_PAUSE) if seconds > 0 else NO_PAUSE
 
 
-def _longer(apart: Apart | None, first: float) -> float:
+def _longer(apart: SeparateRetry | None, first: float) -> float:
     return first if apart is None else max(first, 2 * apart.pause)
 
 
-def _burial(rejected: OutcomeNotStorable) -> Outcome:
+def _dead_letter_outcome(rejected: OutcomeNotStorable) -> Outcome:
     _LOG.error("%s; the job becomes a dead letter", rejected)
     return Outcome.fail(f"its outcome cannot be recorded: {rejected.reason}")

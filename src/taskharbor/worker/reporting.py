@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Progress
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.hand import Execution
 
 _LOG: Final = logging.getLogger(__name__)
-REST: Final = timedelta(milliseconds=250)
+WRITE_INTERVAL: Final = timedelta(milliseconds=250)
 IDLE: Final = timedelta(seconds=60)
 
 
-class Reporter:
+class ProgressWriter:
     """Keeps the last word of each handler, and stores all of them in one statement, at most once in a while."""
 
     def __init__(self, runtime: Runtime, driver: Driver, *, wake: Callable[[], None]) -> None:
         self._driver = driver
         self._wake = wake
         self._lock = runtime.lock()
-        self._said: dict[Hand, Progress] = {}
+        self._said: dict[Execution, Progress] = {}
         self._rests = False
 
-    def note(self, hand: Hand, progress: Progress) -> None:
+    def save(self, execution: Execution, progress: Progress) -> None:
         with self._lock:
-            self._said[hand] = progress
+            self._said[execution] = progress
             rests, self._rests = self._rests, True
         if not rests:
             self._wake()
@@ -45,7 +45,7 @@ class Reporter:
         if not said:
             return IDLE
         try:
-            self._driver.note_progress([(hand.claim.lease, progress) for hand, progress in said.items()])
+            self._driver.save_progress([(execution.claim.lease, progress) for execution, progress in said.items()])
         except StoreUnavailable as error:
             _LOG.warning("cannot store how far %d jobs are: %s", len(said), error)
-        return REST
+        return WRITE_INTERVAL

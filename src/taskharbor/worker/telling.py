@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core import facts
 from taskharbor.core.answers import Settled
 from taskharbor.core.failure import Failure
-from taskharbor.core.outcome import SPENT
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.states import Event, Status
 from taskharbor.core.text import one_line
 from taskharbor.deadletters import log_death
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskharbor.core.errors import TaskHarborError
-    from taskharbor.core.facts import Fact, Hook
+    from taskharbor.core.facts import Hook, HookEvent
     from taskharbor.core.outcome import Outcome
-    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.hand import Execution
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 SHOWN: Final = 200  # characters of an error; all of it is kept with the attempt
 
 
-class Telling:
+class AttemptHooks:
     """Tells facts, after they are committed; what a hook raises is logged, and changes nothing."""
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
 
     @property
-    def is_heard(self) -> bool:
+    def has_consumers(self) -> bool:
         """Whether anybody wants to know of attempts that went well."""
         return bool(self._hooks) or _LOG.isEnabledFor(logging.INFO)
 
-    def __call__(self, fact: Fact) -> None:
+    def __call__(self, fact: HookEvent) -> None:
         for hook in self._hooks:
             try:
                 hook(fact)
@@ -46,7 +46,7 @@ class Telling:
 
     def of(
         self,
-        hand: Hand,
+        execution: Execution,
         outcome: Outcome | None,
         answer: Settled | TaskHarborError | None,
         *,
@@ -54,7 +54,7 @@ class Telling:
         advice: str = "",
     ) -> None:
         """Tell how an attempt ended: one line in the log, one fact for the hooks."""
-        job = hand.claim.job
+        job = execution.claim.job
         if not isinstance(answer, Settled) or outcome is None:
             _LOG.warning(
                 "job %s (%s) attempt %d: not recorded; %s%s",
@@ -64,11 +64,13 @@ class Telling:
                 answer or "its lease is lost",
                 advice,
             )
-            self(facts.LeaseLost(lease=hand.claim.lease))
+            self(facts.AttemptLost(lease=execution.claim.lease))
             return
-        fact = _fact(hand, outcome, answer.status, ended_at)
+        fact = _hook_event(execution, outcome, answer.status, ended_at)
         if isinstance(fact, facts.JobDead):
-            log_death(_LOG, fact, error=outcome.failure.type if outcome.failure and fact.reason == SPENT else "")
+            log_death(
+                _LOG, fact, error=outcome.failure.type if outcome.failure and fact.reason == ATTEMPTS_EXHAUSTED else ""
+            )
         else:
             _LOG.info(
                 "job %s (%s) attempt %d: %s → %s%s",
@@ -77,19 +79,19 @@ class Telling:
                 job.attempt_count,
                 outcome.event,
                 answer.status,
-                _because(outcome),
+                _cause(outcome),
             )
         self(fact)
 
 
-def _because(outcome: Outcome) -> str:
+def _cause(outcome: Outcome) -> str:
     """Return why it did not succeed, in part of a line: of an error its type alone, for its text may tell secrets."""
     words = outcome.failure.type if outcome.failure else outcome.reason or ""
     return f": {one_line(' '.join(words.split()), limit=SHOWN)}" if words else ""
 
 
-def _fact(hand: Hand, outcome: Outcome, status: Status, ended_at: datetime) -> Fact:
-    job = hand.claim.job
+def _hook_event(execution: Execution, outcome: Outcome, status: Status, ended_at: datetime) -> HookEvent:
+    job = execution.claim.job
     if status is Status.SUCCEEDED:
         return facts.JobSucceeded(job=job, ended_at=ended_at)
     if status is Status.DEAD:
@@ -99,11 +101,11 @@ def _fact(hand: Hand, outcome: Outcome, status: Status, ended_at: datetime) -> F
             queue=job.queue,
             life=job.life,
             attempt_count=job.attempt_count,
-            reason=outcome.reason or SPENT,
+            reason=outcome.reason or ATTEMPTS_EXHAUSTED,
             job=job,
         )
     if status is Status.CANCELED:
         return facts.JobCanceled(job_id=job.id)
     if outcome.event is Event.RETRY:
         return facts.AttemptFailed(job=job, status=status, failure=outcome.failure or Failure(), ended_at=ended_at)
-    return facts.AttemptGivenBack(job=job, status=status)
+    return facts.AttemptReturned(job=job, status=status)

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Hand, Hands
+    from taskharbor.worker.hand import Execution, ExecutionSlots
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 MIN_PAUSE_SECONDS: Final = 0.001
 
 
-class Timeouts:
+class TimeoutMonitor:
     """Asks attempts to stop at their timeout. An async handler is canceled; a sync handler cannot be.
 
     A sync handler that still runs at its timeout is logged with the stack of its thread. One lease
@@ -29,69 +29,75 @@ class Timeouts:
     def __init__(
         self,
         runtime: Runtime,
-        hands: Hands,
+        executions: ExecutionSlots,
         *,
         lease: timedelta,
         wake: Callable[[str], None],
         end: Callable[[], None],
     ) -> None:
         self._runtime = runtime
-        self._hands = hands
+        self._slots = executions
         self._lease_seconds = lease.total_seconds()
         self._wake = wake
         self._end = end
         self.is_exhausted = False
         """Whether half of the slots were lost, so that the worker ends itself."""
 
-    def check(self, hands: Iterable[Hand], now: float) -> None:
+    def check(self, executions: Iterable[Execution], now: float) -> None:
         """Stop the attempts whose timeout has passed, and give up those that did not stop for a lease."""
-        for hand in hands:
-            if hand.times_out_at is None or hand.times_out_at > now or hand.is_settling:
+        for execution in executions:
+            if execution.times_out_at is None or execution.times_out_at > now or execution.is_settling:
                 continue
-            if not hand.is_timed_out:
-                self._time_out(hand)
-            if now >= hand.times_out_at + self._lease_seconds and hand.thread is not None and not hand.is_slot_lost:
-                self._lose_slot(hand, now - hand.times_out_at)
+            if not execution.is_timed_out:
+                self._time_out(execution)
+            if (
+                now >= execution.times_out_at + self._lease_seconds
+                and execution.thread is not None
+                and not execution.is_slot_lost
+            ):
+                self._lose_slot(execution, now - execution.times_out_at)
 
-    def pauses(self, hands: Iterable[Hand], now: float) -> list[float]:
+    def pauses(self, executions: Iterable[Execution], now: float) -> list[float]:
         """Return in how many seconds each attempt must be checked."""
         return [
-            max(MIN_PAUSE_SECONDS, hand.times_out_at + self._lease_seconds * hand.is_timed_out - now)
-            for hand in hands
-            if hand.times_out_at is not None and not hand.is_settling
-            if not hand.is_timed_out or (hand.thread is not None and not hand.is_slot_lost)
+            max(MIN_PAUSE_SECONDS, execution.times_out_at + self._lease_seconds * execution.is_timed_out - now)
+            for execution in executions
+            if execution.times_out_at is not None and not execution.is_settling
+            if not execution.is_timed_out or (execution.thread is not None and not execution.is_slot_lost)
         ]
 
-    def ended(self, hand: Hand) -> None:
+    def ended(self, execution: Execution) -> None:
         """Count the slot of *hand* as free again if its handler has returned."""
-        if hand.is_slot_lost and hand.thread is None:
-            hand.is_slot_lost = False
-            _LOG.warning("job %s (%s): its handler returned; its slot is free again", hand.claim.job.id, _type(hand))
+        if execution.is_slot_lost and execution.thread is None:
+            execution.is_slot_lost = False
+            _LOG.warning(
+                "job %s (%s): its handler returned; its slot is free again", execution.claim.job.id, _type(execution)
+            )
             self._wake("alive")  # to record how many slots are lost
 
-    def _time_out(self, hand: Hand) -> None:
-        stack = "" if hand.thread is None else self._runtime.stack(hand.thread)
-        hand.time_out()
-        if hand.thread is None:  # async, or it returned by now, and the stack is that of another job
+    def _time_out(self, execution: Execution) -> None:
+        stack = "" if execution.thread is None else self._runtime.stack(execution.thread)
+        execution.time_out()
+        if execution.thread is None:  # async, or it returned by now, and the stack is that of another job
             return
         _LOG.warning(
             "job %s (%s) attempt %d: still running at its timeout of %s s; asked it to stop, and its result will "
             "count as timed out; stack of its thread:\n%s",
-            hand.claim.job.id,
-            _type(hand),
-            hand.claim.job.attempt_count,
-            _seconds(hand),
+            execution.claim.job.id,
+            _type(execution),
+            execution.claim.job.attempt_count,
+            _seconds(execution),
             stack,
         )
 
-    def _lose_slot(self, hand: Hand, late_by: float) -> None:
-        hand.is_slot_lost = True
-        lost, in_all = self._hands.lost_slots, self._hands.concurrency
+    def _lose_slot(self, execution: Execution, late_by: float) -> None:
+        execution.is_slot_lost = True
+        lost, in_all = self._slots.lost_slots, self._slots.concurrency
         _LOG.warning(
             "job %s (%s): still running %.1f s after its timeout; its lease is no longer extended and its slot is lost "
             "until the handler returns (%d of %d slots lost)",
-            hand.claim.job.id,
-            _type(hand),
+            execution.claim.job.id,
+            _type(execution),
             late_by,
             lost,
             in_all,
@@ -103,10 +109,10 @@ class Timeouts:
             self._end()
 
 
-def _type(hand: Hand) -> str:
-    return hand.claim.job.type
+def _type(execution: Execution) -> str:
+    return execution.claim.job.type
 
 
-def _seconds(hand: Hand) -> float | None:
-    timeout = hand.claim.job.timeout
+def _seconds(execution: Execution) -> float | None:
+    timeout = execution.claim.job.timeout
     return None if timeout is None else timeout.total_seconds()

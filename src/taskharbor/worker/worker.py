@@ -14,29 +14,29 @@ from taskharbor.core.facts import JobClaimed
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event, Status
 from taskharbor.deadletters import relay_for
-from taskharbor.delivery.transport import DEAD_EVENTS
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
 from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.schedules.scheduler import Scheduler
-from taskharbor.service import LOST_SLOTS_EXIT, until_signal
+from taskharbor.service import LOST_SLOTS_EXIT, run_until_signal
 from taskharbor.worker.agreeing import CodecCheck
-from taskharbor.worker.context import Surroundings
-from taskharbor.worker.declaring import put_schedules
-from taskharbor.worker.deliveries import Deliveries
+from taskharbor.worker.context import HandlerServices
+from taskharbor.worker.declaring import register_schedules
+from taskharbor.worker.deliveries import MessageSource
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.hand import Hands, Why
-from taskharbor.worker.heartbeat import Heartbeat
-from taskharbor.worker.intake import Intake
-from taskharbor.worker.lifespan import Span, check_lifespan
+from taskharbor.worker.hand import ExecutionSlots, StopReason
+from taskharbor.worker.heartbeat import LeaseHeartbeat
+from taskharbor.worker.intake import PollingSource
+from taskharbor.worker.lifespan import LifespanRun, check_lifespan
 from taskharbor.worker.mail import Mail
 from taskharbor.worker.middleware import handler
 from taskharbor.worker.options import UNHANDLED_AFTER, check_options, checked_visibility, limits_of
-from taskharbor.worker.presence import Presence, new_worker_id
+from taskharbor.worker.presence import WorkerHeartbeat, new_worker_id
 from taskharbor.worker.recorder import Recorder
-from taskharbor.worker.reporting import Reporter
-from taskharbor.worker.taking import Taking
-from taskharbor.worker.telling import Telling
-from taskharbor.worker.timeouts import Timeouts
+from taskharbor.worker.reporting import ProgressWriter
+from taskharbor.worker.taking import Claimer
+from taskharbor.worker.telling import AttemptHooks
+from taskharbor.worker.timeouts import TimeoutMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from taskharbor.deadletters import Publisher
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver, Listener
-    from taskharbor.runtime import Loop, Runtime
+    from taskharbor.runtime import Runtime, ServiceLoop
     from taskharbor.schedules.spec import ScheduleSpec
-    from taskharbor.worker.hand import Hand
+    from taskharbor.worker.hand import Execution
     from taskharbor.worker.lifespan import Lifespan
     from taskharbor.worker.middleware import Handler, Middleware
     from taskharbor.worker.options import Queues
@@ -59,14 +59,14 @@ _LOG: Final = logging.getLogger(__name__)
 LEASE: Final = timedelta(seconds=30)
 GRACE: Final = timedelta(seconds=25)
 POLL: Final = timedelta(seconds=1)
-PATIENCE: Final = timedelta(seconds=60)
-WAIT: Final = timedelta(seconds=2)
+OVERDUE_AFTER: Final = timedelta(seconds=60)
+RECEIVE_WAIT: Final = timedelta(seconds=2)
 """How long one receive waits for messages. A worker that stops waits for it, or what comes last stays hidden."""
-LOOK: Final = timedelta(milliseconds=20)
-FOREVER: Final = timedelta(days=3650)
-JOIN: Final = timedelta(seconds=5)
-MOMENT: Final = 1.0  # seconds in which handlers may end by themselves, once they were asked to
-MARGIN: Final = 0.05
+SHUTDOWN_POLL: Final = timedelta(milliseconds=20)
+NO_TIMEOUT: Final = timedelta(days=3650)
+LOOP_JOIN_TIMEOUT: Final = timedelta(seconds=5)
+STOP_GRACE_SECONDS: Final = 1.0  # seconds in which handlers may end by themselves, once they were asked to
+LEASE_MARGIN_FRACTION: Final = 0.05
 """The part of a lease by which a worker takes it to be over early: two clocks never run alike."""
 
 
@@ -82,8 +82,8 @@ class Worker:
 
     With a *transport* jobs are taken by the messages that a `DueTaskEnqueuer` sends, which are
     hidden from others for *visibility* (a minute, or *lease* if that is longer), and those without one
-    only when they are due for longer than *patience*. Events of jobs that died go to *publisher*
-    (`taskharbor.deadletters`), or to its queue *dead_letters*.
+    only when they are due for longer than *overdue_after*. Events of jobs that died go to *publisher*
+    (`taskharbor.deadletters`), or to its queue *dead_letter_queue*.
 
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> driver = MemoryDriver()
@@ -94,9 +94,9 @@ class Worker:
     hello Ada
     """
 
-    _span: Span | None = None
+    _span: LifespanRun | None = None
     _listener: Listener | None = None
-    _supervisor: Loop | None = None
+    _shutdown_loop: ServiceLoop | None = None
     _stops_by: float | None = None
     _is_over = _is_draining = False
 
@@ -110,7 +110,7 @@ class Worker:
         heartbeat: timedelta | None = None,
         grace: timedelta = GRACE,
         poll: timedelta = POLL,
-        patience: timedelta = PATIENCE,
+        overdue_after: timedelta = OVERDUE_AFTER,
         unknown_types: Literal["dead-letter", "leave"] = "dead-letter",
         unhandled_after: timedelta = UNHANDLED_AFTER,
         middleware: Sequence[Middleware] = (),
@@ -118,8 +118,8 @@ class Worker:
         hooks: Sequence[Hook] = (),
         transport: Transport | None = None,
         visibility: timedelta | None = None,
-        wait: timedelta = WAIT,
-        dead_letters: str | None = DEAD_EVENTS,
+        receive_wait: timedelta = RECEIVE_WAIT,
+        dead_letter_queue: str | None = DEAD_EVENTS_QUEUE,
         publisher: Publisher | None = None,
         janitor: bool = True,
         scheduler: Scheduler | None = None,
@@ -136,36 +136,36 @@ class Worker:
         self.id = name or new_worker_id()
         self.grace = grace
         self._driver = driver
-        self._runtime = runtime or ThreadRuntime(plain=in_all)
+        self._runtime = runtime or ThreadRuntime(sync_threads=in_all)
         self._limits, self._poll, self._lease = limits, poll, lease
-        self._last_moment = MOMENT + lease.total_seconds()  # late by that, what cannot be given back is over
+        self._last_moment = STOP_GRACE_SECONDS + lease.total_seconds()  # after it, unreleased leases have expired
         self._middleware = tuple(middleware)
         self._unhandled_after = None if unknown_types == "leave" else unhandled_after
         self._handlers: dict[str, Handler] = {}
         self._policies: dict[str, RetryPolicy] = {}
         self._lifespan, self._schedules = lifespan, tuple(schedules)
         self._scheduler = scheduler or Scheduler(driver, codec=codec or JsonCodec())
-        self._hands = Hands(self._runtime, concurrency=in_all, queues=limits)
-        self._tell = Telling(hooks)
+        self._slots = ExecutionSlots(self._runtime, concurrency=in_all, queues=limits)
+        self._notify_hooks = AttemptHooks(hooks)
         self._guard = ClockGuard(self._runtime, driver, lease=lease)
-        self._recorder = Recorder(self._runtime, driver, self._hands, settled=self._settled, freed=self._freed)
-        self._reporter = Reporter(self._runtime, driver, wake=lambda: self._wake("reporter"))
-        self._around = Surroundings(driver, codec or JsonCodec(), note=self._reporter.note)
+        self._recorder = Recorder(self._runtime, driver, self._slots, settled=self._settled, freed=self._freed)
+        self._reporter = ProgressWriter(self._runtime, driver, wake=lambda: self._wake("reporter"))
+        self._services = HandlerServices(driver, codec or JsonCodec(), save=self._reporter.save)
         self._executor = Executor(
-            self._runtime, self._handlers, self._policies, around=self._around, report=self._ended
+            self._runtime, self._handlers, self._policies, around=self._services, report=self._ended
         )
-        self._mail = self._make_mail(transport, visibility, beat, wait=wait)
-        self._relay = relay_for(driver, publisher=publisher, transport=transport, queue=dead_letters)
-        margin = lease.total_seconds() * MARGIN
-        self._timeouts = Timeouts(self._runtime, self._hands, lease=lease, wake=self._wake, end=self.begin_stop)
+        self._delivery = self._make_mail(transport, visibility, beat, wait=receive_wait)
+        self._outbox_relay = relay_for(driver, publisher=publisher, transport=transport, queue=dead_letter_queue)
+        margin = lease.total_seconds() * LEASE_MARGIN_FRACTION
+        self._timeouts = TimeoutMonitor(self._runtime, self._slots, lease=lease, wake=self._wake, end=self.begin_stop)
         self._heartbeat = self._make_heartbeat(every=beat, margin=margin)
-        self._intake = self._make_intake(margin=margin, patience=patience, codec=codec)
-        self.codec_check = CodecCheck(driver, self._around.codec, lambda: self._intake.is_stopped, self.begin_stop)
+        self._source = self._make_intake(margin=margin, overdue_after=overdue_after, codec=codec)
+        self.codec_check = CodecCheck(driver, self._services.codec, lambda: self._source.is_stopped, self.begin_stop)
         self._janitor = self._make_janitor() if janitor else None
-        self._presence = Presence(
-            self._runtime, driver, self._hands, worker=self.id, queues=list(limits), types=lambda: self.types
+        self._presence = WorkerHeartbeat(
+            self._runtime, driver, self._slots, worker=self.id, queues=list(limits), types=lambda: self.types
         )
-        self._loops: dict[str, Loop] = {}
+        self._loops: dict[str, ServiceLoop] = {}
         self._stopping = self._runtime.lock()
 
     def register(self, type: str, function: Callable[..., Any], *, policy: RetryPolicy | None = None) -> None:
@@ -179,7 +179,7 @@ class Worker:
 
         Raises `SystemExit` with code 12 if half of the slots were lost to handlers that do not return.
         """
-        until_signal(self.start, self.stop, is_over=lambda: self._is_over)
+        run_until_signal(self.start, self.stop, is_over=lambda: self._is_over)
         self.codec_check.raise_refusal()
         if self.is_exhausted:
             raise SystemExit(LOST_SLOTS_EXIT)
@@ -188,18 +188,18 @@ class Worker:
         """Begin to work, in threads of the worker's own. Raises `CodecMismatch` if it could not read any payload."""
         self.codec_check.begin()
         if self._lifespan is not None:
-            self._span = Span(self._runtime, self._lifespan)
-            self._around.state = self._span.enter()
+            self._span = LifespanRun(self._runtime, self._lifespan)
+            self._services.state = self._span.enter()
         serve = self._runtime.serve
         for name, tick in self._ticks().items():
             self._loops[name] = serve(name, self._unless_over(tick))
         if self._schedules:
-            put = self._unless_over(partial(put_schedules, self._scheduler, self._schedules))
+            put = self._unless_over(partial(register_schedules, self._scheduler, self._schedules))
             self._loops["schedules"] = serve("schedules", put)
-        if self._runtime.may_block and self._mail is None:  # messages ring by themselves
+        if self._runtime.can_block and self._delivery is None:  # messages ring by themselves
             self._listener = self._driver.listen(list(self._limits))
             self._loops["listener"] = serve("listener", self._unless_over(self._listen))
-        if self._runtime.may_block:
+        if self._runtime.can_block:
             # A loop may have looked, and somebody have called it, before its name was known here.
             for loop in self._loops.values():
                 loop.wake()
@@ -212,16 +212,16 @@ class Worker:
             "alive": self._presence.tick,
             "clock": self._guard.tick,
             **({} if self._janitor is None else {"janitor": self._janitor.tick}),
-            **({} if self._mail is None else self._mail.ticks),
-            **({} if self._relay is None else {"relay": self._relay.tick}),
-            **self.codec_check.guarded(self._intake.ticks),
+            **({} if self._delivery is None else self._delivery.ticks),
+            **({} if self._outbox_relay is None else {"relay": self._outbox_relay.tick}),
+            **self.codec_check.guarded(self._source.ticks),
         }
 
-    def drain(self, timeout: timedelta = FOREVER) -> None:
+    def drain(self, timeout: timedelta = NO_TIMEOUT) -> None:
         """Work until nothing is due and nothing in hand, or *timeout* has passed, and stop."""
         self._is_draining = True
         self.start()
-        is_dry = self._runtime.serve("drain", lambda: LOOK if self._is_busy() else None)
+        is_dry = self._runtime.serve("drain", lambda: SHUTDOWN_POLL if self._is_busy() else None)
         is_dry.join(timeout)
         self.stop()
         self.codec_check.raise_refusal()
@@ -229,23 +229,23 @@ class Worker:
     def _is_busy(self) -> bool:
         if self._is_over or self.codec_check.refusal is not None:
             return False
-        return not self._intake.is_dry or len(self._hands) > self.lost_slots
+        return not self._source.is_idle or len(self._slots) > self.lost_slots
 
     def stop(self, grace: timedelta | None = None) -> None:
         """Take no more jobs, let those in hand end within *grace*, give back the rest, and return when that is done."""
         self.begin_stop(grace)
-        if self._supervisor is not None:
-            self._supervisor.join(FOREVER)
+        if self._shutdown_loop is not None:
+            self._shutdown_loop.join(NO_TIMEOUT)
 
     def begin_stop(self, grace: timedelta | None = None) -> None:
         """Begin to stop, and return at once."""
-        self._intake.is_stopped = True
+        self._source.is_stopped = True
         seconds = (self.grace if grace is None else grace).total_seconds()
         self._stops_by = self._runtime.monotonic() + seconds
         self._wake_intake()
         with self._stopping:
-            if self._supervisor is None:
-                self._supervisor = self._runtime.serve("supervisor", self._supervise)
+            if self._shutdown_loop is None:
+                self._shutdown_loop = self._runtime.serve("supervisor", self._finish_shutdown)
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -255,7 +255,7 @@ class Worker:
     @property
     def lost_slots(self) -> int:
         """How many slots are kept by sync handlers that did not return within a lease of their timeout."""
-        return self._hands.lost_slots
+        return self._slots.lost_slots
 
     @property
     def is_exhausted(self) -> bool:
@@ -267,38 +267,38 @@ class Worker:
         """Whether it has stopped, and given back what it held."""
         return self._is_over
 
-    def _supervise(self) -> timedelta | None:
+    def _finish_shutdown(self) -> timedelta | None:
         """Wait for what is in hand; when the grace is over, ask it to stop, and a moment later give it back."""
         late = self._runtime.monotonic() - (self._stops_by or 0.0)
-        for hand in self._hands.all():
+        for execution in self._slots.all():
             if late >= 0:
-                hand.stop(Why.SHUTDOWN)
-            if late >= MOMENT or hand.is_slot_lost:
+                execution.stop(StopReason.SHUTDOWN)
+            if late >= STOP_GRACE_SECONDS or execution.is_slot_lost:
                 # A thread that does not look whether it shall stop: the process ends before it does.
-                self._ended(hand, self._executor.stopped(hand))
-        if (len(self._hands) or self._may_take() or self._has_messages()) and late < self._last_moment:
-            return LOOK
+                self._ended(execution, self._executor.stopped(execution))
+        if (len(self._slots) or self._may_take() or self._has_messages()) and late < self._last_moment:
+            return SHUTDOWN_POLL
         self._end()
         return None
 
     def _may_take(self) -> bool:
         """Whether jobs may still come in: a call for some is under way, or its reply was lost."""
-        return any(name in self._loops for name in self._intake.ticks) and not self._intake.is_quiet
+        return any(name in self._loops for name in self._source.ticks) and not self._source.is_stopped_cleanly
 
     def _has_messages(self) -> bool:
         """Whether messages are still to be deleted, or to be shown to others."""
-        return self._mail is not None and not self._mail.messages.is_done
+        return self._delivery is not None and not self._delivery.messages.is_done
 
     def _end(self) -> None:
         self._is_over = True
         if self._listener is not None:
             self._listener.wake()
-        if left := len(self._hands):
+        if left := len(self._slots):
             _LOG.error("ending with %d jobs in hand that could not be given back: their leases will end", left)
         for loop in self._loops.values():
             loop.wake()
         for loop in self._loops.values():
-            loop.join(JOIN)
+            loop.join(LOOP_JOIN_TIMEOUT)
         if self._listener is not None:
             self._listener.close()
         if self._span is not None:
@@ -311,18 +311,18 @@ class Worker:
         if transport is None:
             return None
         options["visibility"] = checked_visibility(visibility, self._lease, beat)
-        return Mail(self._runtime, self._driver, transport, wake=self._wake, tell=self._tell, **options)
+        return Mail(self._runtime, self._driver, transport, wake=self._wake, tell=self._notify_hooks, **options)
 
-    def _make_heartbeat(self, *, every: timedelta, margin: float) -> Heartbeat:
-        return Heartbeat(
+    def _make_heartbeat(self, *, every: timedelta, margin: float) -> LeaseHeartbeat:
+        return LeaseHeartbeat(
             self._runtime,
             self._driver,
-            self._hands,
+            self._slots,
             lease=self._lease,
             every=every,
             margin=margin,
             timeouts=self._timeouts,
-            kept=None if self._mail is None else self._mail.messages.keep,
+            kept=None if self._delivery is None else self._delivery.messages.extend_visibility,
         )
 
     def _make_janitor(self) -> Janitor:
@@ -331,83 +331,87 @@ class Worker:
             self._driver,
             lease=self._lease,
             guard=self._guard,
-            relay=None if self._relay is None else lambda: self._wake("relay"),
-            tell=self._tell,
+            relay=None if self._outbox_relay is None else lambda: self._wake("relay"),
+            tell=self._notify_hooks,
             scheduler=self._scheduler,
         )
 
-    def _make_intake(self, *, margin: float, patience: timedelta, codec: Codec | None) -> Intake | Deliveries:
+    def _make_intake(
+        self, *, margin: float, overdue_after: timedelta, codec: Codec | None
+    ) -> PollingSource | MessageSource:
         options: dict[str, Any] = {
             "worker": self.id,
             "lease": self._lease,
             "margin": margin,
-            "patience": patience,
+            "overdue_after": overdue_after,
             "types": lambda: frozenset(self._handlers),
             "unhandled_after": self._unhandled_after,
             "may_reclaim": self._guard.may_reclaim,
             "start": self._start,
             "codec": codec,
         }
-        common, queues, poll = (self._runtime, self._driver, self._hands), list(self._limits), self._poll
-        if self._mail is None:
-            return Intake(*common, queues=queues, poll=poll, **options)
-        return Deliveries(
+        common, queues, poll = (self._runtime, self._driver, self._slots), list(self._limits), self._poll
+        if self._delivery is None:
+            return PollingSource(*common, queues=queues, poll=poll, **options)
+        return MessageSource(
             self._runtime,
-            self._hands,
-            self._mail,
-            takings={queue: Taking(*common, **options) for queue in queues},
+            self._slots,
+            self._delivery,
+            takings={queue: Claimer(*common, **options) for queue in queues},
             wake=self._wake,
             poll=poll,
-            patience=patience,
+            overdue_after=overdue_after,
         )
 
     def _unless_over(self, tick: Callable[[], timedelta | None]) -> Callable[[], timedelta | None]:
         return lambda: None if self._is_over else tick()
 
-    def _start(self, hands: list[Hand]) -> None:
-        if self._tell.is_heard:
-            for hand in hands:
-                self._tell(JobClaimed(claim=hand.claim))
-        if self._intake.is_stopped:  # they were asked for before, and came after
-            for hand in hands:
-                self._ended(hand, Outcome.release())
+    def _start(self, executions: list[Execution]) -> None:
+        if self._notify_hooks.has_consumers:
+            for execution in executions:
+                self._notify_hooks(JobClaimed(claim=execution.claim))
+        if self._source.is_stopped:  # they were asked for before, and came after
+            for execution in executions:
+                self._ended(execution, Outcome.release())
             return
-        self._executor.start(hands)
-        if self._heartbeat.is_late_for(hands):
+        self._executor.start(executions)
+        if self._heartbeat.is_due_before(executions):
             self._wake("heartbeat")
 
-    def _ended(self, hand: Hand, outcome: Outcome | None) -> None:
-        self._timeouts.ended(hand)
-        if self._recorder.put(hand, outcome):
+    def _ended(self, execution: Execution, outcome: Outcome | None) -> None:
+        self._timeouts.ended(execution)
+        if self._recorder.put(execution, outcome):
             self._wake("recorder")
 
     def _settled(
-        self, ended: Sequence[tuple[Hand, Outcome | None]], answers: Sequence[Settled | TaskHarborError | None]
+        self, ended: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Settled | TaskHarborError | None]
     ) -> None:
-        is_told = self._mail is not None or self._tell.is_heard
-        for (hand, outcome), answer in zip(ended, answers, strict=True):
+        is_told = self._delivery is not None or self._notify_hooks.has_consumers
+        for (execution, outcome), answer in zip(ended, answers, strict=True):
             if is_told or not isinstance(answer, Settled) or answer.status is Status.DEAD:
-                self._tell_of(hand, outcome, answer)
+                self._report_outcome(execution, outcome, answer)
 
-    def _tell_of(self, hand: Hand, outcome: Outcome | None, answer: Settled | TaskHarborError | None) -> None:
-        if hand.is_completed and isinstance(answer, JobNotInflight):
+    def _report_outcome(
+        self, execution: Execution, outcome: Outcome | None, answer: Settled | TaskHarborError | None
+    ) -> None:
+        if execution.is_completed and isinstance(answer, JobNotInflight):
             # In the handler's own transaction.
-            outcome, answer = Outcome.ack(), Settled(hand.claim.job.id, Status.SUCCEEDED)
+            outcome, answer = Outcome.ack(), Settled(execution.claim.job.id, Status.SUCCEEDED)
         is_settled = isinstance(answer, Settled)
-        if self._mail is not None:
-            self._mail.settled(hand, answer)
+        if self._delivery is not None:
+            self._delivery.settled(execution, answer)
         if outcome is None or outcome.event is not Event.ACK:
             self._wake_intake()  # the job may be due again at once
         if isinstance(answer, Settled) and answer.status is Status.DEAD:
             self._wake("relay")
-        elif is_settled and not self._tell.is_heard:
+        elif is_settled and not self._notify_hooks.has_consumers:
             return
-        advice = "" if is_settled else self._heartbeat.advice(hand)
-        self._tell.of(hand, outcome, answer, ended_at=self._runtime.now(), advice=advice)
+        advice = "" if is_settled else self._heartbeat.advice(execution)
+        self._notify_hooks.of(execution, outcome, answer, ended_at=self._runtime.now(), advice=advice)
 
     def _freed(self) -> None:
         """Let the intake look where room is what it waits for: elsewhere a look finds nothing, and is in the way."""
-        if self._intake.wants_room or self._is_draining:
+        if self._source.wants_slots or self._is_draining:
             self._wake_intake()
 
     def _wake(self, name: str) -> None:
@@ -415,7 +419,7 @@ class Worker:
             loop.wake()
 
     def _wake_intake(self) -> None:
-        for name in self._intake.ticks:
+        for name in self._source.ticks:
             self._wake(name)
 
     def _listen(self) -> timedelta:

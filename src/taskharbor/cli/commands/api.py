@@ -29,8 +29,8 @@ def api(*, app: str | None, host: str, port: int, url: str | None, as_json: bool
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise NotInstalled("FastAPI", "api")
     from taskharbor.api.serving import serve
-    from taskharbor.cli.writing import opened_harbor
+    from taskharbor.cli.writing import open_harbor
 
     log_to_stderr(as_json=as_json)
-    with opened_harbor(app, url) as harbor:
+    with open_harbor(app, url) as harbor:
         serve(harbor, host=host, port=port)

@@ -7,7 +7,7 @@ import click
 from taskharbor.cli.confirming import confirm, confirm_options
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import say, show
+from taskharbor.cli.output import echo_data, echo_status
 
 if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
@@ -37,15 +37,15 @@ def show_(*, url: str, as_json: bool) -> None:
 
     With --json: {"codec": NAME}, or null
     """
-    from taskharbor.cli.operating import opened
+    from taskharbor.cli.operating import open_driver
     from taskharbor.core.codec import CODEC_SETTING
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         name = driver.inspector.settings().get(CODEC_SETTING)
     if name is None and not as_json:
-        say("no codec is recorded: the first process that writes records its own")
+        echo_status("no codec is recorded: the first process that writes records its own")
     else:
-        show({"codec": name}, as_json=as_json, plain=str(name))
+        echo_data({"codec": name}, as_json=as_json, plain=str(name))
 
 
 @codec.command(name="set")
@@ -58,21 +58,21 @@ def set_(*, url: str, name: str, yes: bool, dry_run: bool, as_json: bool) -> Non
 
     Payloads that are stored stay as they are: every worker must be able to read them with the new codec.
     """
-    from taskharbor.cli.operating import opened
+    from taskharbor.cli.operating import open_driver
     from taskharbor.core.codec import CODEC_SETTING, check_name
 
     check_name(name)
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         before = after = driver.inspector.settings().get(CODEC_SETTING)
         if not dry_run:
             after = _record(driver, name, before, yes=yes)
-        show({"codec": after}, as_json=as_json, plain=after or "")
+        echo_data({"codec": after}, as_json=as_json, plain=after or "")
         if dry_run:
-            say(f"it would be {name!r}, and is {before!r}" if before else f"it would be {name!r}")
+            echo_status(f"it would be {name!r}, and is {before!r}" if before else f"it would be {name!r}")
 
 
 def _record(driver: Driver, name: str, before: str | None, *, yes: bool) -> str:
-    from taskharbor.cli.records import record
+    from taskharbor.cli.records import record_audit
     from taskharbor.cli.refusals import CodecNotRecorded
     from taskharbor.core.codec import CODEC_SETTING
 
@@ -84,5 +84,5 @@ def _record(driver: Driver, name: str, before: str | None, *, yes: bool) -> str:
     if (after := driver.inspector.settings().get(CODEC_SETTING)) != name:
         raise CodecNotRecorded(name, after)
     if before != name:
-        record(driver, "codec.set", name, before=before or "")
+        record_audit(driver, "codec.set", name, before=before or "")
     return name

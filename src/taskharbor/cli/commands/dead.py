@@ -7,9 +7,9 @@ import click
 from taskharbor.cli.confirming import confirm_options
 from taskharbor.cli.filters import dead_filter, dead_options, page_options
 from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import job_id_of, nothing_like_that, opened
+from taskharbor.cli.operating import job_id_of, no_matches, open_driver
 from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import say
+from taskharbor.cli.output import echo_status
 from taskharbor.cli.values import duration
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def list_(*, url: str, limit: int, after: str | None, as_json: bool, **asked: As
     from taskharbor.cli.pages import full_page
     from taskharbor.cli.shown import show_page
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         below = None if after is None else job_id_of(driver, after)
         page = full_page(driver, dead_filter(**asked), limit=limit, after=below)
         show_page(driver, page, as_json=as_json, what="dead letter", queue=asked["queue"])
@@ -53,15 +53,15 @@ def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
 
     The fingerprint stands for the kind and place of an error; other commands take it as a filter.
     """
-    from taskharbor.cli.output import show
+    from taskharbor.cli.output import echo_data
     from taskharbor.cli.shown import first_line
     from taskharbor.cli.tables import print_table
     from taskharbor.views import group_view
 
-    with opened(url) as driver:
-        found = driver.inspector.dead_groups(limit=limit, queue=queue)
+    with open_driver(url) as driver:
+        found = driver.inspector.dead_letter_groups(limit=limit, queue=queue)
         if as_json:
-            show({"groups": list(map(group_view, found))}, as_json=True, plain="")
+            echo_data({"groups": list(map(group_view, found))}, as_json=True, plain="")
             return
         rows: list[list[Cell]] = [
             [each.count, each.fingerprint, each.queue, each.type, each.first_at, each.last_at, first_line(each.error)]
@@ -101,13 +101,15 @@ def requeue(
     What died after the preview is left alone. Several, or a filter: it shows what it found, and
     asks. With --json: {"matched": N, "requeued": N, "dry_run": BOOL, "refused": [...]}
     """
-    from taskharbor.cli.bulk import Requeue, selected
+    from taskharbor.cli.bulk import BulkRequeue, select_dead_letters
 
-    with opened(url) as driver:
-        found = selected(driver, job_ids, dead_filter(**asked), everything=everything)
+    with open_driver(url) as driver:
+        found = select_dead_letters(driver, job_ids, dead_filter(**asked), everything=everything)
         if not found:
-            say(nothing_like_that(driver, "dead letter", asked["queue"]))
-        Requeue(driver, budget=budget, why=reason, rate=rate).run(found, yes=yes, dry_run=dry_run, as_json=as_json)
+            echo_status(no_matches(driver, "dead letter", asked["queue"]))
+        BulkRequeue(driver, budget=budget, reason=reason, rate=rate).run(
+            found, yes=yes, dry_run=dry_run, as_json=as_json
+        )
 
 
 @dead.command()
@@ -139,11 +141,11 @@ def purge(
     whose event a publisher has still to publish.
     With --json: {"matched": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
     """
-    from taskharbor.cli.bulk import died_before, selected
-    from taskharbor.cli.removing import Purge
+    from taskharbor.cli.bulk import died_before, select_dead_letters
+    from taskharbor.cli.removing import BulkPurge
 
-    with opened(url) as driver:
-        found = selected(
+    with open_driver(url) as driver:
+        found = select_dead_letters(
             driver,
             job_ids,
             dead_filter(**asked),
@@ -151,7 +153,7 @@ def purge(
             is_meant=died_before(driver, older_than),
         )
         if not found:
-            say(nothing_like_that(driver, "dead letter", asked["queue"]))
-        Purge(driver, older_than=older_than, unpublished=unpublished).run(
+            echo_status(no_matches(driver, "dead letter", asked["queue"]))
+        BulkPurge(driver, older_than=older_than, unpublished=unpublished).run(
             found, yes=yes, dry_run=dry_run, as_json=as_json
         )

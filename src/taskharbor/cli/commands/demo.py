@@ -13,7 +13,7 @@ def demo(ctx: click.Context, *, chaos: bool) -> None:
     killed in the middle. It takes about fifteen seconds, prints a ledger that comes from the store
     and from what the jobs wrote down themselves, and exits with 1 if that is not clean.
     """
-    from taskharbor.cli.demo.show import show
-    from taskharbor.cli.exits import Exit
+    from taskharbor.cli.demo.show import run_demo
+    from taskharbor.cli.exits import ExitCode
 
-    ctx.exit(Exit.OK if show(chaos=chaos) else Exit.FAILURE)
+    ctx.exit(ExitCode.OK if run_demo(chaos=chaos) else ExitCode.FAILURE)

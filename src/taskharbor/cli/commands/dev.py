@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from taskharbor.cli.output import say
+from taskharbor.cli.output import echo_status
 
 FOLDER: Final = ".taskharbor"
 
@@ -22,12 +22,12 @@ def dev(*, app: str | None, url: str | None, port: int, api: bool) -> None:
     names under [tool.taskharbor] as app, or tasks.py, app.py, jobs.py or main.py), the API if it
     is installed, and a store in a file, whose place is told. Ctrl-C ends all of it.
     """
-    from taskharbor.cli.developing import Development, children_for
+    from taskharbor.cli.developing import DevServer, children_for
     from taskharbor.cli.discovery import find_app
 
     wanted = find_app() if app is None else app
     store = url or _embedded(Path.cwd() / FOLDER)
-    Development(wanted, children_for(wanted, store, port=port if api else None)).run()
+    DevServer(wanted, children_for(wanted, store, port=port if api else None)).run()
 
 
 def _embedded(folder: Path) -> str:
@@ -36,6 +36,6 @@ def _embedded(folder: Path) -> str:
     (folder / ".gitignore").write_text("*\n", "utf-8")
     file = folder / "dev.db"
     url = f"sqlite:///{file.as_posix()}"
-    say(f"jobs are kept in {file}")
-    say(f"other commands reach them with --url {url}")
+    echo_status(f"jobs are kept in {file}")
+    echo_status(f"other commands reach them with --url {url}")
     return url

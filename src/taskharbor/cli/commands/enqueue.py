@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskharbor.cli.options import app_option, json_option, url_or_app_option
-from taskharbor.cli.values import NotBoth, duration, moment, tag
-from taskharbor.cli.waiting import PATIENCE
+from taskharbor.cli.values import ConflictingOptions, duration, moment, tag
+from taskharbor.cli.waiting import WAIT_TIMEOUT
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--wait-for",
     type=duration,
     metavar="TIME",
-    default=PATIENCE,
+    default=WAIT_TIMEOUT,
     show_default=True,
     help="With --wait: exit with 7 after so long.",
 )
@@ -52,20 +52,20 @@ def enqueue(*, app: str | None, url: str | None, wait: bool, wait_for: timedelta
     taskharbor enqueue report.render --payload @report.json --wait
     """  # noqa: D301  click wants the character itself
     from taskharbor.cli.operating import get_job
-    from taskharbor.cli.output import say
-    from taskharbor.cli.records import record
+    from taskharbor.cli.output import echo_status
+    from taskharbor.cli.records import record_audit
     from taskharbor.cli.shown import show_job
-    from taskharbor.cli.waiting import require_success, until_final
-    from taskharbor.cli.writing import opened_harbor
+    from taskharbor.cli.waiting import require_success, wait_until_final
+    from taskharbor.cli.writing import open_harbor
 
     request = _request(**asked)
-    with opened_harbor(app, url) as harbor:
+    with open_harbor(app, url) as harbor:
         driver = harbor.driver
         enqueued = harbor.client.enqueue(request)
-        record(driver, "jobs.enqueue", str(enqueued.id), type=request.type, queue=request.queue)
+        record_audit(driver, "jobs.enqueue", str(enqueued.id), type=request.type, queue=request.queue)
         if enqueued.existed:
-            say(f"the idempotency key belongs to job {enqueued.id}, which is the same: nothing new was stored")
-        job = until_final(driver, enqueued.id, timeout=wait_for) if wait else get_job(driver, enqueued.id)
+            echo_status(f"the idempotency key belongs to job {enqueued.id}, which is the same: nothing new was stored")
+        job = wait_until_final(driver, enqueued.id, timeout=wait_for) if wait else get_job(driver, enqueued.id)
         show_job(driver, job, as_json=as_json, plain=str(job.id))
     if wait:
         require_success(job)
@@ -78,6 +78,6 @@ def _request(
     from taskharbor.core.request import JobRequest
 
     if pairs and payload is not None:
-        raise NotBoth("KEY=VALUE", "--payload")
+        raise ConflictingOptions("KEY=VALUE", "--payload")
     value = read_payload(payload) if payload is not None else payload_of(pairs)
     return JobRequest(payload=value, metadata=dict(tags), **asked)

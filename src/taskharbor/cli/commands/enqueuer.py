@@ -45,14 +45,14 @@ def enqueuer(*, url: str, as_json: bool, queues: tuple[str, ...], period: timede
     from taskharbor.drivers.connect import connect
     from taskharbor.enqueuer import DueTaskEnqueuer
     from taskharbor.runtime import ThreadRuntime
-    from taskharbor.service import until_signal
+    from taskharbor.service import run_until_signal
 
     log = logging.getLogger("taskharbor.enqueuer")
     log_to_stderr(as_json=as_json)
     with closing(connect(url)) as driver, sqs_transport() as transport:
         made = DueTaskEnqueuer(
-            ThreadRuntime(plain=1), driver, transport, queues=queues, period=period, unclaimed=unclaimed
+            ThreadRuntime(sync_threads=1), driver, transport, queues=queues, max_idle=period, max_unclaimed=unclaimed
         )
         log.info("the enqueuer serves %s", ", ".join(queues))
-        until_signal(made.start, made.stop, is_over=lambda: False)
+        run_until_signal(made.start, made.stop, is_over=lambda: False)
         log.info("the enqueuer stopped")

@@ -27,16 +27,16 @@ def janitor(*, app: str | None, url: str | None, as_json: bool, sqs: bool) -> No
     """
     from contextlib import nullcontext
 
-    from taskharbor.cli.app import load
+    from taskharbor.cli.app import load_app
     from taskharbor.cli.logs import log_to_stderr
     from taskharbor.cli.sqs import sqs_transport
     from taskharbor.harbor import Harbor
 
-    loaded = None if app is None else load(app).harbor
+    loaded = None if app is None else load_app(app).harbor
     log_to_stderr(as_json=as_json)
     with loaded or Harbor() as harbor, sqs_transport() if sqs else nullcontext() as transport:
         if url is not None:
-            harbor.point_to(url)
+            harbor.use_store(url)
         _run(harbor, transport)
 
 
@@ -44,17 +44,17 @@ def _run(harbor: Harbor, transport: Transport | None) -> None:
     import logging
 
     from taskharbor.deadletters import relay_for
-    from taskharbor.delivery.transport import DEAD_EVENTS
+    from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
     from taskharbor.janitor import Janitor
     from taskharbor.runtime import ThreadRuntime
-    from taskharbor.service import Loops, until_signal
-    from taskharbor.worker.telling import Telling
+    from taskharbor.service import ServiceLoops, run_until_signal
+    from taskharbor.worker.telling import AttemptHooks
     from taskharbor.worker.worker import LEASE
 
     log = logging.getLogger("taskharbor.janitor")
-    runtime = ThreadRuntime(plain=1)
-    loops = Loops(runtime)
-    relay = relay_for(harbor.driver, publisher=harbor.publisher, transport=transport, queue=DEAD_EVENTS)
+    runtime = ThreadRuntime(sync_threads=1)
+    loops = ServiceLoops(runtime)
+    relay = relay_for(harbor.driver, publisher=harbor.publisher, transport=transport, queue=DEAD_EVENTS_QUEUE)
     if relay is not None:
         loops.add("relay", relay.tick)
     made = Janitor(
@@ -63,9 +63,9 @@ def _run(harbor: Harbor, transport: Transport | None) -> None:
         lease=LEASE,
         scheduler=harbor.scheduler(),
         relay=None if relay is None else lambda: loops.wake("relay"),
-        tell=Telling(harbor.hooks),
+        tell=AttemptHooks(harbor.hooks),
     )
     loops.add("janitor", made.tick)
     log.info("the janitor keeps the store in order")
-    until_signal(loops.start, loops.stop, is_over=lambda: False)
+    run_until_signal(loops.start, loops.stop, is_over=lambda: False)
     log.info("the janitor stopped")

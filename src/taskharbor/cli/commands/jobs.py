@@ -6,10 +6,10 @@ import click
 
 from taskharbor.cli.filters import filter_options, job_filter, page_options
 from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import get_job, job_id_of, job_ids_of, opened
+from taskharbor.cli.operating import get_job, job_id_of, job_ids_of, open_driver
 from taskharbor.cli.options import app_option, json_option, url_option
-from taskharbor.cli.values import NotBoth, duration, moment
-from taskharbor.cli.waiting import PATIENCE
+from taskharbor.cli.values import ConflictingOptions, duration, moment
+from taskharbor.cli.waiting import WAIT_TIMEOUT
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -42,8 +42,8 @@ def list_(*, url: str, key: str | None, limit: int, after: str | None, as_json: 
     from taskharbor.cli.shown import show_page
 
     if key is not None and (after is not None or any(asked.values())):
-        raise NotBoth("--key", "other filters")
-    with opened(url) as driver:
+        raise ConflictingOptions("--key", "other filters")
+    with open_driver(url) as driver:
         if key is not None:
             page = page_under(driver, key)
         else:
@@ -59,27 +59,32 @@ def list_(*, url: str, key: str | None, limit: int, after: str | None, as_json: 
 @json_option
 def show(*, url: str, job_id: str, with_payload: bool, as_json: bool) -> None:
     """Show all that is known of a job, and every attempt that did not simply succeed."""
-    from taskharbor.cli.shown import show_whole
+    from taskharbor.cli.shown import show_job_details
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         job = get_job(driver, job_id_of(driver, job_id))
-        show_whole(driver, job, with_payload=with_payload, as_json=as_json)
+        show_job_details(driver, job, with_payload=with_payload, as_json=as_json)
 
 
 @jobs.command()
 @click.argument("job_id", metavar="ID")
 @click.option(
-    "--timeout", type=duration, metavar="TIME", default=PATIENCE, show_default=True, help="Exit with 7 after so long."
+    "--timeout",
+    type=duration,
+    metavar="TIME",
+    default=WAIT_TIMEOUT,
+    show_default=True,
+    help="Exit with 7 after so long.",
 )
 @url_option
 @json_option
 def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
     """Return when a job has ended; exit with 8 if it did not succeed."""
     from taskharbor.cli.shown import show_job
-    from taskharbor.cli.waiting import require_success, until_final
+    from taskharbor.cli.waiting import require_success, wait_until_final
 
-    with opened(url) as driver:
-        job = until_final(driver, job_id_of(driver, job_id), timeout=timeout)
+    with open_driver(url) as driver:
+        job = wait_until_final(driver, job_id_of(driver, job_id), timeout=timeout)
         show_job(driver, job, as_json=as_json, plain=job.status)
     require_success(job)
 
@@ -94,13 +99,15 @@ def cancel(*, url: str, job_ids: tuple[str, ...], as_json: bool) -> None:
     Prints each id with the status it is in then. Says why any was left alone, and then exits with
     5; with 4 if it was the only one, and is not there.
     """
-    from taskharbor.cli.moving import moved_one_by_one
-    from taskharbor.cli.records import record
+    from taskharbor.cli.moving import report_transitions
+    from taskharbor.cli.records import record_audit
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         ids = job_ids_of(driver, job_ids)
         answers = driver.cancel(ids)
-        moved_one_by_one(driver, answers, as_json=as_json, note=lambda job_id: record(driver, "jobs.cancel", job_id))
+        report_transitions(
+            driver, answers, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.cancel", job_id)
+        )
 
 
 @jobs.command()
@@ -130,40 +137,40 @@ def requeue(
     Prints each id with the status it is in then. Says why any was left alone, and then exits with
     5; with 4 if it was the only one, and is not there. 'taskharbor dead requeue' does it for many.
     """
-    from taskharbor.cli.moving import moved_one_by_one
-    from taskharbor.cli.operating import me
+    from taskharbor.cli.moving import report_transitions
+    from taskharbor.cli.operating import current_actor
     from taskharbor.cli.payloads import read_payload
-    from taskharbor.cli.records import record
+    from taskharbor.cli.records import record_audit
     from taskharbor.core.ids import new_token
     from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
 
     if delay is not None and scheduled_for is not None:
-        raise NotBoth("--delay", "--at")
+        raise ConflictingOptions("--delay", "--at")
     if payload is not None and len(job_ids) > 1:
-        raise NotBoth("--payload", "several IDs")
+        raise ConflictingOptions("--payload", "several IDs")
     value = None if payload is None else read_payload(payload)
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         ids = job_ids_of(driver, job_ids)
         answers = driver.requeue(
             ids,
             token=new_token(),
             budget=budget or DEFAULT_MAX_ATTEMPTS,
-            by=me(),
-            why=reason,
+            by=current_actor(),
+            reason=reason,
             delay=delay,
             scheduled_for=scheduled_for,
             payload=None if payload is None else _encoded(driver, ids[0], value, app),
         )
         detail = {"why": reason} if payload is None else {"why": reason, "payload": "replaced"}
-        moved_one_by_one(
-            driver, answers, as_json=as_json, note=lambda job_id: record(driver, "jobs.requeue", job_id, **detail)
+        report_transitions(
+            driver, answers, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.requeue", job_id, **detail)
         )
 
 
 def _encoded(driver: Driver, job_id: JobId, payload: Any, app: str | None) -> bytes:
-    from taskharbor.cli.writing import harbor_of
+    from taskharbor.cli.writing import harbor_for
 
-    return harbor_of(app).client_of(driver).encode(payload, job_id, job_type=get_job(driver, job_id).type)
+    return harbor_for(app).make_client(driver).encode(payload, job_id, job_type=get_job(driver, job_id).type)
 
 
 @jobs.command()
@@ -175,10 +182,10 @@ def why(*, url: str, job_id: str, as_json: bool) -> None:
 
     With --json: {"job_id", "status", "cause", "text", "until", "worker", "ahead", "kept"}
     """
-    from taskharbor.cli.output import show as show_data
+    from taskharbor.cli.output import echo_data as show_data
     from taskharbor.cli.tables import printable
-    from taskharbor.why import why as ask
+    from taskharbor.why import diagnose as ask
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         answer = ask(driver.inspector, job_id_of(driver, job_id))
         show_data(answer.view(), as_json=as_json, plain=f"{answer.status}: {printable(answer.text)}")

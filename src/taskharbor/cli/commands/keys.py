@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import opened, require_name
+from taskharbor.cli.operating import open_driver, require_name
 from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import say, show
+from taskharbor.cli.output import echo_data, echo_status
 from taskharbor.cli.values import duration
 from taskharbor.keys import SCOPES
 
@@ -41,17 +41,17 @@ def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelt
 
     With --json: {"key": TEXT, "id", "name", "scopes", "created_at", "expires_at", "revoked_at", "used_at"}
     """
-    from taskharbor.cli.records import record
-    from taskharbor.keys import issue
+    from taskharbor.cli.records import record_audit
+    from taskharbor.keys import issue_key
     from taskharbor.views import key_view
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         now = driver.inspector.now()
-        issued = issue(name, scopes, now=now, expires_at=None if expires_in is None else now + expires_in)
-        driver.control.put_keys([issued.key])
-        record(driver, "keys.create", issued.key.id, name=name, scopes=" ".join(issued.key.scopes))
-    show({"key": issued.text} | key_view(issued.key), as_json=as_json, plain=issued.text)
-    say(f"keep it now: key {issued.key.id} cannot be shown again")
+        issued = issue_key(name, scopes, now=now, expires_at=None if expires_in is None else now + expires_in)
+        driver.control.add_keys([issued.key])
+        record_audit(driver, "keys.create", issued.key.id, name=name, scopes=" ".join(issued.key.scopes))
+    echo_data({"key": issued.text} | key_view(issued.key), as_json=as_json, plain=issued.text)
+    echo_status(f"keep it now: key {issued.key.id} cannot be shown again")
 
 
 @keys.command(name="list")
@@ -65,10 +65,10 @@ def list_(*, url: str, as_json: bool) -> None:
     from taskharbor.cli.tables import print_table
     from taskharbor.views import key_view
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         found = driver.inspector.keys().values()
         if as_json:
-            show({"keys": list(map(key_view, found))}, as_json=True, plain="")
+            echo_data({"keys": list(map(key_view, found))}, as_json=True, plain="")
             return
         rows = [
             [key.id, key.name, " ".join(key.scopes), key.created_at, key.used_at, key.expires_at, key.revoked_at]
@@ -83,14 +83,14 @@ def list_(*, url: str, as_json: bool) -> None:
 @json_option
 def revoke(*, url: str, key_id: str, as_json: bool) -> None:
     """Let a key open nothing any more, from a few seconds on. There is no way back."""
-    from taskharbor.cli.records import record
+    from taskharbor.cli.records import record_audit
     from taskharbor.views import key_view
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         require_name("key", key_id, driver.inspector.keys())
         [is_new] = driver.control.revoke_keys([key_id])
         if is_new:
-            record(driver, "keys.revoke", key_id)
+            record_audit(driver, "keys.revoke", key_id)
         else:
-            say(f"key {key_id} was revoked before")
-        show(key_view(driver.inspector.keys([key_id])[key_id]), as_json=as_json, plain=key_id)
+            echo_status(f"key {key_id} was revoked before")
+        echo_data(key_view(driver.inspector.keys([key_id])[key_id]), as_json=as_json, plain=key_id)

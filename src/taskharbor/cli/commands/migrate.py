@@ -6,14 +6,14 @@ import click
 
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import say, show
+from taskharbor.cli.output import echo_data, echo_status
 from taskharbor.drivers import migrate as runner
-from taskharbor.drivers.connect import schema_of, store_of
+from taskharbor.drivers.connect import schema_for, store_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskharbor.drivers.migrate import Migration, Schema, Standing
+    from taskharbor.drivers.migrate import Migration, MigrationStatus, Schema
 
 
 @click.group(cls=LazyGroup)
@@ -49,7 +49,7 @@ def status(*, url: str, as_json: bool) -> None:
 @json_option
 def sql(*, url: str, as_json: bool) -> None:
     """Print the pending migrations as SQL, and apply nothing."""
-    _run(runner.as_sql, url, as_json=as_json)
+    _run(runner.pending_sql, url, as_json=as_json)
 
 
 @migrate.command()
@@ -63,30 +63,30 @@ def check(*, url: str, as_json: bool) -> None:
 def _run(verb: Callable[[Schema, Sequence[Migration]], str], url: str, *, as_json: bool) -> None:
     """Run *verb* on the store's schema, and print the text it returns, or as JSON where the store stands then."""
     # The URL and not a driver: a driver migrates a store, or refuses it, when it opens it.
-    store, at_hand = store_of(url), schema_of(url)
+    store, at_hand = store_kind(url), schema_for(url)
     if at_hand is None:
-        _tell_of_no_schema(store, as_json=as_json)
+        _warn_no_schema(store, as_json=as_json)
         return
     text = verb(*at_hand)
-    where = runner.standing(*at_hand)
+    where = runner.migration_status(*at_hand)
     if as_json or text:
-        show(_data(store, where), as_json=as_json, plain=text.rstrip("\n"))
+        echo_data(_data(store, where), as_json=as_json, plain=text.rstrip("\n"))
     else:
-        say(f"the schema is up to date: {where.found}")
+        echo_status(f"the schema is up to date: {where.found}")
 
 
 def _up(schema: Schema, migrations: Sequence[Migration]) -> str:
-    return _names(runner.up(schema, migrations))
+    return _names(runner.migrate_up(schema, migrations))
 
 
 def _status(schema: Schema, migrations: Sequence[Migration]) -> str:
-    where = runner.standing(schema, migrations)
+    where = runner.migration_status(schema, migrations)
     pending = _names(where.pending).replace("\n", " ") or "none"
     return f"schema   {where.found}\nwanted   {where.wanted}\npending  {pending}"
 
 
 def _check(schema: Schema, migrations: Sequence[Migration]) -> str:
-    runner.check(schema, migrations)
+    runner.check_schema(schema, migrations)
     return ""
 
 
@@ -94,13 +94,13 @@ def _names(migrations: Sequence[Migration]) -> str:
     return "\n".join(migration.name for migration in migrations)
 
 
-def _data(store: str, where: Standing) -> dict[str, object]:
+def _data(store: str, where: MigrationStatus) -> dict[str, object]:
     pending = [migration.name for migration in where.pending]
     return {"store": store, "schema": where.found, "wanted": where.wanted, "pending": pending}
 
 
-def _tell_of_no_schema(store: str, *, as_json: bool) -> None:
+def _warn_no_schema(store: str, *, as_json: bool) -> None:
     if as_json:
-        show({"store": store, "schema": None, "wanted": None, "pending": []}, as_json=True, plain="")
+        echo_data({"store": store, "schema": None, "wanted": None, "pending": []}, as_json=True, plain="")
     else:
-        say(f"the {store} store keeps no schema: there is nothing to migrate")
+        echo_status(f"the {store} store keeps no schema: there is nothing to migrate")

@@ -35,8 +35,8 @@ def prune(*, url: str, older_than: timedelta, unpublished: bool, yes: bool, dry_
     is kept while a publisher has still to publish that.
     With --json: {"found": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
     """
-    from taskharbor.cli.operating import opened
+    from taskharbor.cli.operating import open_driver
     from taskharbor.cli.removing import prune_finished
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         prune_finished(driver, older_than, unpublished=unpublished, yes=yes, dry_run=dry_run, as_json=as_json)

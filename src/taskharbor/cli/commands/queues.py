@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import known_queues, me, opened, require_name
+from taskharbor.cli.operating import current_actor, known_queues, open_driver, require_name
 from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import say, show
+from taskharbor.cli.output import echo_data, echo_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.answers import QueueView
+    from taskharbor.core.answers import QueueStats
     from taskharbor.drivers.base import Driver
 
 
@@ -34,7 +34,7 @@ def list_(*, url: str, as_json: bool) -> None:
     """
     from taskharbor.cli.overview import show_queues
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         show_queues(driver, driver.inspector.queues(), as_json=as_json)
 
 
@@ -45,9 +45,9 @@ def list_(*, url: str, as_json: bool) -> None:
 @json_option
 def pause(*, url: str, names: tuple[str, ...], new: bool, as_json: bool) -> None:
     """Let no more jobs of these queues start. Those that run go on."""
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         unique = _known(driver, names, may_be_new=new)
-        _tell(driver, "pause", unique, driver.control.pause(unique, by=me()), as_json=as_json)
+        _report(driver, "pause", unique, driver.control.pause(unique, by=current_actor()), as_json=as_json)
 
 
 @queues.command()
@@ -56,9 +56,9 @@ def pause(*, url: str, names: tuple[str, ...], new: bool, as_json: bool) -> None
 @json_option
 def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
     """Let jobs of these queues start again."""
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         unique = _known(driver, names, may_be_new=False)
-        _tell(driver, "resume", unique, driver.control.resume(unique), as_json=as_json)
+        _report(driver, "resume", unique, driver.control.resume(unique), as_json=as_json)
 
 
 def _known(driver: Driver, names: Sequence[str], *, may_be_new: bool) -> list[str]:
@@ -75,22 +75,22 @@ def _known(driver: Driver, names: Sequence[str], *, may_be_new: bool) -> list[st
     return list(dict.fromkeys(names))
 
 
-def _tell(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
-    from taskharbor.cli.records import record
+def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
+    from taskharbor.cli.records import record_audit
     from taskharbor.views import queue_view
 
     for name, is_new in zip(names, changed, strict=True):
         if is_new:
-            record(driver, f"queues.{verb}", name)
+            record_audit(driver, f"queues.{verb}", name)
         else:
-            say(f"queue {name} was {verb}d before")
+            echo_status(f"queue {name} was {verb}d before")
     known, now = {queue.name: queue for queue in driver.inspector.queues()}, driver.inspector.now()
     views = [queue_view(known.get(name) or _empty(name), now=now) for name in names]
-    show({"queues": views}, as_json=as_json, plain="\n".join(names))
+    echo_data({"queues": views}, as_json=as_json, plain="\n".join(names))
 
 
-def _empty(name: str) -> QueueView:
+def _empty(name: str) -> QueueStats:
     """Return a queue whose jobs nobody has counted yet."""
-    from taskharbor.core.answers import QueueView
+    from taskharbor.core.answers import QueueStats
 
-    return QueueView(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)
+    return QueueStats(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import opened, require_schedules
+from taskharbor.cli.operating import open_driver, require_schedules
 from taskharbor.cli.options import app_option, json_option, url_option
-from taskharbor.cli.output import say, show
+from taskharbor.cli.output import echo_data, echo_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +37,10 @@ def list_(*, url: str, as_json: bool) -> None:
     from taskharbor.cli.tables import print_table
     from taskharbor.views import schedule_view
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         found = list(driver.inspector.schedules().values())
         if as_json:
-            show({"schedules": list(map(schedule_view, found))}, as_json=True, plain="")
+            echo_data({"schedules": list(map(schedule_view, found))}, as_json=True, plain="")
             return
         rows = [
             [each.name, each.cron, each.timezone, each.type, each.queue, each.next_at, each.fired_at, each.paused_at]
@@ -62,17 +62,17 @@ def next_(*, url: str, name: str, count: int, as_json: bool) -> None:
     from zoneinfo import ZoneInfo
 
     from taskharbor.schedules import next_fires
-    from taskharbor.views import moment
+    from taskharbor.views import iso_time
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         [schedule] = require_schedules(driver, [name])
         fires = next_fires(schedule.cron, schedule.timezone, after=driver.inspector.now(), count=count)
-    facts = {"name": name, "cron": schedule.cron, "timezone": schedule.timezone, "fires": list(map(moment, fires))}
+    facts = {"name": name, "cron": schedule.cron, "timezone": schedule.timezone, "fires": list(map(iso_time, fires))}
     zone = ZoneInfo(schedule.timezone)
-    lines = [f"{moment(fire)}\t{fire.astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for fire in fires]
-    show(facts, as_json=as_json, plain="\n".join(lines))
+    lines = [f"{iso_time(fire)}\t{fire.astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for fire in fires]
+    echo_data(facts, as_json=as_json, plain="\n".join(lines))
     if schedule.paused_at is not None:
-        say(f"schedule {name} is paused: it fires when it is resumed")
+        echo_status(f"schedule {name} is paused: it fires when it is resumed")
 
 
 @schedules.command()
@@ -86,15 +86,15 @@ def run(*, app: str | None, url: str, name: str, as_json: bool) -> None:
     With --json the job is printed as the API shows it.
     """
     from taskharbor.cli.operating import get_job
-    from taskharbor.cli.records import record
+    from taskharbor.cli.records import record_audit
     from taskharbor.cli.shown import show_job
-    from taskharbor.cli.writing import harbor_of
+    from taskharbor.cli.writing import harbor_for
     from taskharbor.schedules import Scheduler
 
-    harbor = harbor_of(app)
-    with opened(url) as driver:
+    harbor = harbor_for(app)
+    with open_driver(url) as driver:
         made = Scheduler(driver, codec=harbor.codec, policy=harbor.policy).run_now(name)
-        record(driver, "schedules.run", name, job=str(made.id))
+        record_audit(driver, "schedules.run", name, job=str(made.id))
         show_job(driver, get_job(driver, made.id), as_json=as_json, plain=str(made.id))
 
 
@@ -104,10 +104,10 @@ def run(*, app: str | None, url: str, name: str, as_json: bool) -> None:
 @json_option
 def pause(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
     """Let schedules rest: none of their times makes a job until they are resumed."""
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         unique = list(dict.fromkeys(names))
         require_schedules(driver, unique)
-        _tell(driver, "pause", unique, driver.control.pause_schedules(unique), as_json=as_json)
+        _report(driver, "pause", unique, driver.control.pause_schedules(unique), as_json=as_json)
 
 
 @schedules.command()
@@ -116,21 +116,21 @@ def pause(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
     """Let schedules fire again."""
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         unique = list(dict.fromkeys(names))
         require_schedules(driver, unique)
-        _tell(driver, "resume", unique, driver.control.resume_schedules(unique), as_json=as_json)
+        _report(driver, "resume", unique, driver.control.resume_schedules(unique), as_json=as_json)
 
 
-def _tell(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
-    from taskharbor.cli.records import record
+def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
+    from taskharbor.cli.records import record_audit
     from taskharbor.views import schedule_view
 
     for name, is_new in zip(names, changed, strict=True):
         if is_new:
-            record(driver, f"schedules.{verb}", name)
+            record_audit(driver, f"schedules.{verb}", name)
         else:
-            say(f"schedule {name} was {verb}d before")
+            echo_status(f"schedule {name} was {verb}d before")
     found = driver.inspector.schedules()
     views = [schedule_view(found[name]) for name in names if name in found]
-    show({"schedules": views}, as_json=as_json, plain="\n".join(names))
+    echo_data({"schedules": views}, as_json=as_json, plain="\n".join(names))

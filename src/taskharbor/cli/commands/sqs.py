@@ -6,7 +6,7 @@ import click
 
 from taskharbor.cli.lazy import LazyGroup
 from taskharbor.cli.options import json_option
-from taskharbor.cli.output import say, show
+from taskharbor.cli.output import echo_data, echo_status
 from taskharbor.cli.sqs import queue_shapes, queues_option, sqs_transport
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
     """
     with sqs_transport() as transport:
         shapes = queue_shapes(queues)
-        transport.ensure(shapes)
+        transport.ensure_queues(shapes)
         names = {shape.name: transport.name(shape.name) for shape in shapes}
-        show({"queues": names}, as_json=as_json, plain="\n".join(names.values()))
-        say(f"{len(names)} queues are as they shall be")
+        echo_data({"queues": names}, as_json=as_json, plain="\n".join(names.values()))
+        echo_status(f"{len(names)} queues are as they shall be")
 
 
 @sqs.command()
@@ -63,7 +63,7 @@ def status(*, queues: tuple[str, ...], url: str | None, as_json: bool) -> None:
             for name, depth in depths.items()
         ]
     lines = ["\t".join("-" if value is None else str(value) for value in row.values()) for row in rows]
-    show({"queues": rows}, as_json=as_json, plain="\n".join(["\t".join(rows[0]), *lines]))
+    echo_data({"queues": rows}, as_json=as_json, plain="\n".join(["\t".join(rows[0]), *lines]))
 
 
 @sqs.command()
@@ -85,28 +85,28 @@ def policy(*, queues: tuple[str, ...], account: str, region: str, role: str | No
 
 
 def _ages(url: str | None) -> dict[str, float | None]:
-    from taskharbor.cli.operating import opened
+    from taskharbor.cli.operating import open_driver
     from taskharbor.settings import Settings
     from taskharbor.views import queue_view
 
     place = url or Settings.from_env().url
     if place is None:
         return {}
-    with opened(place) as driver:
+    with open_driver(place) as driver:
         now = driver.inspector.now()
         return {queue.name: queue_view(queue, now=now)["oldest_age_seconds"] for queue in driver.inspector.queues()}
 
 
 def _all_names(queues: Sequence[str]) -> list[str]:
-    from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE
+    from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE
 
-    return [*queues, DEAD_EVENTS, UNREADABLE]
+    return [*queues, DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE]
 
 
 def _policies(queues: Sequence[str], arn: Callable[[str], str]) -> dict[str, Any]:
-    from taskharbor.delivery.transport import DEAD_EVENTS
+    from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
 
-    jobs, events, everything = list(map(arn, queues)), [arn(DEAD_EVENTS)], list(map(arn, _all_names(queues)))
+    jobs, events, everything = list(map(arn, queues)), [arn(DEAD_EVENTS_QUEUE)], list(map(arn, _all_names(queues)))
     receive = ("GetQueueUrl", "ReceiveMessage", "DeleteMessage", "ChangeMessageVisibility")
     shape = ("CreateQueue", "GetQueueUrl", "GetQueueAttributes", "SetQueueAttributes")
     return {

@@ -13,8 +13,8 @@ def stats(*, url: str, as_json: bool) -> None:
 
     Counts are as of a few seconds ago.
     """
-    from taskharbor.cli.operating import opened
+    from taskharbor.cli.operating import open_driver
     from taskharbor.cli.overview import show_stats
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         show_stats(driver, as_json=as_json)

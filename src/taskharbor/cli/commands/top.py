@@ -29,8 +29,8 @@ def top(*, url: str, every: timedelta, count: int | None, as_json: bool) -> None
     On a terminal q or Ctrl-C ends it. Elsewhere, and with --json, it prints one look after the
     other, as 'taskharbor stats' does.
     """
-    from taskharbor.cli.operating import opened
+    from taskharbor.cli.operating import open_driver
     from taskharbor.cli.watching import watch
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         watch(driver, every=every, count=count, as_json=as_json)

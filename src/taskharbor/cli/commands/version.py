@@ -6,7 +6,7 @@ import click
 
 from taskharbor._version import __version__
 from taskharbor.cli.options import json_option
-from taskharbor.cli.output import show
+from taskharbor.cli.output import echo_data
 
 
 @click.command()
@@ -17,4 +17,4 @@ def version(*, as_json: bool) -> None:
     With --json: {"version": ..., "python": ..., "platform": ...}
     """
     facts = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    show(facts, as_json=as_json, plain="taskharbor {version} (Python {python}, {platform})".format(**facts))
+    echo_data(facts, as_json=as_json, plain="taskharbor {version} (Python {python}, {platform})".format(**facts))

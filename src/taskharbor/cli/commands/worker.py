@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from taskharbor.cli.exits import Exit
+from taskharbor.cli.exits import ExitCode
 from taskharbor.cli.options import json_option, url_of_app_option
 from taskharbor.cli.values import duration, duration_from, queues
 
@@ -82,18 +82,18 @@ def worker(*, app: str | None, url: str | None, as_json: bool, sqs: bool, **opti
     """
     from contextlib import nullcontext
 
-    from taskharbor.cli.app import load
+    from taskharbor.cli.app import load_app
     from taskharbor.cli.discovery import find_app
     from taskharbor.cli.logs import log_to_stderr
     from taskharbor.cli.sqs import sqs_transport
     from taskharbor.harbor import Harbor
 
-    loaded = load(find_app() if app is None else app)
+    loaded = load_app(find_app() if app is None else app)
     log_to_stderr(as_json=as_json)
     pollers = max(8, len(options["queues"] or ()))  # one for each queue, of which tasks may name more
     with loaded.harbor or Harbor() as harbor, sqs_transport(pollers=pollers) if sqs else nullcontext() as transport:
         if url is not None:
-            harbor.point_to(url)
+            harbor.use_store(url)
         made = _worker(harbor, transport, **options)
         loaded(made)
         _run(made, options["grace"])
@@ -133,7 +133,7 @@ def _in_all(queues: Mapping[str, int | None]) -> int:
 def _run(worker: Worker, grace: timedelta) -> None:
     import logging
 
-    from taskharbor.service import until_signal
+    from taskharbor.service import run_until_signal
 
     log = logging.getLogger("taskharbor.worker")
 
@@ -146,7 +146,7 @@ def _run(worker: Worker, grace: timedelta) -> None:
         worker.stop()
         log.info("worker %s stopped", worker.id)
 
-    until_signal(start, stop, is_over=lambda: worker.is_over)
+    run_until_signal(start, stop, is_over=lambda: worker.is_over)
     worker.codec_check.raise_refusal()
     if worker.is_exhausted:
-        raise click.exceptions.Exit(Exit.SLOTS_LOST)
+        raise click.exceptions.Exit(ExitCode.SLOTS_LOST)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 
 from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import opened
+from taskharbor.cli.operating import open_driver
 from taskharbor.cli.options import json_option, url_option
 
 
@@ -22,5 +22,5 @@ def list_(*, url: str, as_json: bool) -> None:
     """
     from taskharbor.cli.overview import show_workers
 
-    with opened(url) as driver:
+    with open_driver(url) as driver:
         show_workers(driver, driver.inspector.workers(), as_json=as_json)

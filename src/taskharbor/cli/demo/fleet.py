@@ -21,20 +21,20 @@ OPTIONS: Final = ("--concurrency", "4", "--lease", LEASE, "--poll", "200ms", "--
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class DemoWorker:
     number: int
     process: subprocess.Popen[bytes]
 
 
-class Fleet:
+class DemoFleet:
     def __init__(self, folder: Path, url: str, *, deaths: EffectLog, say: Callable[[str], None]) -> None:
         self._folder, self._url = folder, url
         self._deaths, self._say = deaths, say
         self._watches: list[Thread] = []
-        self.members: list[Member] = []
+        self.members: list[DemoWorker] = []
 
     def start(self, count: int) -> None:
-        self.members = [Member(number=n, process=self._spawn(n)) for n in range(1, count + 1)]
+        self.members = [DemoWorker(number=n, process=self._spawn(n)) for n in range(1, count + 1)]
 
     def kill(self, pid: int) -> None:
         """Kill one with SIGKILL: it can do nothing about it."""

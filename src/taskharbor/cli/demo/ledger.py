@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class HandlerRun:
     """One attempt, as its handler saw it. It ended when it said so, or else when its process died."""
 
     job: str
@@ -80,11 +80,11 @@ def ledger(
     )
 
 
-def runs_in(effects: Sequence[Effect]) -> list[Run]:
+def runs_in(effects: Sequence[Effect]) -> list[HandlerRun]:
     ends = {(effect.job, effect.token): effect.at for effect in effects if effect.what in {"done", "failed"}}
     deaths = {effect.pid: effect.at for effect in effects if effect.what == "died"}
     return [
-        Run(
+        HandlerRun(
             job=effect.job,
             began=effect.at,
             ended=ends.get((effect.job, effect.token), deaths.get(effect.pid, math.inf)),
@@ -95,18 +95,18 @@ def runs_in(effects: Sequence[Effect]) -> list[Run]:
     ]
 
 
-def overlapping(runs: Iterable[Run]) -> int:
+def overlapping(runs: Iterable[HandlerRun]) -> int:
     """Count how often a job began while an earlier attempt at it had not ended."""
     return sum(later.began < earlier.ended for earlier, later in _successions(runs))
 
 
-def recoveries(runs: Iterable[Run]) -> tuple[float, ...]:
+def recoveries(runs: Iterable[HandlerRun]) -> tuple[float, ...]:
     """Return how many seconds each job that lost its worker waited until it ran again."""
     return tuple(later.began - earlier.ended for earlier, later in _successions(runs) if earlier.was_killed)
 
 
-def _successions(runs: Iterable[Run]) -> list[tuple[Run, Run]]:
-    by_job: defaultdict[str, list[Run]] = defaultdict(list)
+def _successions(runs: Iterable[HandlerRun]) -> list[tuple[HandlerRun, HandlerRun]]:
+    by_job: defaultdict[str, list[HandlerRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.began):
         by_job[run.job].append(run)
     return [pair for of_job in by_job.values() for pair in pairwise(of_job)]

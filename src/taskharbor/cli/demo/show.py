@@ -17,7 +17,7 @@ import click
 from taskharbor import Client, JobRequest, Status
 from taskharbor.cli.demo.display import Display
 from taskharbor.cli.demo.effects import EffectLog
-from taskharbor.cli.demo.fleet import LEASE, Fleet
+from taskharbor.cli.demo.fleet import LEASE, DemoFleet
 from taskharbor.cli.demo.ledger import ledger
 from taskharbor.core.answers import JobFilter
 from taskharbor.core.states import FINAL
@@ -42,7 +42,7 @@ HOPELESS: Final = (30, 60)
 POISON: Final = (20,)
 
 
-def show(*, chaos: bool) -> bool:
+def run_demo(*, chaos: bool) -> bool:
     """Run it, print the ledger, and return whether all is as it should be."""
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-demo-"))
     try:
@@ -67,7 +67,7 @@ class Demo:
         self.log = EffectLog(folder / "effects.log")
         self.driver = SqliteDriver(folder / "jobs.db")
         self.client = Client(self.driver)
-        self.fleet = Fleet(folder, f"sqlite:///{folder}/jobs.db", deaths=self.log, say=display.say)
+        self.fleet = DemoFleet(folder, f"sqlite:///{folder}/jobs.db", deaths=self.log, say=display.say)
         self.accepted: list[JobId] = []
 
     def run(self) -> tuple[Ledger, list[int]]:

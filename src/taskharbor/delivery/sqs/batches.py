@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.delivery.sqs.codes import THROTTLED, word
-from taskharbor.delivery.transport import Failed, TransportRefused, TransportUnavailable
+from taskharbor.delivery.sqs.codes import THROTTLED, short_code
+from taskharbor.delivery.transport import ItemFailure, TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from taskharbor.delivery.transport import Outgoing
+    from taskharbor.delivery.transport import OutgoingMessage
 
     Entry = Mapping[str, object]
 
 MOST_ENTRIES: Final = 10
-MOST_BYTES: Final = 262_144
+MAX_BATCH_BYTES: Final = 262_144
 """Of a batch. AWS takes four times as much by now; other endpoints do not yet."""
 
 MAX_BODY: Final = 1_048_576
@@ -28,7 +28,7 @@ _ILLEGAL: Final = re.compile("[^\\t\\n\\r\\u0020-\\ud7ff\\ue000-\\ufffd\\U000100
 _ATTRIBUTE: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
-def entry(message: Outgoing) -> dict[str, object]:
+def entry(message: OutgoingMessage) -> dict[str, object]:
     """Return the message as SQS takes it. Attributes that it would not take are left out: nothing depends on them."""
     if not message.attributes:
         return {"MessageBody": message.body}
@@ -37,35 +37,37 @@ def entry(message: Outgoing) -> dict[str, object]:
     return {"MessageBody": message.body, "MessageAttributes": attributes}
 
 
-def size(message: Outgoing) -> int:
+def size(message: OutgoingMessage) -> int:
     """Return how many bytes SQS counts, or a little more."""
     attributes = sum(len(name) + len("String") + len(value.encode()) for name, value in message.attributes.items())
     return len(message.body.encode("utf-8", "surrogatepass")) + attributes
 
 
-def unsendable(message: Outgoing) -> Failed | None:
+def rejection_of(message: OutgoingMessage) -> ItemFailure | None:
     """Return why SQS would not take the message, if so: said here, it does not take nine others with it."""
     if not message.body:
-        return Failed("InvalidMessageContents", "a message must not be empty", is_ours=True)
+        return ItemFailure("InvalidMessageContents", "a message must not be empty", is_permanent=True)
     if found := _ILLEGAL.search(message.body):
-        return Failed("InvalidMessageContents", f"SQS does not carry the character {found[0]!r}", is_ours=True)
+        return ItemFailure(
+            "InvalidMessageContents", f"SQS does not carry the character {found[0]!r}", is_permanent=True
+        )
     if size(message) > MAX_BODY:
         why = f"{size(message):,} bytes are more than the {MAX_BODY:,} that SQS carries"
-        return Failed("InvalidParameterValue", why, is_ours=True)
+        return ItemFailure("InvalidParameterValue", why, is_permanent=True)
     return None
 
 
-def cut(sizes: Sequence[int]) -> Iterator[range]:
+def batch_ranges(sizes: Sequence[int]) -> Iterator[range]:
     """Yield the places of items that can go together, in order.
 
-    >>> list(cut([1] * 12))
+    >>> list(batch_ranges([1] * 12))
     [range(0, 10), range(10, 12)]
-    >>> list(cut([200_000, 200_000, 1]))
+    >>> list(batch_ranges([200_000, 200_000, 1]))
     [range(0, 1), range(1, 3)]
     """
     start = total = 0
     for place, bytes_more in enumerate(sizes):
-        if place > start and (place - start == MOST_ENTRIES or total + bytes_more > MOST_BYTES):
+        if place > start and (place - start == MOST_ENTRIES or total + bytes_more > MAX_BATCH_BYTES):
             yield range(start, place)
             start, total = place, 0
         total += bytes_more
@@ -73,40 +75,40 @@ def cut(sizes: Sequence[int]) -> Iterator[range]:
         yield range(start, len(sizes))
 
 
-def each_answered(
+def call_in_batches(
     entries: Sequence[Entry],
     sizes: Sequence[int],
     call: Callable[[Sequence[Entry]], Mapping[str, Any]],
-) -> list[Failed | None]:
+) -> list[ItemFailure | None]:
     """Hand *entries* over batch by batch. Where a later batch fails, what is known of the earlier ones is kept."""
-    answers: list[Failed | None] = []
-    for places in cut(sizes):
+    answers: list[ItemFailure | None] = []
+    for places in batch_ranges(sizes):
         try:
             answer = call([{"Id": str(place - places.start), **entries[place]} for place in places])
         except (TransportRefused, TransportUnavailable) as error:
-            if all(isinstance(known, Failed) for known in answers):
+            if all(isinstance(known, ItemFailure) for known in answers):
                 raise
             answers += [_failed_together(error)] * len(places)
-            untried = Failed(error.code or "NotTried", str(error), is_ours=False)
+            untried = ItemFailure(error.code or "NotTried", str(error), is_permanent=False)
             return answers + [untried] * (len(entries) - len(answers))
         answers += _read(answer, len(places))
     return answers
 
 
-def _read(answer: Mapping[str, Any], count: int) -> list[Failed | None]:
+def _read(answer: Mapping[str, Any], count: int) -> list[ItemFailure | None]:
     """Return the answer for each of *count* entries. Of one that is not mentioned nothing is known."""
-    silent = Failed("Unanswered", "the answer does not mention this entry", is_ours=False, is_unknown=True)
-    known: dict[str, Failed | None] = {each["Id"]: None for each in answer.get("Successful", ())}
+    silent = ItemFailure("Unanswered", "the answer does not mention this entry", is_permanent=False, is_unknown=True)
+    known: dict[str, ItemFailure | None] = {each["Id"]: None for each in answer.get("Successful", ())}
     for each in answer.get("Failed", ()):
-        code, is_ours = word(each.get("Code", "")), bool(each.get("SenderFault"))
+        code, is_ours = short_code(each.get("Code", "")), bool(each.get("SenderFault"))
         is_unknown = not is_ours and code not in THROTTLED
-        known[each["Id"]] = Failed(code, each.get("Message") or code, is_ours=is_ours, is_unknown=is_unknown)
+        known[each["Id"]] = ItemFailure(code, each.get("Message") or code, is_permanent=is_ours, is_unknown=is_unknown)
     return [known.get(str(place), silent) for place in range(count)]
 
 
-def _failed_together(error: TransportRefused | TransportUnavailable) -> Failed:
+def _failed_together(error: TransportRefused | TransportUnavailable) -> ItemFailure:
     is_unknown = isinstance(error, TransportUnavailable) and error.is_unknown
-    return Failed(error.code or type(error).__name__, str(error), is_ours=False, is_unknown=is_unknown)
+    return ItemFailure(error.code or type(error).__name__, str(error), is_permanent=False, is_unknown=is_unknown)
 
 
 def _is_attribute(name: str, value: str) -> bool:

@@ -12,7 +12,7 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.exceptions import EndpointConnectionError
 
-from taskharbor.delivery.sqs.failures import CAUGHT, Doing, explained
+from taskharbor.delivery.sqs.failures import CAUGHT, CallContext, translate_error
 from taskharbor.delivery.transport import TransportUnavailable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _ASKED_TWICE: Final = frozenset(
 """To do these twice is to do them once. A send is not repeated here: its caller shall know whether it went out."""
 
 
-class Clients:
+class SqsClients:
     """Two clients, shared by all threads of a process: one for calls that wait for messages, one for the others.
 
     A client has one deadline for all answers. That of a long poll would let a send hang for half a minute.
@@ -43,7 +43,7 @@ class Clients:
             self._quick = self._session.client("sqs", endpoint_url=endpoint_url, config=quick)
             self._patient = self._session.client("sqs", endpoint_url=endpoint_url, config=patient)
         except (*CAUGHT, ValueError) as error:  # ValueError: an endpoint that is no URL
-            raise explained(error, Doing(operation="", queue="", place=endpoint_url or "SQS")) from error
+            raise translate_error(error, CallContext(operation="", queue="", place=endpoint_url or "SQS")) from error
         self._counting = threading.Lock()
         self._calls: Counter[str] = Counter()
 
@@ -76,8 +76,8 @@ class Clients:
             place = f"{client.meta.endpoint_url} ({client.meta.region_name})"
             # A region may be newer than this boto3: it is doubted only where nobody is found.
             exists = not isinstance(error, EndpointConnectionError) or self._region_exists(client.meta)
-            doing = Doing(operation=operation, queue=queue, place=place, region_exists=exists)
-            raise explained(error, doing) from error
+            doing = CallContext(operation=operation, queue=queue, place=place, region_exists=exists)
+            raise translate_error(error, doing) from error
         return answer
 
     def _region_exists(self, meta: Any) -> bool:

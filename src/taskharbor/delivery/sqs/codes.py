@@ -27,15 +27,15 @@ _SPOILT: Final = frozenset({"InvalidParameterValue", "InvalidParameterValueExcep
 """What AWS says of a receipt that has expired, and of much else."""
 
 
-def word(code: str) -> str:
+def short_code(code: str) -> str:
     """Return an error's code without the family name that AWS puts before some.
 
-    >>> word("AWS.SimpleQueueService.NonExistentQueue")
+    >>> short_code("AWS.SimpleQueueService.NonExistentQueue")
     'NonExistentQueue'
     """
     return code.rpartition(".")[2]
 
 
-def is_stale(code: str, why: str) -> bool:
+def is_stale(code: str, reason: str) -> bool:
     """Tell whether a receipt was refused because its message is gone, or in other hands by now."""
-    return code in _STALE or (code in _SPOILT and "receipt" in why.lower())
+    return code in _STALE or (code in _SPOILT and "receipt" in reason.lower())

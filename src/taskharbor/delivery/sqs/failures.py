@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from taskharbor.delivery.sqs.codes import MISSING, THROTTLED, word
+from taskharbor.delivery.sqs.codes import MISSING, THROTTLED, short_code
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ _AWAY: Final = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doing:
+class CallContext:
     """What was being done when it failed: for the words."""
 
     operation: str
@@ -89,7 +89,7 @@ class Doing:
         return TransportRefused(what, way_out, code=code)
 
 
-def explained(error: Exception, doing: Doing) -> TransportUnavailable | TransportRefused:
+def translate_error(error: Exception, doing: CallContext) -> TransportUnavailable | TransportRefused:
     """Tell whether trying again may help, and if not, what would."""
     if isinstance(error, boto.ClientError):
         return _answered(error.response, doing)
@@ -101,8 +101,10 @@ def explained(error: Exception, doing: Doing) -> TransportUnavailable | Transpor
     return doing.refusal(next(_LOCAL[kind] for kind in type(error).__mro__ if kind in _LOCAL), said=said)
 
 
-def _answered(response: Mapping[str, Mapping[str, object]], doing: Doing) -> TransportUnavailable | TransportRefused:
-    code = word(str(response.get("Error", {}).get("Code", "")))
+def _answered(
+    response: Mapping[str, Mapping[str, object]], doing: CallContext
+) -> TransportUnavailable | TransportRefused:
+    code = short_code(str(response.get("Error", {}).get("Code", "")))
     said = " ".join(str(response.get("Error", {}).get("Message", "")).split())
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code in THROTTLED:

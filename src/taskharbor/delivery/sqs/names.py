@@ -7,14 +7,14 @@ from hashlib import sha256
 from typing import Final
 
 from taskharbor.core.errors import InvalidRequest, Problem
-from taskharbor.delivery.transport import DEAD_EVENTS, UNREADABLE
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE
 
 PREFIX: Final = "taskharbor-"
 MAX_NAME: Final = 80
 """What SQS allows."""
 
 _PREFIX_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{0,40}")
-_OURS: Final = {name: name.removeprefix(".") for name in (DEAD_EVENTS, UNREADABLE)}
+_OURS: Final = {name: name.removeprefix(".") for name in (DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE)}
 
 
 def sqs_name(queue: str, *, prefix: str = PREFIX) -> str:
@@ -24,7 +24,7 @@ def sqs_name(queue: str, *, prefix: str = PREFIX) -> str:
     our own: such a name is spelt out behind a hyphen, with which no queue of a user begins. One
     that is then too long becomes a digest, behind two.
 
-    >>> [sqs_name(name) for name in ("mail", "billing.eu", "dead-events", DEAD_EVENTS)]
+    >>> [sqs_name(name) for name in ("mail", "billing.eu", "dead-events", DEAD_EVENTS_QUEUE)]
     ['taskharbor-mail', 'taskharbor--billing-dot-eu', 'taskharbor--dead--events', 'taskharbor-dead-events']
     """
     if queue in _OURS:

@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.delivery.sqs.codes import EXISTS, MISSING
-from taskharbor.delivery.transport import QueueShape, TransportRefused
+from taskharbor.delivery.transport import QueueSpec, TransportRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-LONGEST_RETENTION: Final = timedelta(days=14)
+MAX_RETENTION: Final = timedelta(days=14)
 MAX_RECEIVES: Final = 100
 """A message may be left many times for good reasons; after so many nobody can do anything with it."""
 
@@ -21,17 +21,17 @@ _LONGEST_POLL: Final = "20"
 
 
 @dataclass(frozen=True, slots=True)
-class Shaper:
+class QueueProvisioner:
     """Makes and mends queues. *call* reaches SQS, *name* tells what a queue of ours is called there."""
 
     call: Callable[..., Mapping[str, Any]]
     name: Callable[[str], str]
 
-    def ensure(self, shapes: Sequence[QueueShape]) -> dict[str, str]:
+    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> dict[str, str]:
         """Bring every queue into its shape, and return their URLs."""
         return {shape.name: self._ensure_one(shape) for shape in _in_order(shapes)}
 
-    def _ensure_one(self, shape: QueueShape) -> str:
+    def _ensure_one(self, shape: QueueSpec) -> str:
         wanted = self._wanted(shape)
         try:
             url = self._url(shape.name)
@@ -44,10 +44,10 @@ class Shaper:
                 if raced.code not in EXISTS:  # else somebody was faster, and made it differently
                     raise
             url = self._url(shape.name)
-        self._mend(shape.name, url, wanted)
+        self._update(shape.name, url, wanted)
         return url
 
-    def _wanted(self, shape: QueueShape) -> dict[str, str]:
+    def _wanted(self, shape: QueueSpec) -> dict[str, str]:
         return {
             "VisibilityTimeout": _seconds(shape.visibility),
             "MessageRetentionPeriod": _seconds(shape.retention),
@@ -56,7 +56,7 @@ class Shaper:
             "RedrivePolicy": self._redrive(shape),
         }
 
-    def _redrive(self, shape: QueueShape) -> str:
+    def _redrive(self, shape: QueueSpec) -> str:
         if shape.dead_letters is None:
             return ""
         url = self._url(shape.dead_letters)
@@ -68,7 +68,7 @@ class Shaper:
         given = {attribute: value for attribute, value in wanted.items() if value}
         return str(self.call("CreateQueue", name, QueueName=name, Attributes=given)["QueueUrl"])
 
-    def _mend(self, queue: str, url: str, wanted: Mapping[str, str]) -> None:
+    def _update(self, queue: str, url: str, wanted: Mapping[str, str]) -> None:
         found = self._attributes(queue, url, "All")
         differing = {name: value for name, value in wanted.items() if not _is_same(name, found.get(name, ""), value)}
         if found.get("KmsMasterKeyId"):
@@ -86,12 +86,12 @@ class Shaper:
         return found
 
 
-def _in_order(shapes: Iterable[QueueShape]) -> Iterator[QueueShape]:
+def _in_order(shapes: Iterable[QueueSpec]) -> Iterator[QueueSpec]:
     """Yield queues for dead letters first, also those which nobody described: the others refer to them."""
     given = {shape.name: shape for shape in shapes}
     for shape in given.values():
         if shape.dead_letters is not None and shape.dead_letters not in given:
-            yield QueueShape(name=shape.dead_letters, visibility=shape.visibility, retention=LONGEST_RETENTION)
+            yield QueueSpec(name=shape.dead_letters, visibility=shape.visibility, retention=MAX_RETENTION)
     yield from sorted(given.values(), key=lambda shape: shape.dead_letters is not None)
 
 

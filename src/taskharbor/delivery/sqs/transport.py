@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.delivery.sqs import batches
 from taskharbor.delivery.sqs.codes import MISSING, is_stale
 from taskharbor.delivery.sqs.names import PREFIX, checked_prefix, sqs_name
-from taskharbor.delivery.sqs.shaping import Shaper
-from taskharbor.delivery.transport import Delivery, Depth, Failed, TransportRefused, TransportUnavailable
+from taskharbor.delivery.sqs.shaping import QueueProvisioner
+from taskharbor.delivery.transport import (
+    IncomingMessage,
+    ItemFailure,
+    QueueDepth,
+    TransportRefused,
+    TransportUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taskharbor.delivery.sqs.boto import Clients
-    from taskharbor.delivery.transport import Outgoing, QueueShape
+    from taskharbor.delivery.sqs.boto import SqsClients
+    from taskharbor.delivery.transport import OutgoingMessage, QueueSpec
 
-LONGEST_POLL: Final = timedelta(seconds=20)
-LONGEST_HIDDEN: Final = timedelta(hours=12)
+MAX_RECEIVE_WAIT: Final = timedelta(seconds=20)
+MAX_VISIBILITY: Final = timedelta(hours=12)
 _CLOSED: Final = "this transport was closed"
 _NO_BOTO: Final = "boto3 is not installed"
 _INSTALL: Final = "run: pip install 'taskharbor[sqs]'"
@@ -62,49 +68,49 @@ class SqsTransport:
         """Return what *queue* is called in SQS."""
         return sqs_name(queue, prefix=self._prefix)
 
-    def ensure(self, shapes: Sequence[QueueShape]) -> None:
-        self._urls.update(Shaper(self._clients().call, self.name).ensure(shapes))
+    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> None:
+        self._urls.update(QueueProvisioner(self._clients().call, self.name).ensure_queues(shapes))
 
-    def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Failed | None]:
-        refused = [batches.unsendable(message) for message in messages]
+    def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
+        refused = [batches.rejection_of(message) for message in messages]
         good = [message for message, failed in zip(messages, refused, strict=True) if failed is None]
         entries, sizes = [batches.entry(message) for message in good], [batches.size(message) for message in good]
         answers = iter(self._each("SendMessageBatch", queue, entries, sizes))
         return [next(answers) if failed is None else failed for failed in refused]
 
-    def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[Delivery]:
+    def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[IncomingMessage]:
         if most < 1:
             return []
         answer = self._call(
             "ReceiveMessage",
             queue,
             MaxNumberOfMessages=min(most, batches.MOST_ENTRIES),
-            WaitTimeSeconds=_seconds(min(wait, LONGEST_POLL)),
-            VisibilityTimeout=_seconds(min(visibility, LONGEST_HIDDEN)),
+            WaitTimeSeconds=_seconds(min(wait, MAX_RECEIVE_WAIT)),
+            VisibilityTimeout=_seconds(min(visibility, MAX_VISIBILITY)),
             MessageSystemAttributeNames=["ApproximateReceiveCount"],
             MessageAttributeNames=["All"],
         )
         return [_delivery(message) for message in answer.get("Messages", ())]
 
-    def delete(self, queue: str, receipts: Sequence[str]) -> list[Failed | None]:
+    def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
         entries = [{"ReceiptHandle": receipt} for receipt in receipts]
         return self._each_held("DeleteMessageBatch", queue, entries)
 
-    def hide(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[Failed | None]:
+    def change_visibility(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[ItemFailure | None]:
         entries = [
-            {"ReceiptHandle": receipt, "VisibilityTimeout": _seconds(min(duration, LONGEST_HIDDEN))}
+            {"ReceiptHandle": receipt, "VisibilityTimeout": _seconds(min(duration, MAX_VISIBILITY))}
             for receipt, duration in changes
         ]
         return self._each_held("ChangeMessageVisibilityBatch", queue, entries)
 
-    def depth(self, queue: str) -> Depth:
+    def depth(self, queue: str) -> QueueDepth:
         names = {
             "ready": "ApproximateNumberOfMessages",
             "in_flight": "ApproximateNumberOfMessagesNotVisible",
             "delayed": "ApproximateNumberOfMessagesDelayed",
         }
         found = self._call("GetQueueAttributes", queue, AttributeNames=list(names.values())).get("Attributes", {})
-        return Depth(**{part: int(found.get(name, 0)) for part, name in names.items()})
+        return QueueDepth(**{part: int(found.get(name, 0)) for part, name in names.items()})
 
     def close(self) -> None:
         self._is_closed = True
@@ -112,15 +118,15 @@ class SqsTransport:
         if clients is not None:
             clients.close()
 
-    def _each_held(self, operation: str, queue: str, entries: Sequence[batches.Entry]) -> list[Failed | None]:
+    def _each_held(self, operation: str, queue: str, entries: Sequence[batches.Entry]) -> list[ItemFailure | None]:
         """Do something to messages by their receipts. A stale one is nobody's loss, however the service words it."""
         answers = self._each(operation, queue, entries, [_SMALL] * len(entries))
-        return [None if answer is not None and is_stale(answer.code, answer.why) else answer for answer in answers]
+        return [None if answer is not None and is_stale(answer.code, answer.reason) else answer for answer in answers]
 
     def _each(
         self, operation: str, queue: str, entries: Sequence[batches.Entry], sizes: Sequence[int]
-    ) -> list[Failed | None]:
-        return batches.each_answered(entries, sizes, lambda some: self._call(operation, queue, Entries=some))
+    ) -> list[ItemFailure | None]:
+        return batches.call_in_batches(entries, sizes, lambda some: self._call(operation, queue, Entries=some))
 
     def _call(self, operation: str, queue: str, **parameters: object) -> Mapping[str, Any]:
         clients, name = self._clients(), self.name(queue)
@@ -135,7 +141,7 @@ class SqsTransport:
         url = self._urls[queue] = clients.call("GetQueueUrl", name, QueueName=name)["QueueUrl"]
         return clients.call(operation, name, QueueUrl=url, **parameters)
 
-    def _clients(self) -> Clients:
+    def _clients(self) -> SqsClients:
         if self._is_closed:
             raise TransportUnavailable(_CLOSED, is_unknown=False)
         process = self._process()
@@ -148,12 +154,12 @@ class SqsTransport:
         # setdefault is one step to other threads; and the lock of a new process was never held by anybody.
         return self._processes.setdefault(os.getpid(), _Process())
 
-    def _opened(self) -> Clients:
+    def _opened(self) -> SqsClients:
         try:
-            from taskharbor.delivery.sqs.boto import Clients  # noqa: PLC0415  an extra, and slow to load
+            from taskharbor.delivery.sqs.boto import SqsClients  # noqa: PLC0415  an extra, and slow to load
         except ModuleNotFoundError as error:
             raise TransportRefused(_NO_BOTO, _INSTALL) from error
-        return Clients(
+        return SqsClients(
             endpoint_url=self._endpoint_url,
             region=self._region,
             pollers=self._pollers,
@@ -166,16 +172,16 @@ class _Process:
 
     def __init__(self) -> None:
         self.opening = threading.Lock()
-        self.clients: Clients | None = None
+        self.clients: SqsClients | None = None
 
 
-def _delivery(message: Mapping[str, Any]) -> Delivery:
+def _delivery(message: Mapping[str, Any]) -> IncomingMessage:
     attributes = message.get("MessageAttributes", {})
-    return Delivery(
+    return IncomingMessage(
         body=message["Body"],
-        receipt=message["ReceiptHandle"],
+        receipt_handle=message["ReceiptHandle"],
         message_id=message["MessageId"],
-        receives=int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
+        receive_count=int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
         attributes={name: value["StringValue"] for name, value in attributes.items() if "StringValue" in value},
     )
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Reason, Refused
-from taskharbor.core.claims import refusal
+from taskharbor.core.answers import RefusalReason, Refused
+from taskharbor.core.claims import refusal_reason
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.memory.endings import give_back, hold_until, record
+from taskharbor.drivers.memory.endings import clock_hold_until, lost_attempt, record_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime, timedelta
 
-    from taskharbor.core.claims import Taker
+    from taskharbor.core.claims import Claimant
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
     from taskharbor.drivers.memory.tables import Entry, Tables
 
 
-def take_due(
+def claim_due(
     tables: Tables,
     queue: str,
-    taker: Taker,
+    taker: Claimant,
     *,
     now: datetime,
     limit: int,
@@ -36,18 +36,18 @@ def take_due(
     def is_ripe(job: Job) -> bool:
         waited = now - job.scheduled_for
         is_due = waited > patience if job.status is Status.ENQUEUED else waited >= wait
-        return is_due and not job.is_spent and taker.may_take(job, now)
+        return is_due and not job.is_exhausted and taker.may_take(job, now)
 
     if queue in tables.rows.paused:
         return []
-    return _take_in_line(tables, queue, is_ripe, taker, now=now, limit=limit)
+    return _claim_in_order(tables, queue, is_ripe, taker, now=now, limit=limit)
 
 
-def _take_in_line(
+def _claim_in_order(
     tables: Tables,
     queue: str,
     is_ripe: Callable[[Job], bool],
-    taker: Taker,
+    taker: Claimant,
     *,
     now: datetime,
     limit: int,
@@ -71,7 +71,7 @@ def _take_in_line(
     return claims
 
 
-def take_over(tables: Tables, queue: str, taker: Taker, *, now: datetime, limit: int) -> list[Claim]:
+def reclaim_expired(tables: Tables, queue: str, taker: Claimant, *, now: datetime, limit: int) -> list[Claim]:
     """Take jobs whose lease is over, longest over first."""
     inflight = [tables.rows.jobs[job_id] for job_id in tables.rows.inflight]
     ended = [job for job in inflight if _refusal(tables, queue, job, taker, now) is None]
@@ -79,10 +79,10 @@ def take_over(tables: Tables, queue: str, taker: Taker, *, now: datetime, limit:
     return [_lease(tables, job, taker, now) for job in ended[: max(limit, 0)]]
 
 
-def claim(tables: Tables, queue: str, job_id: JobId, taker: Taker, now: datetime) -> Claim | Refused:
+def claim(tables: Tables, queue: str, job_id: JobId, taker: Claimant, now: datetime) -> Claim | Refused:
     job = tables.rows.jobs.get(job_id)
     if job is None:
-        return Refused(job_id, Reason.NOT_FOUND)
+        return Refused(job_id, RefusalReason.NOT_FOUND)
     refusal = _refusal(tables, queue, job, taker, now)
     if refusal is not None:
         return Refused(job_id, *refusal, job.sends)
@@ -91,25 +91,25 @@ def claim(tables: Tables, queue: str, job_id: JobId, taker: Taker, now: datetime
 
 
 def _refusal(
-    tables: Tables, queue: str, job: Job, taker: Taker, now: datetime
-) -> tuple[Reason, datetime | None] | None:
-    _, attempts = give_back(tables, job)
-    return refusal(
+    tables: Tables, queue: str, job: Job, taker: Claimant, now: datetime
+) -> tuple[RefusalReason, datetime | None] | None:
+    _, attempts = lost_attempt(tables, job)
+    return refusal_reason(
         job,
         taker,
         queue=queue,
         now=now,
-        hold=hold_until(tables, now),
+        hold=clock_hold_until(tables, now),
         attempts=attempts,
         is_paused=job.queue in tables.rows.paused,
     )
 
 
-def _lease(tables: Tables, job: Job, taker: Taker, now: datetime) -> Claim:
+def _lease(tables: Tables, job: Job, taker: Claimant, now: datetime) -> Claim:
     attempts = job.attempt_count
     if job.lease_token is not None:
-        lost, attempts = give_back(tables, job)
-        record(tables, job, now=now, event=Event.RECLAIM, status=Status.PROCESSING, outcome=lost)
+        lost, attempts = lost_attempt(tables, job)
+        record_attempt(tables, job, now=now, event=Event.RECLAIM, status=Status.PROCESSING, outcome=lost)
     lease = Lease(job.id, taker.token, now + taker.lease)
     leased = replace(
         job,

@@ -38,7 +38,7 @@ class MemoryControl:
             for new in schedules:
                 stored[new.name] = _merged(stored.get(new.name), new)
 
-    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+    def delete_schedules(self, names: Sequence[str]) -> list[bool]:
         with self._tables.statement():
             return [self._tables.rows.schedules.pop(name, None) is not None for name in names]
 
@@ -64,11 +64,11 @@ class MemoryControl:
                 self._tables.settings[name] = value
             return is_changed
 
-    def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+    def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         with self._tables.statement():
-            return [self._put_key(key) for key in keys]
+            return [self._add_key(key) for key in keys]
 
-    def _put_key(self, key: ApiKey) -> bool:
+    def _add_key(self, key: ApiKey) -> bool:
         if key.id in self._tables.rows.api_keys:
             return False
         self._tables.rows.api_keys[key.id] = key
@@ -90,7 +90,7 @@ class MemoryControl:
             keys = self._tables.rows.api_keys
             keys.update({key_id: replace(keys[key_id], used_at=now) for key_id in ids if key_id in keys})
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
+    def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         with self._tables.statement() as now:
             for entry in entries:
                 written = replace(entry, at=now, detail=MappingProxyType(dict(entry.detail)))

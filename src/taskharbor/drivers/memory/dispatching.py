@@ -23,13 +23,13 @@ def dispatch(
     if queue in tables.rows.paused:
         return []
     waiting = [tables.rows.jobs[job_id] for job_id in tables.rows.waiting[queue]]
-    ripe = sorted((job for job in waiting if _is_ripe(job, now)), key=_turn)
+    ripe = sorted((job for job in waiting if _is_dispatchable(job, now)), key=_turn)
     room = unclaimed - sum(job.dispatch_at is not None and job.scheduled_for <= now for job in waiting)
     return [_mark(tables, job, now, lock) for job in list(_within(ripe, room))[:limit]]
 
 
-def _is_ripe(job: Job, now: datetime) -> bool:
-    return job.scheduled_for <= now and not job.is_spent and (job.dispatch_at is None or job.dispatch_at <= now)
+def _is_dispatchable(job: Job, now: datetime) -> bool:
+    return job.scheduled_for <= now and not job.is_exhausted and (job.dispatch_at is None or job.dispatch_at <= now)
 
 
 def _turn(job: Job) -> tuple[int, datetime, object]:
@@ -66,7 +66,7 @@ def dispatched(tables: Tables, result: Sent | Unsent | Declined, now: datetime) 
     if job is None or job.status is not Status.ENQUEUED or (job.sends, job.dispatch_at) != (made.seq, made.dispatch_at):
         return False
     if isinstance(result, Sent):
-        moved = replace(job, sent_at=now, dispatch_at=now + result.again_in)
+        moved = replace(job, sent_at=now, dispatch_at=now + result.retry_in)
     else:
         moved = replace(job, resends=job.resends - 1, dispatch_at=now)
     tables.put(moved, now=now)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.claims import Taker
+from taskharbor.core.claims import Claimant
 from taskharbor.core.model import Claim, Lease
-from taskharbor.core.request import check_requeue
+from taskharbor.core.request import validate_requeue
 from taskharbor.drivers.memory import claiming, dispatching, inserting, operating, settling
 from taskharbor.drivers.memory.control import MemoryControl
-from taskharbor.drivers.memory.endings import is_over
+from taskharbor.drivers.memory.endings import is_expired
 from taskharbor.drivers.memory.inspector import MemoryInspector
 from taskharbor.drivers.memory.tables import Tables
-from taskharbor.drivers.memory.upkeep import MemoryUpkeep
+from taskharbor.drivers.memory.upkeep import MemoryMaintenance
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
         Dispatch,
         Enqueued,
         Extended,
-        Moved,
         Refused,
         Sent,
         Settlement,
         Skipped,
+        Transitioned,
         Unsent,
     )
     from taskharbor.core.clock import Clock
@@ -51,7 +51,7 @@ class MemoryDriver:
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._tables = Tables(clock or SystemClock())
-        self.upkeep = MemoryUpkeep(self._tables)
+        self.maintenance = MemoryMaintenance(self._tables)
         self.inspector = MemoryInspector(self._tables)
         self.control = MemoryControl(self._tables)
 
@@ -82,17 +82,19 @@ class MemoryDriver:
         worker: str,
         lease: timedelta,
         limit: int,
-        patience: timedelta,
-        overdue: bool = False,
+        overdue_after: timedelta,
+        overdue_only: bool = False,
         types: Collection[str] | None = None,
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
+        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
-            wait = patience if overdue else timedelta(0)
-            claims = claiming.take_due(self._tables, queue, taker, now=now, limit=limit, patience=patience, wait=wait)
-            return claims + claiming.take_over(self._tables, queue, taker, now=now, limit=limit - len(claims))
+            wait = overdue_after if overdue_only else timedelta(0)
+            claims = claiming.claim_due(
+                self._tables, queue, taker, now=now, limit=limit, patience=overdue_after, wait=wait
+            )
+            return claims + claiming.reclaim_expired(self._tables, queue, taker, now=now, limit=limit - len(claims))
 
     def claim(
         self,
@@ -106,7 +108,7 @@ class MemoryDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
+        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
             return [claiming.claim(self._tables, queue, job_id, taker, now) for job_id in job_ids]
 
@@ -123,9 +125,9 @@ class MemoryDriver:
         with self._tables.statement() as now:
             return [settling.settle(self._tables, each.lease, each.outcome, now) for each in settlements]
 
-    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+    def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
         with self._tables.statement() as now:
-            return [settling.note(self._tables, held, progress, now) for held, progress in notes]
+            return [settling.save_progress(self._tables, held, progress, now) for held, progress in notes]
 
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         with self._tables.statement() as now:
@@ -134,18 +136,18 @@ class MemoryDriver:
                 Claim(job, Lease(job.id, job.lease_token, job.lease_expires_at))
                 for job in inflight
                 if job.lease_token is not None and job.lease_token in tokens
-                if job.lease_expires_at is not None and not is_over(job, now)
+                if job.lease_expires_at is not None and not is_expired(job, now)
             ]
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
         with self._tables.statement() as now:
             return dispatching.dispatch(self._tables, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
 
-    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+    def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         with self._tables.statement() as now:
             return [dispatching.dispatched(self._tables, result, now) for result in results]
 
-    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._tables.statement() as now:
             return [operating.cancel(self._tables, job_id, now) for job_id in job_ids]
 
@@ -156,17 +158,17 @@ class MemoryDriver:
         token: Token,
         budget: int,
         by: str,
-        why: str,
+        reason: str,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
         payload: bytes | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
-        check_requeue(job_ids, budget=budget, payload=payload)
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
+        validate_requeue(job_ids, budget=budget, payload=payload)
         with self._tables.statement() as now:
             due = scheduled_for or now + (delay or timedelta(0))
-            new = operating.NewLife(
-                token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue, payload=payload
+            new = operating.MemoryRequeue(
+                token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
             )
             return [operating.requeue(self._tables, job_id, new, now) for job_id in job_ids]
 
@@ -177,7 +179,7 @@ class MemoryDriver:
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         priority: int | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._tables.statement() as now:
             due = scheduled_for or (None if delay is None else now + delay)
             return [operating.reschedule(self._tables, job_id, now, due=due, priority=priority) for job_id in job_ids]

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from taskharbor.drivers.memory.tables import Tables
 
 
-def is_over(job: Job, now: datetime) -> bool:
+def is_expired(job: Job, now: datetime) -> bool:
     """The lease no longer gives any right."""
     return job.lease_expires_at is not None and job.lease_expires_at <= now
 
 
-def hold_until(tables: Tables, now: datetime) -> datetime | None:
+def clock_hold_until(tables: Tables, now: datetime) -> datetime | None:
     """Until when nobody may bring back ended leases, because the clock jumped."""
     jump = tables.rows.jump
     return jump.hold if jump is not None and now < jump.hold else None
 
 
-def give_back(tables: Tables, job: Job) -> tuple[AttemptOutcome, int]:
+def lost_attempt(tables: Tables, job: Job) -> tuple[AttemptOutcome, int]:
     """Return what an ended lease was lost to, and how many attempts count then."""
     jump, end = tables.rows.jump, job.lease_expires_at
     if jump is not None and end is not None and jump.before < end <= jump.after:
@@ -38,7 +38,7 @@ def give_back(tables: Tables, job: Job) -> tuple[AttemptOutcome, int]:
     return AttemptOutcome.LOST, job.attempt_count
 
 
-def record(
+def record_attempt(
     tables: Tables,
     job: Job,
     *,
@@ -72,7 +72,7 @@ def record(
     tables.rows.attempts[job.id].setdefault(under, attempt)
 
 
-def die(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> Death:
+def dead_letter(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> Death:
     """Store *job* as a dead letter, together with the event that tells of it."""
     dead = replace(
         job,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import DeadGroup
+from taskharbor.core.answers import DeadLetterGroup
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.memory.tables import Tables
 
 
-def dead_groups(tables: Tables, *, queue: str | None) -> list[DeadGroup]:
+def dead_groups(tables: Tables, *, queue: str | None) -> list[DeadLetterGroup]:
     """Count the dead letters that died of the same, the largest group first."""
     letters: defaultdict[tuple[str, str, str], list[Job]] = defaultdict(list)
     for job in tables.rows.jobs.values():
@@ -36,10 +36,10 @@ def fingerprint(tables: Tables, job: Job) -> str | None:
     return next((failure.fingerprint for failure in deaths if failure is not None), "")
 
 
-def _group(killer: str, jobs: list[Job]) -> DeadGroup:
+def _group(killer: str, jobs: list[Job]) -> DeadLetterGroup:
     by_death = sorted(jobs, key=_death)
     newest = by_death[-1]
-    return DeadGroup(
+    return DeadLetterGroup(
         queue=newest.queue,
         type=newest.type,
         fingerprint=killer,

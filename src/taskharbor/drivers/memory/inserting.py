@@ -9,7 +9,7 @@ from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.model import Job
 from taskharbor.core.states import Status
-from taskharbor.drivers.memory.tables import Key
+from taskharbor.drivers.memory.tables import KeyHolder
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,7 +22,7 @@ def insert(tables: Tables, new: NewJob, now: datetime, *, repeat: bool) -> Enque
     if repeat and new.id in tables.rows.jobs:
         return Enqueued(new.id, existed=True)
     if new.idempotency_key is not None:
-        key = tables.rows.keys.setdefault((new.queue, new.idempotency_key), Key(new.id, new.digest))
+        key = tables.rows.keys.setdefault((new.queue, new.idempotency_key), KeyHolder(new.id, new.digest))
         if key.digest != new.digest:
             return IdempotencyConflict(new.queue, new.idempotency_key, key.holder)
         if key.holder != new.id:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Finished, JobFilter, Page, QueueView, reach
+from taskharbor.core.answers import FinishedCount, JobFilter, Page, QueueStats, scan_limit
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory.groups import dead_groups, fingerprint
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import DeadGroup
+    from taskharbor.core.answers import DeadLetterGroup
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
     from taskharbor.drivers.memory.tables import Tables
@@ -39,9 +39,9 @@ class MemoryInspector:
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
         with self._tables.statement():
             jobs = sorted(self._tables.rows.jobs.values(), key=lambda job: job.id, reverse=True)
-            looked_at = [job for job in jobs if after is None or job.id < after][: reach(limit)]
+            looked_at = [job for job in jobs if after is None or job.id < after][: scan_limit(limit)]
             found = [job.summary() for job in looked_at if self._matches(job, wanted)]
-            return Page.of(found, limit=limit, edge=looked_at[-1].id if len(looked_at) == reach(limit) else None)
+            return Page.of(found, limit=limit, edge=looked_at[-1].id if len(looked_at) == scan_limit(limit) else None)
 
     def _matches(self, job: Job, wanted: JobFilter) -> bool:
         return (
@@ -54,7 +54,7 @@ class MemoryInspector:
             and (wanted.fingerprint is None or fingerprint(self._tables, job) == wanted.fingerprint)
         )
 
-    def by_key(self, key: str) -> list[JobId]:
+    def find_by_key(self, key: str) -> list[JobId]:
         with self._tables.statement():
             return [held.holder for (_, name), held in sorted(self._tables.rows.keys.items()) if name == key]
 
@@ -79,17 +79,17 @@ class MemoryInspector:
         with self._tables.statement():
             return self._tables.rows.publisher_seen_at
 
-    def queues(self) -> list[QueueView]:
+    def queues(self) -> list[QueueStats]:
         with self._tables.statement() as now:
             rows = self._tables.rows
             names = {queue for (queue, _), count in rows.counts.items() if count} | set(rows.paused)
             return [self._view(name, now) for name in sorted(names)]
 
-    def _view(self, name: str, now: datetime) -> QueueView:
+    def _view(self, name: str, now: datetime) -> QueueStats:
         rows = self._tables.rows
         waiting = (rows.jobs[job_id].scheduled_for for job_id in rows.waiting.get(name, ()))
         paused_at, paused_by = rows.paused.get(name, (None, None))
-        return QueueView(
+        return QueueStats(
             name=name,
             counts={status: rows.counts[name, status] for status in Status},
             oldest_due=min((due for due in waiting if due <= now), default=None),
@@ -97,23 +97,25 @@ class MemoryInspector:
             paused_by=paused_by,
         )
 
-    def due_in(self, queue: str) -> timedelta | None:
+    def next_due_in(self, queue: str) -> timedelta | None:
         with self._tables.statement() as now:
             rows = self._tables.rows
             times = [rows.jobs[job_id].scheduled_for for job_id in rows.waiting.get(queue, ())]
             return min((time - now for time in times if time > now), default=None)
 
-    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
+    def finished_counts(
+        self, *, since: datetime, queue: str | None = None, limit: int | None = None
+    ) -> list[FinishedCount]:
         with self._tables.statement():
             found = [
-                Finished(minute=minute, queue=name, status=status, count=count)
+                FinishedCount(minute=minute, queue=name, status=status, count=count)
                 for (minute, name, status), count in sorted(self._tables.rows.finished.items())
                 if minute >= since
                 if queue is None or name == queue
             ]
             return found if limit is None else found[max(0, len(found) - limit) :]
 
-    def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
+    def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
         with self._tables.statement():
             return dead_groups(self._tables, queue=queue)[:limit]
 

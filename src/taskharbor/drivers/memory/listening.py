@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-class Bells:
+class MemoryNotifier:
     """Everybody who listens, and for which queues."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Bells:
         with self._changing:
             self._listeners -= {listener}
 
-    def ring(self, queues: Collection[str]) -> None:
+    def notify(self, queues: Collection[str]) -> None:
         # Without the lock: whoever comes or goes leaves this set as it was, and makes another.
         for listener in self._listeners:
             if not listener.queues.isdisjoint(queues):
@@ -35,19 +35,19 @@ class Bells:
 
 
 class MemoryListener:
-    def __init__(self, queues: Collection[str], bells: Bells) -> None:
+    def __init__(self, queues: Collection[str], bells: MemoryNotifier) -> None:
         self.queues = frozenset(queues)
         self._bells = bells
-        self._rang = threading.Event()
+        self._woken = threading.Event()
 
     def wait(self, timeout: timedelta) -> bool:
-        has_rung = self._rang.wait(timeout.total_seconds())
+        has_rung = self._woken.wait(timeout.total_seconds())
         # Cleared before the caller looks for jobs: what rings from here on is heard by the next wait.
-        self._rang.clear()
+        self._woken.clear()
         return has_rung
 
     def wake(self) -> None:
-        self._rang.set()
+        self._woken.set()
 
     def close(self) -> None:
         self._bells.leave(self)

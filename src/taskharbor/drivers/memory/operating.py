@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Moved
+from taskharbor.core.answers import Transitioned
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.failure import Failure
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Event, Status, next_statuses
-from taskharbor.drivers.memory.endings import record
+from taskharbor.drivers.memory.endings import record_attempt
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
     from taskharbor.drivers.memory.tables import Tables
 
-Answer = Moved | IllegalTransition | JobNotFound
+Answer = Transitioned | IllegalTransition | JobNotFound
 
 
 def cancel(tables: Tables, job_id: JobId, now: datetime) -> Answer:
@@ -31,31 +31,31 @@ def cancel(tables: Tables, job_id: JobId, now: datetime) -> Answer:
         moved = replace(job, cancel_requested_at=job.cancel_requested_at or now)
     else:
         moved = replace(job, status=Status.CANCELED, completed_at=now, dispatch_at=None)
-    return Moved(job_id, tables.put(moved, now=now).status)
+    return Transitioned(job_id, tables.put(moved, now=now).status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewLife:
+class MemoryRequeue:
     """What a requeue gives, and who gives it."""
 
     token: Token
     budget: int
     by: str
-    why: str
+    reason: str
     scheduled_for: datetime
     queue: str | None
     payload: bytes | None
 
 
-def requeue(tables: Tables, job_id: JobId, new: NewLife, now: datetime) -> Answer:
+def requeue(tables: Tables, job_id: JobId, new: MemoryRequeue, now: datetime) -> Answer:
     job = tables.rows.jobs.get(job_id)
     if job is None or new.queue not in {None, job.queue}:
         return JobNotFound(job_id)
     if new.token in tables.rows.attempts.get(job_id, ()):
-        return Moved(job_id, Status.PENDING)
+        return Transitioned(job_id, Status.PENDING)
     if not next_statuses(job.status, Event.REQUEUE):
         return IllegalTransition(job_id, job.status, Event.REQUEUE)
-    record(
+    record_attempt(
         tables,
         job,
         token=new.token,
@@ -64,7 +64,7 @@ def requeue(tables: Tables, job_id: JobId, new: NewLife, now: datetime) -> Answe
         event=Event.REQUEUE,
         status=Status.PENDING,
         outcome=AttemptOutcome.REQUEUED,
-        failure=Failure(message=new.why),
+        failure=Failure(message=new.reason),
     )
     revived = replace(
         job,
@@ -85,7 +85,7 @@ def requeue(tables: Tables, job_id: JobId, new: NewLife, now: datetime) -> Answe
         result=None,
         progress=None,
     )
-    return Moved(job_id, tables.put(revived, now=now).status)
+    return Transitioned(job_id, tables.put(revived, now=now).status)
 
 
 def reschedule(
@@ -107,4 +107,4 @@ def reschedule(
         priority=job.priority if priority is None else priority,
         dispatch_at=None,
     )
-    return Moved(job_id, tables.put(moved, now=now).status)
+    return Transitioned(job_id, tables.put(moved, now=now).status)

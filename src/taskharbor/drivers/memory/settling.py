@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from taskharbor.core.answers import Extended, Settled
 from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch
 from taskharbor.core.model import Job, Lease
-from taskharbor.core.outcome import SPENT
-from taskharbor.core.states import Event, Status, landing
-from taskharbor.drivers.memory.endings import die, is_over, record
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
+from taskharbor.core.states import Event, Status, status_after
+from taskharbor.drivers.memory.endings import dead_letter, is_expired, record_attempt
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -28,7 +28,7 @@ def extend(tables: Tables, held: Lease, lease: timedelta, now: datetime) -> Exte
     return Extended(Lease(job.id, held.token, now + lease), job.cancel_requested_at is not None)
 
 
-def note(tables: Tables, held: Lease, progress: Progress, now: datetime) -> bool:
+def save_progress(tables: Tables, held: Lease, progress: Progress, now: datetime) -> bool:
     job = _held(tables, held, now)
     if not isinstance(job, Job):
         return False
@@ -44,22 +44,22 @@ def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Set
     if not isinstance(job, Job):
         return job
     ended = _end_attempt(job, outcome)
-    status = landing(
+    status = status_after(
         outcome.event,
         sent=ended.sent_at is not None,
-        spent=ended.is_spent,
+        spent=ended.is_exhausted,
         cancel_requested=ended.cancel_requested_at is not None,
     )
     _land(tables, ended, status, outcome, now)
     if outcome.event is not Event.ACK:
-        record(
+        record_attempt(
             tables,
             job,
             now=now,
             event=outcome.event,
             status=status,
             outcome=outcome.attempt_outcome,
-            failure=outcome.recorded,
+            failure=outcome.recorded_failure,
         )
     return Settled(job.id, status)
 
@@ -73,7 +73,7 @@ def _held(tables: Tables, lease: Lease, now: datetime) -> Job | JobNotFound | Le
         return JobNotInflight(lease.job_id)
     if job.lease_token != lease.token:
         return LeaseMismatch(lease.job_id)
-    return LeaseExpired(lease.job_id) if is_over(job, now) else job
+    return LeaseExpired(lease.job_id) if is_expired(job, now) else job
 
 
 def _settled_before(tables: Tables, lease: Lease, outcome: Outcome) -> Status | None:
@@ -103,10 +103,10 @@ def _end_attempt(job: Job, outcome: Outcome) -> Job:
 
 def _land(tables: Tables, job: Job, status: Status, outcome: Outcome, now: datetime) -> None:
     """Store *job* in the state its outcome leads to."""
-    error = None if outcome.recorded is None else str(outcome.recorded) or None
+    error = None if outcome.recorded_failure is None else str(outcome.recorded_failure) or None
     if status is Status.DEAD:
-        reason = outcome.reason if outcome.event is Event.FAIL and outcome.reason else SPENT
-        die(tables, job, now=now, reason=reason, error=error or reason)
+        reason = outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED
+        dead_letter(tables, job, now=now, reason=reason, error=error or reason)
         return
     has_failed = outcome.event is Event.RETRY
     is_put_off = status.is_waiting and outcome.event in {Event.RETRY, Event.SNOOZE}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
-from taskharbor.drivers.memory.listening import Bells
+from taskharbor.drivers.memory.listening import MemoryNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ _FORKED: Final = "the memory store stays with the process that made it, and this
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class KeyHolder:
     """Who holds an idempotency key, and for which body."""
 
     holder: JobId
@@ -45,7 +45,7 @@ class ClockJump:
 
 
 @dataclass(slots=True)
-class WaitingLine:
+class ReadyQueue:
     """The jobs of one queue that wait: due ones in the order they run, later ones in a heap.
 
     Entries are dropped lazily: one counts only while its job still waits at that
@@ -76,10 +76,10 @@ class Rows:
     """Everything that is stored. The values are frozen, so copying the containers copies the store."""
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
-    lines: defaultdict[str, WaitingLine] = field(default_factory=lambda: defaultdict(WaitingLine))
+    lines: defaultdict[str, ReadyQueue] = field(default_factory=lambda: defaultdict(ReadyQueue))
     waiting: defaultdict[str, set[JobId]] = field(default_factory=lambda: defaultdict(set))
     inflight: set[JobId] = field(default_factory=set)
-    keys: dict[tuple[str, str], Key] = field(default_factory=dict)
+    keys: dict[tuple[str, str], KeyHolder] = field(default_factory=dict)
     attempts: defaultdict[JobId, dict[Token, Attempt]] = field(default_factory=lambda: defaultdict(dict))
     outbox: dict[str, OutboxRow] = field(default_factory=dict)
     counts: Counter[tuple[str, Status]] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class Rows:
     audit: dict[Token, AuditEntry] = field(default_factory=dict)
     jump: ClockJump | None = None
     publisher_seen_at: datetime | None = None
-    fed: set[str] = field(default_factory=set)
+    ready_queues: set[str] = field(default_factory=set)
     """Queues that were given jobs to take, of which nobody was told yet: a rollback takes this back too."""
 
     def copy(self) -> Self:
@@ -100,8 +100,8 @@ class Rows:
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, WaitingLine):
-        return WaitingLine(list(value.runnable), list(value.scheduled))
+    if isinstance(value, ReadyQueue):
+        return ReadyQueue(list(value.runnable), list(value.scheduled))
     if isinstance(value, defaultdict):
         return defaultdict(value.default_factory, {key: _copied(each) for key, each in value.items()})
     return value.copy() if isinstance(value, dict | set) else value
@@ -119,7 +119,7 @@ class Tables:
         self.rows = Rows()
         self.settings: dict[str, str] = {}  # not among the rows: no rollback undoes what was recorded
         self.statements = 0
-        self.bells = Bells()
+        self.bells = MemoryNotifier()
         self._lock = threading.RLock()
         self._depth = 0
         self._pid = os.getpid()
@@ -153,9 +153,9 @@ class Tables:
                 yield
             finally:
                 self._depth -= 1
-                if not self._depth and self.rows.fed:
-                    self.bells.ring(self.rows.fed)
-                    self.rows.fed.clear()
+                if not self._depth and self.rows.ready_queues:
+                    self.bells.notify(self.rows.ready_queues)
+                    self.rows.ready_queues.clear()
 
     def put(self, job: Job, *, now: datetime) -> Job:
         """Store a job as it is now, and keep lines, counts and aggregates in step with it."""
@@ -169,7 +169,7 @@ class Tables:
             rows.lines[job.queue].add(job)
             self._clear_out(job.queue)
             if job.scheduled_for <= now:
-                rows.fed.add(job.queue)
+                rows.ready_queues.add(job.queue)
         _keep(rows.inflight, job.id, job.status is Status.PROCESSING)
         if job.status.is_final:
             rows.finished[now.replace(second=0, microsecond=0), job.queue, job.status] += 1
@@ -179,7 +179,7 @@ class Tables:
         """Drop the entries of the past, once they are most of the line."""
         line, waiting = self.rows.lines[queue], self.rows.waiting[queue]
         if len(line.scheduled) + len(line.runnable) > 2 * len(waiting) + 1_000:
-            self.rows.lines[queue] = WaitingLine()
+            self.rows.lines[queue] = ReadyQueue()
             for job_id in waiting:
                 self.rows.lines[queue].add(self.rows.jobs[job_id])
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Expired, Published
 from taskharbor.core.model import PUBLISHER_NOTED
-from taskharbor.core.outcome import LEASE_LOST, SPENT
-from taskharbor.core.states import Event, Status, landing
-from taskharbor.drivers.memory.endings import die, give_back, hold_until, is_over, record
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
+from taskharbor.core.states import Event, Status, status_after
+from taskharbor.drivers.memory.endings import clock_hold_until, dead_letter, is_expired, lost_attempt, record_attempt
 from taskharbor.drivers.memory.inserting import insert
 from taskharbor.drivers.memory.tables import ClockJump
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from taskharbor.drivers.memory.tables import Tables
 
 
-class MemoryUpkeep:
+class MemoryMaintenance:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     def expire(self, *, limit: int) -> list[Expired]:
         with self._tables.statement() as now:
-            if hold_until(self._tables, now) is not None:
+            if clock_hold_until(self._tables, now) is not None:
                 return []
             inflight = [self._tables.rows.jobs[job_id] for job_id in self._tables.rows.inflight]
-            ended = [job for job in inflight if is_over(job, now)]
+            ended = [job for job in inflight if is_expired(job, now)]
             ended.sort(key=lambda job: (job.lease_expires_at, job.id))
             return [self._expire(job, now) for job in ended[:limit]]
 
     def _expire(self, job: Job, now: datetime) -> Expired:
         assert job.lease_token is not None  # noqa: S101  only a leased job has a lease that is over
-        lost, attempts = give_back(self._tables, job)
+        lost, attempts = lost_attempt(self._tables, job)
         ended = replace(job, attempt_count=attempts, lease_token=None, lease_expires_at=None)
-        status = landing(
+        status = status_after(
             Event.EXPIRE,
             sent=job.sent_at is not None,
-            spent=ended.is_spent,
+            spent=ended.is_exhausted,
             cancel_requested=job.cancel_requested_at is not None,
         )
-        record(self._tables, job, now=now, event=Event.EXPIRE, status=status, outcome=lost)
+        record_attempt(self._tables, job, now=now, event=Event.EXPIRE, status=status, outcome=lost)
         death = None
         if status is Status.DEAD:
-            death = die(self._tables, ended, now=now, reason=SPENT, error=LEASE_LOST)
+            death = dead_letter(self._tables, ended, now=now, reason=ATTEMPTS_EXHAUSTED, error=LEASE_LOST)
         else:
             landed = replace(
                 ended,
@@ -65,10 +65,15 @@ class MemoryUpkeep:
     def bury(self, *, limit: int) -> list[Death]:
         with self._tables.statement() as now:
             waiting = [self._tables.rows.jobs[job_id] for ids in self._tables.rows.waiting.values() for job_id in ids]
-            spent = sorted((job for job in waiting if job.is_spent), key=lambda job: job.id)[:limit]
-            return [die(self._tables, job, now=now, reason=SPENT, error=job.last_error or SPENT) for job in spent]
+            spent = sorted((job for job in waiting if job.is_exhausted), key=lambda job: job.id)[:limit]
+            return [
+                dead_letter(
+                    self._tables, job, now=now, reason=ATTEMPTS_EXHAUSTED, error=job.last_error or ATTEMPTS_EXHAUSTED
+                )
+                for job in spent
+            ]
 
-    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
         with self._tables.statement() as now:
             if now > expected:
                 self._hold(expected, now, now + lease)
@@ -113,7 +118,7 @@ class MemoryUpkeep:
                 self._tables.remove(job)
             return len(old[:limit])
 
-    def take_duty(self, name: str, *, every: timedelta) -> bool:
+    def claim_duty(self, name: str, *, every: timedelta) -> bool:
         with self._tables.statement() as now:
             duties = self._tables.rows.duties
             if name in duties and duties[name] > now:
@@ -121,11 +126,11 @@ class MemoryUpkeep:
             duties[name] = now + every
             return True
 
-    def beat_worker(self, worker: WorkerRecord) -> None:
+    def record_worker(self, worker: WorkerRecord) -> None:
         with self._tables.statement() as now:
             self._tables.rows.workers[worker.id] = replace(worker, seen_at=now)
 
-    def forget_workers(self, *, unseen_for: timedelta) -> int:
+    def prune_workers(self, *, unseen_for: timedelta) -> int:
         with self._tables.statement() as now:
             workers = self._tables.rows.workers
             silent = [w.id for w in workers.values() if w.seen_at is not None and w.seen_at <= now - unseen_for]
@@ -133,7 +138,7 @@ class MemoryUpkeep:
                 del workers[worker_id]
             return len(silent)
 
-    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+    def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         with self._tables.statement() as now:
             audit = self._tables.rows.audit
             old = sorted((e.at, e.id) for e in audit.values() if e.at is not None and e.at <= now - older_than)
@@ -142,7 +147,7 @@ class MemoryUpkeep:
                 del audit[entry_id]
             return len(forgotten)
 
-    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+    def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._tables.statement() as now:
             rows, outbox = self._tables.rows, self._tables.rows.outbox
             if rows.publisher_seen_at is None or not now - PUBLISHER_NOTED < rows.publisher_seen_at <= now:
@@ -153,24 +158,24 @@ class MemoryUpkeep:
             outbox.update({row.event.event_id: row for row in taken})
             return taken
 
-    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+    def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         with self._tables.statement() as now:
-            return [self._outbox_done(result, now) for result in results]
+            return [self._settle_outbox(result, now) for result in results]
 
-    def _outbox_done(self, result: Published | Unpublished, now: datetime) -> bool:
+    def _settle_outbox(self, result: Published | Unpublished, now: datetime) -> bool:
         row = self._tables.rows.outbox.get(result.event_id)
         if row is None or row.is_done:
             return False
         if isinstance(result, Published):
             done = replace(row, published_at=now)
-        elif result.again_in is None:
+        elif result.retry_in is None:
             done = replace(row, given_up_at=now, last_error=result.error)
         else:
-            done = replace(row, next_at=now + result.again_in, last_error=result.error)
+            done = replace(row, next_at=now + result.retry_in, last_error=result.error)
         self._tables.rows.outbox[result.event_id] = done
         return True
 
-    def outbox_close(
+    def close_outbox(
         self,
         reason: str,
         *,
@@ -191,13 +196,13 @@ class MemoryUpkeep:
                 outbox[row.event.event_id] = replace(row, given_up_at=now, last_error=reason)
             return len(closed)
 
-    def schedules_due(self, *, limit: int) -> list[Schedule]:
+    def due_schedules(self, *, limit: int) -> list[Schedule]:
         with self._tables.statement() as now:
             live = [each for each in self._tables.rows.schedules.values() if each.paused_at is None]
             due = [(each.next_at, each.name, each) for each in live if each.next_at is not None and each.next_at <= now]
             return [each for _, _, each in sorted(due, key=lambda entry: entry[:2])][:limit]
 
-    def schedule_fired(
+    def advance_schedule(
         self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
     ) -> bool:
         with self._tables.transaction(), self._tables.statement() as now:

@@ -23,7 +23,7 @@ RV = TypeVar("RV")
 
 ENCODING: Final = "UTF8"
 """Of every connection: what the environment, the URL or the database say of it is ignored."""
-PINS: Final = {
+SESSION_SETTINGS: Final = {
     # Statements are planned once, and by names of indexes rather than by guesses: a table that
     # was empty when its statistics were made must not be walked from end to end an hour later.
     "plan_cache_mode": "force_generic_plan",
@@ -41,7 +41,7 @@ PINS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ServerAddress:
     """A database, a schema in it, and the way there.
 
     *password* is asked for each new connection, where the URL has none: tokens of cloud
@@ -85,7 +85,7 @@ class Address:
             autocommit=True,
             prepare_threshold=0 if has_settings else None,
         )
-        db.patience = GRACE * self.deadline.total_seconds() if self.is_timed else None
+        db.patience = REPLY_TIMEOUT_FACTOR * self.deadline.total_seconds() if self.is_timed else None
         if has_settings:
             db.meet()
         return db
@@ -94,7 +94,7 @@ class Address:
     def settings(self) -> dict[str, str]:
         """What must hold for every statement of the driver."""
         milliseconds = round(self.deadline.total_seconds() * 1_000)
-        return PINS | {
+        return SESSION_SETTINGS | {
             "idle_in_transaction_session_timeout": str(2 * milliseconds),
             "lock_timeout": str(milliseconds // 2),  # shorter than the next, so that it is told which of both it was
             "statement_timeout": str(milliseconds),
@@ -142,7 +142,7 @@ class ServerConnection(psycopg.Connection):
     backend = 0
     generation = 0
     _kept: psycopg.Cursor | None = None
-    _ear: select.poll | None = None
+    _listen_thread: select.poll | None = None
 
     def meet(self) -> None:
         """Learn who is at the other end, and that it does as it was told.
@@ -152,7 +152,7 @@ class ServerConnection(psycopg.Connection):
         """
         row = self.execute("SELECT pg_backend_pid(), current_setting('plan_cache_mode')", prepare=False).fetchone()
         self.backend, mode = row or (0, None)
-        if mode != PINS["plan_cache_mode"]:
+        if mode != SESSION_SETTINGS["plan_cache_mode"]:
             self.close()
             raise psycopg.OperationalError("its settings were dropped on the way")  # noqa: TRY003
 
@@ -174,10 +174,10 @@ class ServerConnection(psycopg.Connection):
         """Whether the server has said nothing since: to an idle connection it only ever says goodbye."""
         if self.closed:
             return False
-        if self._ear is None:
-            self._ear = select.poll()
-            self._ear.register(self.fileno(), select.POLLIN)
-        return not self._ear.poll(0)
+        if self._listen_thread is None:
+            self._listen_thread = select.poll()
+            self._listen_thread.register(self.fileno(), select.POLLIN)
+        return not self._listen_thread.poll(0)
 
     def wait(self, gen: PQGen[RV], *how: Any, **named: Any) -> RV:
         return super().wait(gen if self.patience is None else self._timed(gen, self.patience), *how, **named)
@@ -200,5 +200,7 @@ class ServerConnection(psycopg.Connection):
 
 _NUMBERS: Final = re.compile(r"[0-9,]*")
 _CLEAR: Final = re.compile(r"[a-z]+://(?:[^@/]*@)?[^@/]*(?:/[^@?]*)?(?:\?|$)", re.IGNORECASE)
-GRACE: Final = 1.25  # deadlines, after which the server's own word that it gave up is not waited for any more
+REPLY_TIMEOUT_FACTOR: Final = (
+    1.25  # deadlines, after which the server's own word that it gave up is not waited for any more
+)
 _SCHEMA: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")

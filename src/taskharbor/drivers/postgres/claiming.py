@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from taskharbor.core.answers import Reason, Refused
-from taskharbor.core.claims import refusal
+from taskharbor.core.answers import RefusalReason, Refused
+from taskharbor.core.claims import refusal_reason
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed, job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.claims import Taker
+    from taskharbor.core.claims import Claimant
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
 
 
-def _parameters(taker: Taker) -> dict[str, Any]:
+def _parameters(taker: Claimant) -> dict[str, Any]:
     return {
         "token": taker.token,
         "worker": taker.worker,
@@ -101,8 +101,8 @@ _FROM_THERE: Final[LiteralString] = f"""
 """
 
 
-def take_due(
-    connections: Connections, queue: str, taker: Taker, *, limit: int, patience: timedelta, after: Place | None
+def claim_due(
+    connections: PostgresPool, queue: str, taker: Claimant, *, limit: int, patience: timedelta, after: Place | None
 ) -> list[Claim]:
     """Take due jobs in their order, from the head of the line or from a place in it on."""
     asked = _parameters(taker) | {"queue": queue, "limit": max(limit, 0), "patience": patience}
@@ -114,7 +114,9 @@ def take_due(
     return _in_order(rows)
 
 
-def take_overdue(connections: Connections, queue: str, taker: Taker, *, limit: int, patience: timedelta) -> list[Claim]:
+def claim_overdue(
+    connections: PostgresPool, queue: str, taker: Claimant, *, limit: int, patience: timedelta
+) -> list[Claim]:
     """Take jobs of any status that have been due for *patience*."""
     asked = _parameters(taker) | {"queue": queue, "limit": max(limit, 0), "patience": patience}
     return _in_order(connections.fetch(_OVERDUE, **asked))
@@ -156,7 +158,7 @@ _TAKE_OVER: Final[LiteralString] = f"""
 """
 
 
-def take_over(connections: Connections, queue: str, taker: Taker, *, limit: int) -> list[Claim]:
+def reclaim_expired(connections: PostgresPool, queue: str, taker: Claimant, *, limit: int) -> list[Claim]:
     """Take jobs whose lease is over, longest over first."""
     rows = connections.fetch(_TAKE_OVER, **_parameters(taker), queue=queue, limit=max(limit, 0))
     return [claimed(row) for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
@@ -198,7 +200,7 @@ _CLAIM: Final[LiteralString] = f"""
 """
 
 
-def claim(connections: Connections, queue: str, job_ids: Sequence[JobId], taker: Taker) -> list[Claim | Refused]:
+def claim(connections: PostgresPool, queue: str, job_ids: Sequence[JobId], taker: Claimant) -> list[Claim | Refused]:
     asked = _parameters(taker) | {"queue": queue, "ids": list(dict.fromkeys(job_ids))}
     taken = {row[0]: claimed(row) for row in connections.fetch(_CLAIM, **asked)}
     if len(taken) == len(job_ids):
@@ -220,17 +222,18 @@ _LOOK: Final[LiteralString] = f"""
 """
 
 
-def _refused(connections: Connections, queue: str, job_ids: Sequence[JobId], taker: Taker) -> dict[JobId, Refused]:
+def _refused(connections: PostgresPool, queue: str, job_ids: Sequence[JobId], taker: Claimant) -> dict[JobId, Refused]:
     rows = {row[0]: row for row in connections.fetch(_LOOK, ids=list(job_ids))}
     return {
-        each: _reason(rows[each], queue, taker) if each in rows else Refused(each, Reason.NOT_FOUND) for each in job_ids
+        each: _reason(rows[each], queue, taker) if each in rows else Refused(each, RefusalReason.NOT_FOUND)
+        for each in job_ids
     }
 
 
-def _reason(row: Row, queue: str, taker: Taker) -> Refused:
+def _reason(row: Row, queue: str, taker: Claimant) -> Refused:
     found = job(row)
     now, hold, attempts, is_paused = row[-4:]
-    reason = refusal(
+    reason = refusal_reason(
         found,
         taker,
         queue=queue,
@@ -240,5 +243,5 @@ def _reason(row: Row, queue: str, taker: Taker) -> Refused:
         is_paused=is_paused,
     )
     # None: it could not be claimed a moment ago, and could be now. That moment's answer is as good as any.
-    why, until = reason or (Reason.LEASED, now)
+    why, until = reason or (RefusalReason.LEASED, now)
     return Refused(found.id, why, until, found.sends)

@@ -16,22 +16,22 @@ from psycopg.errors import DeadlockDetected, ReadOnlySqlTransaction, Serializati
 from psycopg.pq import TransactionStatus
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.drivers.postgres.failures import ReplyLost, explained, is_away, is_full
+from taskharbor.drivers.postgres.failures import ReplyLost, is_away, is_full, translate_error
 from taskharbor.drivers.postgres.outage import Outage
-from taskharbor.drivers.postgres.steps import run
+from taskharbor.drivers.postgres.steps import run_statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from taskharbor.core.clock import Clock
-    from taskharbor.drivers.postgres.address import Address, ServerConnection
+    from taskharbor.drivers.postgres.address import ServerAddress, ServerConnection
     from taskharbor.drivers.postgres.steps import Steps
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
 
-class Connections:
+class PostgresPool:
     """Gives each statement a connection, at most *size* at a time; none is waited for longer than the deadline.
 
     A pool with threads of its own would connect behind the caller's back: the caller would
@@ -41,7 +41,7 @@ class Connections:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         *,
         clock: Clock | None,
         size: int,
@@ -60,9 +60,9 @@ class Connections:
         self._pin = f"SELECT {', '.join(pins)}".encode()
         self._named: dict[LiteralString, bytes] = {}  # as many as there are statements in the code
         self._inherited: list[ServerConnection] = []
-        self._start_anew()
+        self._reset()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._idle: list[ServerConnection] = []
         self._slots: SimpleQueue[None] = SimpleQueue()  # a semaphore, written in C
         for _ in range(self._size):
@@ -92,7 +92,7 @@ class Connections:
 
         def work(db: ServerConnection) -> T:
             with db.transaction():
-                return run(verb(), lambda statement, **asked: self.execute(db, self.named(statement), asked))
+                return run_statements(verb(), lambda statement, **asked: self.execute(db, self.named(statement), asked))
 
         return self.run(work)
 
@@ -148,9 +148,9 @@ class Connections:
                 self._drop_idle()  # what broke this one broke them too, or their first users have to find that out
             if isinstance(error, ReadOnlySqlTransaction):
                 self._on_read_only()
-            raise explained(error, self.address.place, backend=db.backend if db.broken else None) from error
+            raise translate_error(error, self.address.place, backend=db.backend if db.broken else None) from error
         finally:
-            self._give_back(db)
+            self._release(db)
 
     def resolve(self, lost: ReplyLost) -> None:
         """See to it that the statement whose reply was lost is over: committed, or never to be."""
@@ -166,19 +166,19 @@ class Connections:
 
         Those in use are closed when they are released.
         """
-        self._leave_what_is_inherited()
+        self._abandon_inherited()
         self._generation += 1
         self._drop_idle()
 
     def close(self) -> None:
         """Close what is not in use; what is, is closed when it is given back."""
-        self._leave_what_is_inherited()
+        self._abandon_inherited()
         self._closed.set()
         self._outage.end()
         self._drop_idle()
 
     def _take(self) -> ServerConnection:
-        self._leave_what_is_inherited()
+        self._abandon_inherited()
         self._check_open()
         if self._outage.is_on and not self._idle:
             self._outage.wait()  # before a slot is taken: those who wait for one would fail one after the other
@@ -192,11 +192,11 @@ class Connections:
             self._slots.put(None)
             raise
 
-    def _leave_what_is_inherited(self) -> None:
+    def _abandon_inherited(self) -> None:
         """Begin anew on this side of a fork: connections of the other side must not be used here, nor closed."""
         if self._pid != os.getpid():
             self._inherited = self._idle  # or psycopg complains that they were dropped, and not closed
-            self._start_anew()
+            self._reset()
 
     def _pop_idle(self) -> ServerConnection | None:
         try:
@@ -215,7 +215,7 @@ class Connections:
         while (db := self._pop_idle()) is not None:
             db.close()
 
-    def _give_back(self, db: ServerConnection) -> None:
+    def _release(self, db: ServerConnection) -> None:
         self._keep(db)
         self._slots.put(None)
 
@@ -258,7 +258,7 @@ class Connections:
         try:
             db = self.address.connect()
         except psycopg.Error as error:
-            raise explained(error, self.address.place) from error
+            raise translate_error(error, self.address.place) from error
         db.generation = generation
         self._was_connected = True
         return db

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
-    from taskharbor.drivers.postgres.connection import Connections
-    from taskharbor.drivers.postgres.settings import Settings
+    from taskharbor.drivers.postgres.connection import PostgresPool
+    from taskharbor.drivers.postgres.settings import PostgresSettings
 
 
 class PostgresControl:
-    def __init__(self, connections: Connections, settings: Settings) -> None:
+    def __init__(self, connections: PostgresPool, settings: PostgresSettings) -> None:
         self._connections = connections
         self._settings = settings
 
@@ -87,7 +87,7 @@ class PostgresControl:
         RETURNING name
     """
 
-    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+    def delete_schedules(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._DROP_SCHEDULES, names)
 
     _PAUSE_SCHEDULES: LiteralString = f"""
@@ -128,7 +128,7 @@ class PostgresControl:
         RETURNING id
     """
 
-    def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+    def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         return self._each(
             self._PUT_KEYS,
             [each.id for each in keys],
@@ -171,7 +171,7 @@ class PostgresControl:
             ON CONFLICT (id) DO NOTHING
     """
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
+    def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         self._connections.fetch(
             self._RECORD,
             ids=[each.id for each in entries],

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.connection import PostgresPool
     from taskharbor.drivers.postgres.steps import Steps
 
 SCAN_BATCH: Final = 10_000
 """Jobs that one step examines: well under a second, also from a cold disk."""
-PATIENCE: Final = timedelta(minutes=10)
+MAX_LOCK_WAIT: Final = timedelta(minutes=10)
 """How long a statement of retention may take: it has to read or drop much, and no caller waits for it."""
 _PREFIX: Final = "th_jobs_finished_"
 
@@ -78,7 +78,7 @@ REMOVE: Final[LiteralString] = f"""
     SELECT count(*)
       FROM removed
 """
-ENTANGLED: Final[LiteralString] = """
+REFERENCED: Final[LiteralString] = """
                job.idempotency_key IS NOT NULL
                OR EXISTS (SELECT FROM th_attempts AS attempt WHERE attempt.job_id = job.id)
                OR EXISTS (SELECT FROM th_outbox AS event WHERE event.job_id = job.id)
@@ -121,12 +121,12 @@ _LAST: Final[LiteralString] = """
             LIMIT %(rows)s
            ) AS examined
 """
-_FIND_ENTANGLED: Final[LiteralString] = f"""
+_FIND_REFERENCED: Final[LiteralString] = f"""
     SELECT job.id
       FROM {{leaf}} AS job
      WHERE job.id > %(after)s
        AND job.id <= %(upto)s
-       AND ({ENTANGLED})
+       AND ({REFERENCED})
      ORDER BY job.id
      LIMIT %(limit)s
 """
@@ -172,7 +172,7 @@ _UNREGISTER: Final[LiteralString] = """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PruneStep:
     """What one step removed: row by row, and as part of a whole day; and whether the day has another step now."""
 
     rows: int = 0
@@ -180,10 +180,10 @@ class Step:
     is_last: bool = False
 
 
-class Days:
+class DayPartitions:
     """The leaves of finished jobs that are past their retention. It needs the schema of `PRUNING`."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
 
     def old(self, older_than: timedelta) -> Sequence[LiteralString]:
@@ -194,15 +194,15 @@ class Days:
         detached = [leaf for (leaf,) in self._connections.fetch(_DETACHED)]
         return sorted({*attached, *detached})
 
-    def step(self, leaf: LiteralString, older_than: timedelta, *, limit: int) -> Step:
+    def step(self, leaf: LiteralString, older_than: timedelta, *, limit: int) -> PruneStep:
         """Take the next step with *leaf*, in one transaction; remove up to *limit* jobs row by row."""
-        return unhurried.transact(self._connections, lambda: _step(leaf, older_than, limit), patience=PATIENCE)
+        return unhurried.transact(self._connections, lambda: _step(leaf, older_than, limit), patience=MAX_LOCK_WAIT)
 
 
-def _step(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[Step]:
+def _step(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[PruneStep]:
     rows = yield _LOCK, {"leaf": leaf}
     if not rows:
-        return Step(is_last=True)  # another process is at it, or has dropped it
+        return PruneStep(is_last=True)  # another process is at it, or has dropped it
     [(after, is_detached)] = rows
     [(upto,)] = yield _LAST.format(leaf=leaf), {"after": after, "rows": SCAN_BATCH}
     if is_detached:
@@ -214,39 +214,39 @@ def _step(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[Step]
     return (yield from step)
 
 
-def _clear(leaf: LiteralString, older_than: timedelta, after: UUID, upto: UUID, limit: int) -> Steps[Step]:
-    found = yield _FIND_ENTANGLED.format(leaf=leaf), {"after": after, "upto": upto, "limit": limit}
+def _clear(leaf: LiteralString, older_than: timedelta, after: UUID, upto: UUID, limit: int) -> Steps[PruneStep]:
+    found = yield _FIND_REFERENCED.format(leaf=leaf), {"after": after, "upto": upto, "limit": limit}
     ids = [job_id for (job_id,) in found]
     removed = 0
     if ids:
         asked = {"ids": ids, "older_than": older_than, "limit": limit}
         [(removed,)] = yield REMOVE.format(leaf=leaf, only="AND job.id = ANY (%(ids)s)"), asked
     yield _MOVE_ON, {"leaf": leaf, "upto": upto if len(ids) < limit else ids[-1]}
-    return Step(rows=removed)
+    return PruneStep(rows=removed)
 
 
-def _detach(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[Step]:
+def _detach(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[PruneStep]:
     [(is_detached,)] = yield _DETACH, {"leaf": leaf}
     if is_detached:
-        return Step()
+        return PruneStep()
     # Too many of its jobs must stay: the others are removed row by row.
     [(removed,)] = yield REMOVE.format(leaf=leaf, only=""), {"older_than": older_than, "limit": limit}
-    return Step(rows=removed, is_last=True)
+    return PruneStep(rows=removed, is_last=True)
 
 
-def _forget(leaf: LiteralString, after: UUID, upto: UUID) -> Steps[Step]:
+def _forget(leaf: LiteralString, after: UUID, upto: UUID) -> Steps[PruneStep]:
     [(count,)] = yield _FORGET.format(leaf=leaf), {"after": after, "upto": upto}
     yield _MOVE_ON, {"leaf": leaf, "upto": upto}
-    return Step(of_day=count)
+    return PruneStep(of_day=count)
 
 
-def _drop(leaf: LiteralString) -> Steps[Step]:
+def _drop(leaf: LiteralString) -> Steps[PruneStep]:
     yield _DROP.format(leaf=leaf), {}
     yield _UNREGISTER, {"leaf": leaf}
-    return Step(is_last=True)
+    return PruneStep(is_last=True)
 
 
-def old_days(connections: Connections, older_than: timedelta) -> list[LiteralString]:
+def old_days(connections: PostgresPool, older_than: timedelta) -> list[LiteralString]:
     """Return the attached leaves of days whose last job may go, oldest first."""
     rows = connections.fetch(LEAVES)
     return sorted(name for name, now in rows if _is_day(name) and _end_of(name) <= now - older_than)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from taskharbor.core.answers import Declined, Dispatch, Sent, Unsent
 from taskharbor.drivers.postgres import literals
 from taskharbor.drivers.postgres.claiming import NOT_SPENT
-from taskharbor.drivers.postgres.rows import ASKED, FEW, NOW, uuids
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, uuids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.connection import PostgresPool
 
 _DISPATCH: Final[LiteralString] = f"""
     -- Every re-send that is ripe, and of the others as many as there is room for.
@@ -65,7 +65,7 @@ _DISPATCH: Final[LiteralString] = f"""
 """
 
 
-def dispatch(connections: Connections, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
+def dispatch(connections: PostgresPool, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
     rows = connections.fetch(_DISPATCH, queue=queue, limit=limit, lock=lock, unclaimed=unclaimed)
     rows.sort(key=lambda row: (row[4], row[5], row[0]))
     return [Dispatch(row[0], row[1], row[2], row[3]) for row in rows]
@@ -78,9 +78,9 @@ _SENT: Final[LiteralString] = f"""
       FROM (
            SELECT *
              FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[], %(agains)s::interval[])
-            {FEW}
+            {LIMIT_TO_IDS}
            ) AS asked (id, seq, dispatch_at, again_in)
-     WHERE {ASKED}
+     WHERE {MATCHES_ID}
        AND job.status = 'ENQUEUED'
        AND job.sends = asked.seq
        AND job.dispatch_at IS NOT DISTINCT FROM asked.dispatch_at
@@ -90,9 +90,9 @@ _UNSENT: Final[LiteralString] = f"""
     UPDATE th_jobs_waiting AS job
        SET resends = job.resends - 1,
            dispatch_at = {NOW}
-      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[]) {FEW})
+      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[]) {LIMIT_TO_IDS})
            AS asked (id, seq, dispatch_at)
-     WHERE {ASKED}
+     WHERE {MATCHES_ID}
        AND job.status = 'ENQUEUED'
        AND job.sends = asked.seq
        AND job.dispatch_at IS NOT DISTINCT FROM asked.dispatch_at
@@ -101,21 +101,21 @@ _UNSENT: Final[LiteralString] = f"""
 _DECLINED: Final[LiteralString] = f"""
     UPDATE th_jobs_waiting AS job
        SET dispatch_at = {NOW}
-      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[]) {FEW}) AS asked (id, seq)
-     WHERE {ASKED}
+      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[]) {LIMIT_TO_IDS}) AS asked (id, seq)
+     WHERE {MATCHES_ID}
        AND job.status = 'ENQUEUED'
        AND job.sends = asked.seq
     RETURNING job.id
 """
 
 
-def dispatched(connections: Connections, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+def dispatched(connections: PostgresPool, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
     sent = [each for each in results if isinstance(each, Sent)]
     unsent = [each for each in results if isinstance(each, Unsent)]
     declined = [each for each in results if isinstance(each, Declined)]
     done: set[JobId] = set()
     if sent:
-        agains = literals.spans(each.again_in for each in sent)
+        agains = literals.spans(each.retry_in for each in sent)
         done |= {row[0] for row in connections.fetch(_SENT, **_locks(sent), agains=agains)}
     if unsent:
         done |= {row[0] for row in connections.fetch(_UNSENT, **_locks(unsent))}

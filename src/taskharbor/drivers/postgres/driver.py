@@ -6,25 +6,25 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
-from taskharbor.core.claims import Taker
-from taskharbor.core.request import check_requeue
+from taskharbor.core.claims import Claimant
+from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import claiming, dispatching, inserting, operating, settling
-from taskharbor.drivers.postgres.address import Address
-from taskharbor.drivers.postgres.connection import Connections
+from taskharbor.drivers.postgres.address import ServerAddress
+from taskharbor.drivers.postgres.connection import PostgresPool
 from taskharbor.drivers.postgres.control import PostgresControl
 from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.drivers.postgres.inspector import PostgresInspector
-from taskharbor.drivers.postgres.join import AsyncJoined, Joined
-from taskharbor.drivers.postgres.lines import Lines
-from taskharbor.drivers.postgres.listening import Audience, PostgresListener
-from taskharbor.drivers.postgres.ringing import ANY, Bell, fed_queues
+from taskharbor.drivers.postgres.join import AsyncPostgresTransaction, PostgresTransaction
+from taskharbor.drivers.postgres.lines import ScanCursors
+from taskharbor.drivers.postgres.listening import ListenerRegistry, PostgresListener
+from taskharbor.drivers.postgres.ringing import ANY_QUEUE, PostgresNotifier, ready_queues
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
-from taskharbor.drivers.postgres.settings import Settings
-from taskharbor.drivers.postgres.steps import run
-from taskharbor.drivers.postgres.upkeep import PostgresUpkeep
+from taskharbor.drivers.postgres.settings import PostgresSettings
+from taskharbor.drivers.postgres.steps import run_statements
+from taskharbor.drivers.postgres.upkeep import PostgresMaintenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
         Dispatch,
         Enqueued,
         Extended,
-        Moved,
         Refused,
         Sent,
         Settlement,
         Skipped,
+        Transitioned,
         Unsent,
     )
     from taskharbor.core.clock import Clock
@@ -71,7 +71,7 @@ class PostgresDriver:
     extends leases, one by which all listeners hear, and up to four for reads of the API.
     """
 
-    coalesces: Final = True
+    group_commits: Final = True
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class PostgresDriver:
         deadline: timedelta = DEADLINE,
         clock: Clock | None = None,
     ) -> None:
-        address = Address(
+        address = ServerAddress(
             url=url, schema=schema, deadline=deadline, password=password, is_pooled=is_pooled, is_timed=True
         )
-        self._connections = Connections(
+        self._connections = PostgresPool(
             address,
             clock=clock,
             size=size,
@@ -95,15 +95,17 @@ class PostgresDriver:
             on_read_only=self._find_primary,
         )
         # Of the heartbeat's own: nobody else's work may keep a lease from it. Who has a lease has seen the schema.
-        self._beating = Connections(address, clock=clock, size=1, check=lambda: NEWEST, on_read_only=self._find_primary)
-        self._lines = Lines()
-        self._audience = Audience(address)
-        self._bell = Bell(self._connections, self._audience)
-        self.upkeep = PostgresUpkeep(self._connections, self._bell)
-        self._settings = Settings(self._connections)
+        self._heartbeat_connection = PostgresPool(
+            address, clock=clock, size=1, check=lambda: NEWEST, on_read_only=self._find_primary
+        )
+        self._lines = ScanCursors()
+        self._audience = ListenerRegistry(address)
+        self._bell = PostgresNotifier(self._connections, self._audience)
+        self.maintenance = PostgresMaintenance(self._connections, self._bell)
+        self._settings = PostgresSettings(self._connections)
         self.inspector = PostgresInspector(self._connections, self._settings)
         # For requests from outside, such as the API's: however slow or many, they take nothing from the driver's own.
-        self._reading = Connections(
+        self._reading = PostgresPool(
             replace(address, deadline=min(deadline, READ_DEADLINE)),
             clock=clock,
             size=READ_CONNECTIONS,
@@ -116,37 +118,37 @@ class PostgresDriver:
     @property
     def statements(self) -> int:
         """How many statements were run so far."""
-        return self._connections.statements + self._beating.statements + self._reading.statements
+        return self._connections.statements + self._heartbeat_connection.statements + self._reading.statements
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
         return PostgresListener(self._audience, queues)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         answers = self._safely(lambda: self._insert(jobs, repeat=repeat), lambda: self._insert(jobs, repeat=True))
-        self._bell.ring(fed_queues(jobs))
+        self._bell.notify(ready_queues(jobs))
         return answers
 
     def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
-        if not repeat and len(jobs) >= inserting.COPIED:
+        if not repeat and len(jobs) >= inserting.MIN_COPY_JOBS:
             return inserting.copy(self._connections, jobs)
         if inserting.is_one_statement(jobs):
-            return run(inserting.insert(jobs, repeat=repeat), self._connections.fetch)
+            return run_statements(inserting.insert(jobs, repeat=repeat), self._connections.fetch)
         return self._connections.transact(lambda: inserting.insert(jobs, repeat=repeat))
 
     def remember(self, name: str, value: str) -> str:
         return self._settings.remember(name, value)
 
-    def joined(self, connection: Connection[Any], *, notify: bool = True) -> Joined:
+    def join(self, connection: Connection[Any], *, notify: bool = True) -> PostgresTransaction:
         """Return what stores and settles jobs in transactions of *connection*, yours and open on the same database.
 
         That is done when you commit, and never was if you roll back. Without *notify* your
         commit is spared the NOTIFY, and workers find the jobs when they look next.
         """
-        return Joined(connection, self._connections, self._settings, notify=notify)
+        return PostgresTransaction(connection, self._connections, self._settings, notify=notify)
 
-    def ajoined(self, connection: AsyncConnection[Any], *, notify: bool = True) -> AsyncJoined:
+    def ajoin(self, connection: AsyncConnection[Any], *, notify: bool = True) -> AsyncPostgresTransaction:
         """Return what `joined` returns, for a connection that is awaited: so are its insert and settle."""
-        return AsyncJoined(connection, self._connections, self._settings, notify=notify)
+        return AsyncPostgresTransaction(connection, self._connections, self._settings, notify=notify)
 
     def reserve(
         self,
@@ -156,33 +158,33 @@ class PostgresDriver:
         worker: str,
         lease: timedelta,
         limit: int,
-        patience: timedelta,
-        overdue: bool = False,
+        overdue_after: timedelta,
+        overdue_only: bool = False,
         types: Collection[str] | None = None,
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
+        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
 
         def take() -> list[Claim]:
             claims = (
-                claiming.take_overdue(self._connections, queue, taker, limit=limit, patience=patience)
-                if overdue
-                else self._take_due(queue, taker, limit, patience)
+                claiming.claim_overdue(self._connections, queue, taker, limit=limit, patience=overdue_after)
+                if overdue_only
+                else self._take_due(queue, taker, limit, overdue_after)
             )
             if len(claims) < limit and reclaim:
-                claims += claiming.take_over(self._connections, queue, taker, limit=limit - len(claims))
+                claims += claiming.reclaim_expired(self._connections, queue, taker, limit=limit - len(claims))
             return claims
 
         return self._safely(take, lambda: self.read_back([token]) or None)
 
-    def _take_due(self, queue: str, taker: Taker, limit: int, patience: timedelta) -> list[Claim]:
+    def _take_due(self, queue: str, taker: Claimant, limit: int, patience: timedelta) -> list[Claim]:
         start = self._lines.start(queue, limit)
-        claims = claiming.take_due(self._connections, queue, taker, limit=limit, patience=patience, after=start.place)
+        claims = claiming.claim_due(self._connections, queue, taker, limit=limit, patience=patience, after=start.place)
         self._lines.note(queue, claims, limit=limit, start=start)
         if start.place is not None and len(claims) < limit:
             left = limit - len(claims)
-            claims += claiming.take_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
+            claims += claiming.claim_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
             # One job once: a process that stood still in between may have lost what it took, and taken it again.
             claims = sorted({claim.job.id: claim for claim in claims}.values(), key=claiming.place)
         return claims
@@ -199,7 +201,7 @@ class PostgresDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
+        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
 
         def taken() -> list[Claim | Refused] | None:
             held = {claim.job.id: claim for claim in self.read_back([token])}
@@ -213,16 +215,16 @@ class PostgresDriver:
         *,
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
-        return self._safely(lambda: settling.extend(self._beating, leases, lease))
+        return self._safely(lambda: settling.extend(self._heartbeat_connection, leases, lease))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         answers = self._safely(lambda: settling.settle(self._connections, settlements))
         if any(each.outcome.event is Event.RELEASE for each in settlements):
-            self._bell.ring([ANY])
+            self._bell.notify([ANY_QUEUE])
         return answers
 
-    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
-        return self._safely(lambda: settling.note(self._beating, notes))
+    def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+        return self._safely(lambda: settling.save_progress(self._heartbeat_connection, notes))
 
     _READ_BACK: LiteralString = f"""
         SELECT {JOB}
@@ -237,10 +239,10 @@ class PostgresDriver:
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
         return dispatching.dispatch(self._connections, queue, limit=limit, lock=lock, unclaimed=unclaimed)
 
-    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+    def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         return dispatching.dispatched(self._connections, results)
 
-    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         return operating.cancel(self._connections, job_ids)
 
     def requeue(
@@ -250,13 +252,13 @@ class PostgresDriver:
         token: Token,
         budget: int,
         by: str,
-        why: str,
+        reason: str,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
         payload: bytes | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
-        check_requeue(job_ids, budget=budget, payload=payload)
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
+        validate_requeue(job_ids, budget=budget, payload=payload)
         answers = self._safely(
             lambda: operating.requeue(
                 self._connections,
@@ -264,7 +266,7 @@ class PostgresDriver:
                 token=token,
                 budget=budget,
                 by=by,
-                why=why,
+                reason=reason,
                 scheduled_for=scheduled_for,
                 delay=delay or NO_DELAY,
                 queue=queue,
@@ -272,7 +274,7 @@ class PostgresDriver:
             )
         )
         if scheduled_for is None and not delay:
-            self._bell.ring([ANY])
+            self._bell.notify([ANY_QUEUE])
         return answers
 
     def reschedule(
@@ -282,22 +284,22 @@ class PostgresDriver:
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         priority: int | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         asked: dict[str, Any] = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
         answers = self._safely(lambda: operating.reschedule(self._connections, job_ids, **asked))
-        self._bell.ring([ANY])
+        self._bell.notify([ANY_QUEUE])
         return answers
 
     def close(self) -> None:
         self._bell.close()
         self._connections.close()
-        self._beating.close()
+        self._heartbeat_connection.close()
         self._reading.close()
 
     def _find_primary(self) -> None:
         """Leave a server that has become read-only; each connection is replaced when it is needed next."""
         self._connections.renew()
-        self._beating.renew()
+        self._heartbeat_connection.renew()
         self._reading.renew()
         self._audience.renew()
 

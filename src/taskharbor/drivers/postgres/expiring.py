@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, LiteralString
 
 from taskharbor.core.answers import Death, Expired
-from taskharbor.core.outcome import LEASE_LOST, SPENT
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres.claiming import HELD, LOST_TO_CLOCK
 from taskharbor.drivers.postgres.rows import NOW
-from taskharbor.drivers.postgres.settling import TALLY
+from taskharbor.drivers.postgres.settling import COUNT_DEAD
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
 
 
-class Expiring:
+class PostgresLeaseExpiry:
     """What brings back jobs that nobody runs any more."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
 
     _EXPIRE: LiteralString = f"""
@@ -68,7 +68,7 @@ class Expiring:
                 ON CONFLICT DO NOTHING
         ),
         tallied AS (
-            {TALLY}
+            {COUNT_DEAD}
               FROM landed
              WHERE status IN ('DEAD', 'CANCELED')
              GROUP BY queue, status
@@ -80,7 +80,7 @@ class Expiring:
     """
 
     def expire(self, *, limit: int) -> list[Expired]:
-        rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, spent=SPENT)
+        rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, spent=ATTEMPTS_EXHAUSTED)
         rows.sort(key=lambda row: (row[0], row[3]))
         return [Expired(row[3], row[1], Status(row[2]), _death(row[3:]) if row[2] == "DEAD" else None) for row in rows]
 
@@ -108,7 +108,7 @@ class Expiring:
             RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
         ),
         tallied AS (
-            {TALLY}
+            {COUNT_DEAD}
               FROM buried
              GROUP BY queue, status
         )
@@ -117,7 +117,7 @@ class Expiring:
     """
 
     def bury(self, *, limit: int) -> list[Death]:
-        return [_death(row) for row in self._connections.fetch(self._BURY, limit=limit, spent=SPENT)]
+        return [_death(row) for row in self._connections.fetch(self._BURY, limit=limit, spent=ATTEMPTS_EXHAUSTED)]
 
     _JUMPED: LiteralString = f"""
         WITH jump AS (
@@ -159,7 +159,7 @@ class Expiring:
            AND job.lease_expires_at > until
     """
 
-    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
         self._connections.fetch(self._JUMPED, expected=expected, lease=lease)
 
 

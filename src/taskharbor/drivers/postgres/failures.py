@@ -13,9 +13,9 @@ from taskharbor.core.errors import StoreUnavailable
 class ReplyLost(StoreUnavailable):
     """The connection broke while a statement was under way: nobody knows yet whether it was committed."""
 
-    def __init__(self, why: str, backend: int) -> None:
-        super().__init__(why)
-        self.args = (why, backend)
+    def __init__(self, reason: str, backend: int) -> None:
+        super().__init__(reason)
+        self.args = (reason, backend)
         self.backend = backend
 
 
@@ -59,7 +59,7 @@ _WORDS: Final = {
 }
 
 
-def explained(error: psycopg.Error, place: str, *, backend: int | None = None) -> Exception:
+def translate_error(error: psycopg.Error, place: str, *, backend: int | None = None) -> Exception:
     """Turn what means that the store is away into that; a mistake in our own SQL stays what it is."""
     first_line = str(error).strip().split("\n", 1)[0]
     hint = _HINTS.get(_code(error) or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 from uuid import UUID
 
-from taskharbor.core.answers import DeadGroup, Page, reach
+from taskharbor.core.answers import DeadLetterGroup, Page, scan_limit
 from taskharbor.core.states import FINAL, WAITING, Status
 from taskharbor.drivers.postgres.rows import SUMMARY, summary
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import JobFilter
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
 
 _ABOVE_ALL: Final = UUID(int=(1 << 128) - 1)
 _LEAVES: Final = (WAITING, {Status.PROCESSING}, {Status.DEAD}, FINAL - {Status.DEAD})
@@ -47,7 +47,7 @@ _IN_LEAVES: Final[LiteralString] = _FIND.format(source=f"th_jobs AS job WHERE jo
 _KILLED: Final[LiteralString] = _FIND.format(source="th_jobs_dead AS job WHERE job.fingerprint = %(fingerprint)s")
 
 
-def find(connections: Connections, wanted: JobFilter, *, limit: int, after: JobId | None) -> Page:
+def find(connections: PostgresPool, wanted: JobFilter, *, limit: int, after: JobId | None) -> Page:
     asked: dict[str, Any] = {
         "after": after or _ABOVE_ALL,
         "queue": wanted.queue,
@@ -57,7 +57,7 @@ def find(connections: Connections, wanted: JobFilter, *, limit: int, after: JobI
         "until": wanted.until,
         "tag": None if wanted.tag is None else wanted.tag[0],
         "tagged": None if wanted.tag is None else wanted.tag[1],
-        "reach": reach(limit),
+        "reach": scan_limit(limit),
         "limit": limit + 1,
     }
     if wanted.fingerprint is None:
@@ -82,7 +82,7 @@ _BY_KEY: Final[LiteralString] = """
 """
 
 
-def by_key(connections: Connections, key: str) -> list[JobId]:
+def by_key(connections: PostgresPool, key: str) -> list[JobId]:
     return [holder for (holder,) in connections.fetch(_BY_KEY, key=key)]
 
 
@@ -111,14 +111,14 @@ _GROUPS: Final[LiteralString] = f"""
 """
 
 
-def dead_groups(connections: Connections, *, limit: int, queue: str | None) -> list[DeadGroup]:
+def dead_groups(connections: PostgresPool, *, limit: int, queue: str | None) -> list[DeadLetterGroup]:
     rows = connections.fetch(_GROUPS, limit=limit, queue=queue)
     return [_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]
 
 
-def _group(row: Row) -> DeadGroup:
+def _group(row: Row) -> DeadLetterGroup:
     queue, of_type, fingerprint, count, error, first_at, last_at, sample = row
-    return DeadGroup(
+    return DeadLetterGroup(
         queue=queue,
         type=of_type,
         fingerprint=fingerprint,

@@ -14,22 +14,22 @@ import psycopg
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
-from taskharbor.drivers.postgres.failures import explained
-from taskharbor.drivers.postgres.ringing import ANY, channel
+from taskharbor.drivers.postgres.failures import translate_error
+from taskharbor.drivers.postgres.ringing import ANY_QUEUE, channel_name
 
 if TYPE_CHECKING:
-    from taskharbor.drivers.postgres.address import Address
-    from taskharbor.drivers.postgres.listening import Audience
+    from taskharbor.drivers.postgres.address import ServerAddress
+    from taskharbor.drivers.postgres.listening import ListenerRegistry
 
 _LOG: Final = logging.getLogger(__name__)
-PROOF: Final = 30.0  # seconds of silence, after which it asks whether it still hears
-ECHO: Final = 5.0  # seconds within which it must hear its own voice
-PAUSE: Final = 1.0  # seconds between two attempts to connect
+SELF_TEST_SECONDS: Final = 30.0  # seconds of silence, after which it asks whether it still hears
+ECHO_TIMEOUT_SECONDS: Final = 5.0  # seconds within which it must hear its own voice
+RECONNECT_SECONDS: Final = 1.0  # seconds between two attempts to connect
 # A server that was demoted still takes NOTIFY, and nothing else: it must not pass for the primary.
-_CALL: Final = b"SELECT pg_notify($1, $2) WHERE NOT current_setting('transaction_read_only')::boolean"
+_SELF_NOTIFY: Final = b"SELECT pg_notify($1, $2) WHERE NOT current_setting('transaction_read_only')::boolean"
 
 
-class Ear:
+class ListenConnection:
     """Rings for an *audience*, for the queues that it hears of, from a thread of its own.
 
     LISTEN dies in silence behind a pooler, or on a socket whose other end is gone. So it calls
@@ -37,20 +37,20 @@ class Ear:
     it hears nothing, and that it hears again, is logged once; both may have cost a ring, and count as one.
     """
 
-    def __init__(self, address: Address, audience: Audience) -> None:
+    def __init__(self, address: ServerAddress, audience: ListenerRegistry) -> None:
         self._address = address
         self._audience = audience
         self._db: psycopg.Connection | None = None
         self._connect_at = 0.0
-        self._heard_at = self._called_at = 0.0
-        self._echo: str | None = None
-        self._is_deaf = self._is_closed = self._is_stale = False
+        self._last_notified_at = self._self_notified_at = 0.0
+        self._expected_echo: str | None = None
+        self._is_disconnected = self._is_closed = self._is_stale = False
         self._thread: threading.Thread | None = None
         if address.is_pooled:
             _LOG.info("a pooler is in between: nothing is listened to, and jobs are found by looking now and then")
             return
         self._connect()  # not in the thread: what is committed from here on is heard
-        self._awake, self._alarm = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="taskharbor-ear", daemon=True)
         self._thread.start()
 
@@ -61,7 +61,7 @@ class Ear:
         self._is_closed = True
         self._wake()
         self._thread.join(self._address.deadline.total_seconds())
-        self._alarm.close()
+        self._wake_sender.close()
 
     def renew(self) -> None:
         """Connect anew, from the listening thread: this server is no longer the primary."""
@@ -71,33 +71,33 @@ class Ear:
 
     def _wake(self) -> None:
         with suppress(OSError):  # the thread has ended, and closed its end
-            self._alarm.send(b".")  # closing the socket is not enough: a forked process may hold it open
+            self._wake_sender.send(b".")  # closing the socket is not enough: a forked process may hold it open
 
     def _run(self) -> None:
         while not self._is_closed:
             try:
-                self._hear()
-                self._look()
+                self._wait()
+                self._check()
             except Exception as error:  # noqa: BLE001  whatever it was, a password's function's own too: it is tried again
-                self._go_deaf(repr(error))
-        self._hang_up()
-        self._awake.close()
+                self._lose_connection(repr(error))
+        self._disconnect()
+        self._wake_receiver.close()
 
-    def _hear(self) -> None:
+    def _wait(self) -> None:
         """Wait until the connection is to be seen after, and tell at once what is called meanwhile."""
         ears = select.poll()
-        ears.register(self._awake, select.POLLIN)
+        ears.register(self._wake_receiver, select.POLLIN)
         if self._db is not None:
             ears.register(self._db.fileno(), select.POLLIN)
-        seconds = max(0.0, self._next_look() - time.monotonic())
+        seconds = max(0.0, self._next_check_at() - time.monotonic())
         ready = {fd for fd, _ in ears.poll(seconds * 1_000)}
-        if self._awake.fileno() in ready:
-            ready.remove(self._awake.fileno())
-            self._awake.recv(64)
+        if self._wake_receiver.fileno() in ready:
+            ready.remove(self._wake_receiver.fileno())
+            self._wake_receiver.recv(64)
         if ready:
-            self._heard()
+            self._read_notifications()
 
-    def _heard(self) -> None:
+    def _read_notifications(self) -> None:
         """Read what arrived, and tell of it."""
         if self._db is None:
             return
@@ -107,85 +107,89 @@ class Ear:
             while not self._db.pgconn.is_busy() and self._db.pgconn.get_result() is not None:
                 pass  # what it answers to our own call
             while (note := self._db.pgconn.notifies()) is not None:
-                if note.be_pid != self._audience.knows:
+                if note.be_pid != self._audience.notified_backend:
                     queues.add(note.extra.decode())
         except psycopg.Error as error:
-            self._go_deaf(self._explained(error))
+            self._lose_connection(self._translate(error))
             return
-        self._audience.ring(queues)
-        self._heard_at = time.monotonic()
-        if self._echo in queues:
-            self._echo = None
-            self._hear_again()
+        self._audience.notify(queues)
+        self._last_notified_at = time.monotonic()
+        if self._expected_echo in queues:
+            self._expected_echo = None
+            self._report_recovery()
 
-    def _next_look(self) -> float:
+    def _next_check_at(self) -> float:
         """Return when to see after the connection, if nothing is heard."""
         if self._db is None:
             return self._connect_at
-        return self._called_at + ECHO if self._echo else self._heard_at + PROOF
+        return (
+            self._self_notified_at + ECHO_TIMEOUT_SECONDS
+            if self._expected_echo
+            else self._last_notified_at + SELF_TEST_SECONDS
+        )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Connect if that is due; call oneself after a silence, and hang up if that was not heard."""
         if self._is_stale:
             self._is_stale = False
-            self._hang_up()
+            self._disconnect()
             self._connect()
             return
-        if time.monotonic() < self._next_look():
+        if time.monotonic() < self._next_check_at():
             return
         if self._db is None:
             self._connect()
-        elif self._echo:
-            self._go_deaf(
+        elif self._expected_echo:
+            self._lose_connection(
                 "its own NOTIFY does not arrive: the socket's other end is gone, the server is read-only, "
                 "or a pooler is in between"
             )
         else:
-            self._call()
+            self._notify_self()
 
-    def _call(self) -> None:
+    def _notify_self(self) -> None:
         """Call oneself, and do not wait for an answer: there may be none, and psycopg would keep the echo to itself."""
         if self._db is None:
             return
-        self._echo, self._called_at = str(new_token()), time.monotonic()
-        named = [channel(self._address.schema).encode(), self._echo.encode()]
+        self._expected_echo, self._self_notified_at = str(new_token()), time.monotonic()
+        named = [channel_name(self._address.schema).encode(), self._expected_echo.encode()]
         try:
-            self._db.pgconn.send_query_params(_CALL, named)
+            self._db.pgconn.send_query_params(_SELF_NOTIFY, named)
             self._db.pgconn.flush()
         except psycopg.Error as error:
-            self._go_deaf(self._explained(error))
+            self._lose_connection(self._translate(error))
 
     def _connect(self) -> None:
-        self._connect_at = time.monotonic() + PAUSE
+        self._connect_at = time.monotonic() + RECONNECT_SECONDS
         try:
             self._db = self._address.connect(pinned=False)
-            self._heard_at = time.monotonic()
-            self._audience.knows = 0  # a server that was restarted gives out the same numbers again
-            self._db.execute(f'LISTEN "{channel(self._address.schema)}"'.encode())
+            self._last_notified_at = time.monotonic()
+            self._audience.notified_backend = 0  # a server that was restarted gives out the same numbers again
+            self._db.execute(f'LISTEN "{channel_name(self._address.schema)}"'.encode())
         except psycopg.Error as error:
-            self._go_deaf(self._explained(error))
+            self._lose_connection(self._translate(error))
         except StoreUnavailable as error:  # the user's password function failed
-            self._go_deaf(str(error))
+            self._lose_connection(str(error))
         else:
-            self._call()
-            self._audience.ring([ANY])  # nobody knows what was called meanwhile
+            self._notify_self()
+            self._audience.notify([ANY_QUEUE])  # nobody knows what was called meanwhile
 
-    def _explained(self, error: psycopg.Error) -> str:
-        return str(explained(error, self._address.place))
+    def _translate(self, error: psycopg.Error) -> str:
+        return str(translate_error(error, self._address.place))
 
-    def _go_deaf(self, why: str) -> None:
-        self._hang_up()
-        if not self._is_deaf:
-            _LOG.warning("cannot listen for jobs, and tries again; until then workers look now and then: %s", why)
-            self._audience.ring([ANY])
-        self._is_deaf = True
+    def _lose_connection(self, reason: str) -> None:
+        self._disconnect()
+        if not self._is_disconnected:
+            _LOG.warning("cannot listen for jobs, and tries again; until then workers look now and then: %s", reason)
+            self._audience.notify([ANY_QUEUE])
+        self._is_disconnected = True
 
-    def _hear_again(self) -> None:
-        if self._is_deaf:
+    def _report_recovery(self) -> None:
+        if self._is_disconnected:
             _LOG.info("listens for jobs again")
-        self._is_deaf = False
+        self._is_disconnected = False
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._db is not None:
             self._db.close()
-        self._db = self._echo = None
+        self._db = self._expected_echo = None

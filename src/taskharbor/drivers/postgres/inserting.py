@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from psycopg.errors import UniqueViolation
 from psycopg.types.json import Jsonb
 
-from taskharbor.core.answers import Enqueued, enqueued
+from taskharbor.core.answers import Enqueued, new_enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.postgres import literals
 from taskharbor.drivers.postgres.rows import NOW, uuids
-from taskharbor.drivers.postgres.steps import run
+from taskharbor.drivers.postgres.steps import run_statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.postgres.address import ServerConnection
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
     from taskharbor.drivers.postgres.steps import Steps
 
-COPIED: Final = 200
+MIN_COPY_JOBS: Final = 200
 """From so many jobs on they are sent by COPY."""
 MAX_STATEMENT_JOBS: Final = 20_000
 MAX_STATEMENT_BYTES: Final = 16 * 1_048_576
@@ -101,7 +101,7 @@ def insert(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Enqueued | Ide
         return []
     if len(jobs) == 1 and jobs[0].idempotency_key is None and not repeat:
         yield _INSERT_ONE, _values(jobs[0])
-        return [enqueued(jobs[0].id)]
+        return [new_enqueued(jobs[0].id)]
     if not is_one_statement(jobs):
         return (yield from _insert_portions(jobs, repeat=repeat))
     rows = yield _INSERT_AGAIN if repeat else _INSERT_NEW, _arrays(jobs)
@@ -145,7 +145,7 @@ def _in_order_of_keys(jobs: Sequence[NewJob]) -> list[NewJob]:
 def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[list[Enqueued | IdempotencyConflict]]:
     """Say what became of each job; those whose key was freed between the two statements are inserted once more."""
     if len(new) == len(jobs):
-        return [enqueued(job.id) for job in jobs]
+        return [new_enqueued(job.id) for job in jobs]
     others = [job for job in jobs if job.id not in new]
     found: list[Row] = []
     for portion in _portions(others):
@@ -168,7 +168,7 @@ def _answers(jobs: Sequence[NewJob], new: set[JobId], *, repeat: bool) -> Steps[
             answers[job.id] = Enqueued(holder, existed=True)
     stored = yield from insert(freed, repeat=repeat)
     answers |= {job.id: answer for job, answer in zip(freed, stored, strict=True)}
-    return [answers.get(job.id) or enqueued(job.id) for job in jobs]
+    return [answers.get(job.id) or new_enqueued(job.id) for job in jobs]
 
 
 def _values(job: NewJob) -> dict[str, Any]:
@@ -229,7 +229,7 @@ _TAKE_KEYS: Final[LiteralString] = """
 """
 
 
-def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+def copy(connections: PostgresPool, jobs: Sequence[NewJob]) -> list[Enqueued | IdempotencyConflict]:
     """Store many jobs: the same as `insert`, in a few statements and a fraction of the time."""
 
     def work(db: ServerConnection) -> list[Enqueued]:
@@ -241,10 +241,10 @@ def copy(connections: Connections, jobs: Sequence[NewJob]) -> list[Enqueued | Id
     answers = connections.run(work)
     if len(answers) == len(jobs):
         return [*answers]
-    return run(_answers(jobs, {answer.id for answer in answers}, repeat=False), connections.fetch)
+    return run_statements(_answers(jobs, {answer.id for answer in answers}, repeat=False), connections.fetch)
 
 
-def _with_own_keys(connections: Connections, db: ServerConnection, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+def _with_own_keys(connections: PostgresPool, db: ServerConnection, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
     """Take the keys of *jobs*, and return those without a key, or whose key was free until now."""
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
@@ -261,7 +261,7 @@ def _with_own_keys(connections: Connections, db: ServerConnection, jobs: Sequenc
     return jobs
 
 
-def _take_keys(connections: Connections, db: ServerConnection, jobs: Sequence[NewJob]) -> list[JobId]:
+def _take_keys(connections: PostgresPool, db: ServerConnection, jobs: Sequence[NewJob]) -> list[JobId]:
     asked = {
         "queues": literals.texts(job.queue for job in jobs),
         "keys": literals.texts(job.idempotency_key for job in jobs),
@@ -278,7 +278,7 @@ def _copy_keys(db: Connection, query: bytes, jobs: Sequence[NewJob]) -> None:
             sink.write_row((job.queue, job.idempotency_key, job.id, job.digest))
 
 
-def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now: datetime) -> list[Enqueued]:
+def _copy(connections: PostgresPool, db: Connection, jobs: Sequence[NewJob], now: datetime) -> list[Enqueued]:
     is_plain = not any(map(attrgetter("timeout"), jobs)) and not any(map(attrgetter("metadata"), jobs))
     # Then it is a tenth less work.
     query, types = (_COPY_PLAIN, _PLAIN_TYPES) if is_plain else (_COPY, _TYPES)
@@ -297,4 +297,4 @@ def _copy(connections: Connections, db: Connection, jobs: Sequence[NewJob], now:
                 job.idempotency_key,
             )
             sink.write_row(row if is_plain else (*row, job.timeout, Jsonb(dict(job.metadata))))
-        return [enqueued(job.id) for job in jobs]  # while the server is busy with the last of them
+        return [new_enqueued(job.id) for job in jobs]  # while the server is busy with the last of them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.core.answers import Finished, QueueView
+from taskharbor.core.answers import FinishedCount, QueueStats
 from taskharbor.core.model import ApiKey, AuditEntry, WorkerRecord
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres.finding import by_key, dead_groups, find
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import DeadGroup, JobFilter, Page
+    from taskharbor.core.answers import DeadLetterGroup, JobFilter, Page
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule
-    from taskharbor.drivers.postgres.connection import Connections
-    from taskharbor.drivers.postgres.settings import Settings
+    from taskharbor.drivers.postgres.connection import PostgresPool
+    from taskharbor.drivers.postgres.settings import PostgresSettings
 
 
 class PostgresInspector:
-    def __init__(self, connections: Connections, settings: Settings) -> None:
+    def __init__(self, connections: PostgresPool, settings: PostgresSettings) -> None:
         self._connections = connections
         self._settings = settings
 
@@ -73,7 +73,7 @@ class PostgresInspector:
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
         return find(self._connections, wanted, limit=limit, after=after)
 
-    def by_key(self, key: str) -> list[JobId]:
+    def find_by_key(self, key: str) -> list[JobId]:
         return by_key(self._connections, key)
 
     _ATTEMPTS: LiteralString = f"""
@@ -184,7 +184,7 @@ class PostgresInspector:
          ORDER BY name
     """
 
-    def queues(self) -> list[QueueView]:
+    def queues(self) -> list[QueueStats]:
         return [_queue_view(row) for row in self._connections.fetch(self._QUEUES)]
 
     _DUE_IN: LiteralString = f"""
@@ -225,7 +225,7 @@ class PostgresInspector:
                ) AS later
     """
 
-    def due_in(self, queue: str) -> timedelta | None:
+    def next_due_in(self, queue: str) -> timedelta | None:
         [(until,)] = self._connections.fetch(self._DUE_IN, queue=queue)
         duration: timedelta | None = until
         return duration
@@ -239,14 +239,16 @@ class PostgresInspector:
          LIMIT %(limit)s
     """
 
-    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
+    def finished_counts(
+        self, *, since: datetime, queue: str | None = None, limit: int | None = None
+    ) -> list[FinishedCount]:
         rows = self._connections.fetch(self._FINISHED, since=since, queue=queue, limit=limit)
         return [
-            Finished(minute=minute, queue=name, status=Status(status), count=count)
+            FinishedCount(minute=minute, queue=name, status=Status(status), count=count)
             for minute, name, status, count in reversed(rows)
         ]
 
-    def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
+    def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
         return dead_groups(self._connections, limit=limit, queue=queue)
 
     _WORKERS: LiteralString = """
@@ -309,9 +311,9 @@ class PostgresInspector:
         return [_audit_entry(row) for row in rows]
 
 
-def _queue_view(row: Sequence[Any]) -> QueueView:
+def _queue_view(row: Sequence[Any]) -> QueueStats:
     name, counts, oldest_due, paused_at, paused_by = row
-    return QueueView(
+    return QueueStats(
         name=name,
         counts={status: (counts or {}).get(status, 0) for status in Status},
         oldest_due=oldest_due,

@@ -15,10 +15,10 @@ from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
 from taskharbor.core.states import Event
 from taskharbor.drivers.joining import check_kind
 from taskharbor.drivers.postgres.inserting import insert
-from taskharbor.drivers.postgres.ringing import ANY, RING, channel, fed_queues
+from taskharbor.drivers.postgres.ringing import ANY_QUEUE, NOTIFY, channel_name, ready_queues
 from taskharbor.drivers.postgres.schema import MIGRATIONS
-from taskharbor.drivers.postgres.settling import WAITS, recorded
-from taskharbor.drivers.postgres.steps import arun, run
+from taskharbor.drivers.postgres.settling import WAITS, settle_statements
+from taskharbor.drivers.postgres.steps import arun_statements, run_statements
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.base import SettleAnswer
-    from taskharbor.drivers.postgres.connection import Connections, Row
-    from taskharbor.drivers.postgres.settings import Settings
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
+    from taskharbor.drivers.postgres.settings import PostgresSettings
     from taskharbor.drivers.postgres.steps import Steps
 
 T = TypeVar("T")
@@ -38,21 +38,21 @@ _ASYNC_KIND: Final = f"{_KIND}; await the call if it is async"
 _NO_TABLES: Final = "run 'taskharbor migrate up' on the database of this connection, or connect to the store's own"
 
 
-class Joined:
+class PostgresTransaction:
     """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
     def __init__(
-        self, connection: Connection[Any], connections: Connections, settings: Settings, *, notify: bool
+        self, connection: Connection[Any], connections: PostgresPool, settings: PostgresSettings, *, notify: bool
     ) -> None:
         check_kind(connection, Connection, _KIND)
         self._connection = connection
         self._connections = connections
         self._settings = settings
-        self._ring = _Ring(connections, is_on=notify)
+        self._ring = _Notification(connections, is_on=notify)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
-        return self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
+        return self._run(self._ring.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
 
     def remember(self, name: str, value: str) -> str:
         """Record a setting on a connection of the driver: in the user's transaction it would hold up other sessions."""
@@ -60,12 +60,12 @@ class Joined:
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
-        return self._run(self._ring.after(recorded(settlements, WAITS), _released(settlements)))
+        return self._run(self._ring.after(settle_statements(settlements, WAITS), _released(settlements)))
 
     def _run(self, steps: Steps[T]) -> T:
         _check(self._connection)
         with _explained():
-            return run(steps, self._fetch)
+            return run_statements(steps, self._fetch)
 
     def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
         query, values = self._connections.named(statement), self._connections.timed(asked)
@@ -76,35 +76,35 @@ class Joined:
             return [] if cursor.rownumber is None else cursor.fetchall()
 
 
-class AsyncJoined:
-    """What `Joined` is, for a connection that is awaited."""
+class AsyncPostgresTransaction:
+    """What `PostgresTransaction` is, for a connection that is awaited."""
 
     def __init__(
-        self, connection: AsyncConnection[Any], connections: Connections, settings: Settings, *, notify: bool
+        self, connection: AsyncConnection[Any], connections: PostgresPool, settings: PostgresSettings, *, notify: bool
     ) -> None:
         check_kind(connection, AsyncConnection, _ASYNC_KIND)
         self._connection = connection
         self._connections = connections
         self._settings = settings
-        self._ring = _Ring(connections, is_on=notify)
+        self._ring = _Notification(connections, is_on=notify)
 
     async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
-        return await self._run(self._ring.after(insert(jobs, repeat=repeat), fed_queues(jobs)))
+        return await self._run(self._ring.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
 
     async def remember(self, name: str, value: str) -> str:
-        """Record a setting as `Joined` does, in another thread."""
+        """Record a setting as `PostgresTransaction` does, in another thread."""
         known = self._settings.known(name)
         return await asyncio.to_thread(self._settings.remember, name, value) if known is None else known
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
-        return await self._run(self._ring.after(recorded(settlements, WAITS), _released(settlements)))
+        return await self._run(self._ring.after(settle_statements(settlements, WAITS), _released(settlements)))
 
     async def _run(self, steps: Steps[T]) -> T:
         _check(self._connection)
         with _explained():
-            return await arun(steps, self._fetch)
+            return await arun_statements(steps, self._fetch)
 
     async def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
         query, values = self._connections.named(statement), self._connections.timed(asked)
@@ -113,18 +113,18 @@ class AsyncJoined:
             return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
-class _Ring:
+class _Notification:
     """Rings within the transaction: who listens hears it when that is committed, and never if it is rolled back."""
 
-    def __init__(self, connections: Connections, *, is_on: bool) -> None:
-        self._channel = channel(connections.address.schema)
+    def __init__(self, connections: PostgresPool, *, is_on: bool) -> None:
+        self._channel = channel_name(connections.address.schema)
         self._is_on = is_on
 
     def after(self, steps: Steps[T], queues: Collection[str]) -> Steps[T]:
         """Take *steps*, and then ring for *queues*, where there are any."""
         answers = yield from steps
         if self._is_on and queues:
-            yield RING, {"channel": self._channel, "queues": sorted(queues)}
+            yield NOTIFY, {"channel": self._channel, "queues": sorted(queues)}
         return answers
 
 
@@ -139,7 +139,7 @@ def _explained() -> Iterator[None]:
 
 def _released(settlements: Sequence[Settlement]) -> list[str]:
     """Return for whom to ring: a job that was released may be one of any queue."""
-    return [ANY] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
+    return [ANY_QUEUE] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
 
 
 def _check(connection: Connection[Any] | AsyncConnection[Any]) -> None:

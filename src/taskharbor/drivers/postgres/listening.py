@@ -6,62 +6,62 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from taskharbor.drivers.postgres.hearing import Ear
-from taskharbor.drivers.postgres.ringing import ANY
+from taskharbor.drivers.postgres.hearing import ListenConnection
+from taskharbor.drivers.postgres.ringing import ANY_QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from datetime import timedelta
 
-    from taskharbor.drivers.postgres.address import Address
+    from taskharbor.drivers.postgres.address import ServerAddress
 
 
 class PostgresListener:
     """One who waits for jobs of some queues."""
 
-    def __init__(self, audience: Audience, queues: Collection[str]) -> None:
-        self.queues = frozenset({ANY, *queues})
+    def __init__(self, audience: ListenerRegistry, queues: Collection[str]) -> None:
+        self.queues = frozenset({ANY_QUEUE, *queues})
         self._audience = audience
-        self._sit_down()
+        self._register()
 
-    def _sit_down(self) -> None:
-        self._rang = threading.Event()
+    def _register(self) -> None:
+        self._woken = threading.Event()
         self._pid = os.getpid()
         self._audience.add(self)
 
     def wait(self, timeout: timedelta) -> bool:
-        self._follow_a_fork()
-        has_rung = self._rang.wait(timeout.total_seconds())
+        self._reopen_after_fork()
+        has_rung = self._woken.wait(timeout.total_seconds())
         # Cleared before the caller looks for jobs: what rings from here on is heard by the next wait.
-        self._rang.clear()
+        self._woken.clear()
         return has_rung
 
     def wake(self) -> None:
-        self._follow_a_fork()
-        self._rang.set()
+        self._reopen_after_fork()
+        self._woken.set()
 
     def close(self) -> None:
         if self._pid == os.getpid():
             self._audience.remove(self)
 
-    def _follow_a_fork(self) -> None:
+    def _reopen_after_fork(self) -> None:
         if self._pid != os.getpid():
-            self._sit_down()  # the ear's thread stayed on the other side
+            self._register()  # the ear's thread stayed on the other side
 
 
-class Audience:
+class ListenerRegistry:
     """All who listen on one driver, and the ear that they have while there are any."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
-        self._left_behind: list[Ear | None] = []
-        self._start_anew()
+        self._abandoned: list[ListenConnection | None] = []
+        self._reset()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._changing = threading.Lock()
         self._listeners: frozenset[PostgresListener] = frozenset()
-        self._ear: Ear | None = None
-        self.knows = 0
+        self._listen_connection: ListenConnection | None = None
+        self.notified_backend = 0
         """The server's process whose calls those who listen here were told of already."""
         self._pid = os.getpid()
 
@@ -69,28 +69,28 @@ class Audience:
         """Let *listener* hear, from here on."""
         if self._pid != os.getpid():
             # The connection is the other side's to use, and must not even be closed on this one.
-            self._left_behind.append(self._ear)
-            self._start_anew()
+            self._abandoned.append(self._listen_connection)
+            self._reset()
         with self._changing:
-            if self._ear is None:
-                self._ear = Ear(self._address, self)
+            if self._listen_connection is None:
+                self._listen_connection = ListenConnection(self._address, self)
             self._listeners |= {listener}
 
     def remove(self, listener: PostgresListener) -> None:
         """Let *listener* go, and with the last one the ear."""
         with self._changing:
             self._listeners -= {listener}
-            if not self._listeners and self._ear is not None:
-                self._ear.close()
-                self._ear = None
+            if not self._listeners and self._listen_connection is not None:
+                self._listen_connection.close()
+                self._listen_connection = None
 
     def renew(self) -> None:
         """Let the listening connection be replaced: the server that it is on is no longer the primary."""
-        ear = self._ear if self._pid == os.getpid() else None
+        ear = self._listen_connection if self._pid == os.getpid() else None
         if ear is not None:
             ear.renew()
 
-    def ring(self, queues: Collection[str]) -> None:
+    def notify(self, queues: Collection[str]) -> None:
         """Wake those who wait for jobs of these *queues*."""
         if self._pid != os.getpid():
             return  # nobody listens on this side of a fork

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from taskharbor.core.answers import Moved
+from taskharbor.core.answers import Transitioned
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.rows import NOW
-from taskharbor.drivers.postgres.settling import TALLY
+from taskharbor.drivers.postgres.settling import COUNT_DEAD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
 
-    Answer = Moved | IllegalTransition | JobNotFound
+    Answer = Transitioned | IllegalTransition | JobNotFound
 
 _CANCEL: Final[LiteralString] = f"""
     WITH canceled AS (
@@ -32,7 +32,7 @@ _CANCEL: Final[LiteralString] = f"""
         RETURNING job.id, job.queue, job.status
     ),
     tallied AS (
-        {TALLY}
+        {COUNT_DEAD}
           FROM canceled
          WHERE status = 'CANCELED'
          GROUP BY queue, status
@@ -42,7 +42,7 @@ _CANCEL: Final[LiteralString] = f"""
 """
 
 
-def cancel(connections: Connections, job_ids: Sequence[JobId]) -> list[Answer]:
+def cancel(connections: PostgresPool, job_ids: Sequence[JobId]) -> list[Answer]:
     return _answers(connections, job_ids, connections.fetch(_CANCEL, ids=list(job_ids)), Event.CANCEL)
 
 
@@ -112,13 +112,13 @@ _REQUEUED: Final[LiteralString] = """
 
 
 def requeue(
-    connections: Connections,
+    connections: PostgresPool,
     job_ids: Sequence[JobId],
     *,
     token: Token,
     budget: int,
     by: str,
-    why: str,
+    reason: str,
     scheduled_for: datetime | None,
     delay: timedelta,
     queue: str | None,
@@ -130,7 +130,7 @@ def requeue(
         token=token,
         budget=budget,
         by=by,
-        why=why,
+        why=reason,
         scheduled_for=scheduled_for,
         delay=delay,
         queue=queue,
@@ -152,7 +152,7 @@ _RESCHEDULE: Final[LiteralString] = f"""
 
 
 def reschedule(
-    connections: Connections,
+    connections: PostgresPool,
     job_ids: Sequence[JobId],
     *,
     scheduled_for: datetime | None,
@@ -173,13 +173,13 @@ _STATUS: Final[LiteralString] = """
 
 
 def _answers(
-    connections: Connections, job_ids: Sequence[JobId], rows: Sequence[Row], event: Event, *, queue: str | None = None
+    connections: PostgresPool, job_ids: Sequence[JobId], rows: Sequence[Row], event: Event, *, queue: str | None = None
 ) -> list[Answer]:
     moved = {row[0]: Status(row[1]) for row in rows}
     refused = [each for each in job_ids if each not in moved]
     found = {row[0]: row[1] for row in connections.fetch(_STATUS, ids=refused, queue=queue)} if refused else {}
     return [
-        Moved(each, moved[each])
+        Transitioned(each, moved[each])
         if each in moved
         else IllegalTransition(each, Status(found[each]), event)
         if each in found

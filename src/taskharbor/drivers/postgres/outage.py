@@ -102,7 +102,7 @@ class Outage:
     def _refusal(self, failure: StoreUnavailable, now: float) -> StoreUnavailable:
         """Return an error for one call: an object that several threads raise mixes up their tracebacks."""
         refusal = StoreUnavailable(
-            failure.why, retry_in=timedelta(seconds=max(self._probe_at - now, FIRST_PAUSE_SECONDS))
+            failure.reason, retry_in=timedelta(seconds=max(self._probe_at - now, FIRST_PAUSE_SECONDS))
         )
         refusal.__cause__ = failure
         return refusal

@@ -10,7 +10,7 @@ from psycopg.errors import LockNotAvailable, UndefinedTable
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres import unhurried
-from taskharbor.drivers.postgres.days import ENTANGLED, PATIENCE, REMOVE, Days, old_days
+from taskharbor.drivers.postgres.days import MAX_LOCK_WAIT, REFERENCED, REMOVE, DayPartitions, old_days
 from taskharbor.drivers.postgres.rows import NOW
 from taskharbor.drivers.postgres.schema import PRUNING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
     from taskharbor.drivers.postgres.steps import Steps
 
 DAYS_AHEAD: Final = 7
@@ -31,9 +31,9 @@ _FROM_DEFAULT: Final[LiteralString] = REMOVE.format(leaf="th_jobs_finished_defau
 
 
 class Retention:
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
-        self._days = Days(connections)
+        self._days = DayPartitions(connections)
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         if job_ids is None:
@@ -43,7 +43,7 @@ class Retention:
     def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
         """Remove the days that are over, then old jobs of the default leaf."""
         stop_at = math.inf if within is None else time.monotonic() + within.total_seconds()
-        done = Tally(limit)
+        done = PruneBudget(limit)
         has_days = self._connections.schema_version >= PRUNING
         try:
             if has_days:
@@ -59,7 +59,7 @@ class Retention:
             done.rows += self._remove(_FROM_DEFAULT, older_than, done.left)
         return done.removed
 
-    def _prune_days(self, older_than: timedelta, done: Tally, stop_at: float) -> None:
+    def _prune_days(self, older_than: timedelta, done: PruneBudget, stop_at: float) -> None:
         for leaf in self._days.old(older_than):
             is_last = False
             while not is_last:
@@ -83,16 +83,16 @@ class Retention:
         def fetch() -> Steps[list[Row]]:
             return (yield statement, asked)
 
-        return unhurried.transact(self._connections, fetch, patience=PATIENCE)
+        return unhurried.transact(self._connections, fetch, patience=MAX_LOCK_WAIT)
 
     _DROP: LiteralString = f"""
         SELECT th_drop_day(%(leaf)s, {NOW})
     """
 
-    def _prune_whole_days(self, older_than: timedelta, done: Tally) -> None:
+    def _prune_whole_days(self, older_than: timedelta, done: PruneBudget) -> None:
         """Remove days on the schema before `PRUNING`: each is examined as a whole before it is dropped."""
         for leaf in old_days(self._connections, older_than):
-            entangled = REMOVE.format(leaf=leaf, only=f"AND ({ENTANGLED})")
+            entangled = REMOVE.format(leaf=leaf, only=f"AND ({REFERENCED})")
             done.rows += self._remove(entangled, older_than, done.left)
             if done.is_full:
                 return
@@ -115,7 +115,7 @@ class Retention:
                 raise
 
 
-class Tally:
+class PruneBudget:
     """What a call of `prune` has removed: row by row, which has a limit, and by whole days."""
 
     def __init__(self, limit: int) -> None:

@@ -17,8 +17,8 @@ from taskharbor.core.model import (
     OutboxRow,
     Progress,
     Schedule,
-    claim_of,
-    stored_job,
+    claim_from_job,
+    job_from_values,
     stored_summary,
 )
 from taskharbor.core.states import Event, Status
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NOW: Final[LiteralString] = "coalesce(%(now)s::timestamptz, statement_timestamp())"
 """The store's time: its own, also inside of somebody's transaction, unless a test brings one."""
 
-FEW: Final[LiteralString] = "LIMIT cardinality(%(ids)s::uuid[])"
+LIMIT_TO_IDS: Final[LiteralString] = "LIMIT cardinality(%(ids)s::uuid[])"
 """Ends what is asked for, where it is joined with jobs: it changes no row, but what the planner believes of them.
 
 An array that it does not know it takes for ten rows, and a leaf that was empty at its last
@@ -38,7 +38,7 @@ VACUUM for one; then it walks that leaf from end to end, an hour later too, when
 A limit that it does not know makes a tenth of ten: now each id is looked up in the index.
 """
 
-ASKED: Final[LiteralString] = "job.id = ANY (ARRAY[asked.id])"
+MATCHES_ID: Final[LiteralString] = "job.id = ANY (ARRAY[asked.id])"
 """Joins a leaf's jobs with the ids that are asked for, so that each is looked up.
 
 By a plain `=` the planner may as well walk the index in its order. It does where it believes the leaf
@@ -73,7 +73,7 @@ _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 def job(row: Sequence[Any]) -> Job:
     values = list(row[:32])  # changed in place: a tuple put together of slices takes twice as long
     values[5], values[30], values[31] = STATUSES[row[5]], _progress(row[30]), text_map(row[31])
-    return stored_job(values)
+    return job_from_values(values)
 
 
 def summary(row: Sequence[Any]) -> JobSummary:
@@ -92,7 +92,7 @@ def text_map(value: str) -> Mapping[str, str]:
 
 def claimed(row: Sequence[Any]) -> Claim:
     """Return the job of *row*, which was taken, with its lease."""
-    return claim_of(job(row))
+    return claim_from_job(job(row))
 
 
 def uuids(values: Iterable[UUID]) -> str:

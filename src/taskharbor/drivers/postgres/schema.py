@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from taskharbor.core.errors import Problem, UsageError
-from taskharbor.drivers.migrate import load
+from taskharbor.drivers.migrate import load_migrations
 from taskharbor.drivers.postgres.address import ENCODING
-from taskharbor.drivers.postgres.failures import explained
+from taskharbor.drivers.postgres.failures import translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskharbor.drivers.migrate import Migration
-    from taskharbor.drivers.postgres.address import Address
+    from taskharbor.drivers.postgres.address import ServerAddress
 
-MIGRATIONS: Final = load("taskharbor.drivers.postgres.migrations")
+MIGRATIONS: Final = load_migrations("taskharbor.drivers.postgres.migrations")
 PRUNING: Final = 2
 """The migration that brought th_pruning."""
 SETTINGS: Final = 2
@@ -28,7 +28,7 @@ SETTINGS: Final = 2
 class PostgresSchema:
     """Keeps the version in th_migrations. Those who migrate at once wait for each other under an advisory lock."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
 
     def version(self) -> int:
@@ -64,7 +64,7 @@ class PostgresSchema:
                 db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 yield db
         except psycopg.Error as error:
-            raise explained(error, self._address.place) from error
+            raise translate_error(error, self._address.place) from error
 
 
 def version(db: psycopg.Connection, schema: str) -> int:

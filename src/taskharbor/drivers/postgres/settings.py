@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from taskharbor.drivers.postgres.failures import ReplyLost
 
 if TYPE_CHECKING:
-    from taskharbor.drivers.postgres.connection import Connections
+    from taskharbor.drivers.postgres.connection import PostgresPool
 
 SINCE: Final = 2
 """The migration that made the table."""
@@ -42,10 +42,10 @@ _CHANGE: LiteralString = """
 """
 
 
-class Settings:
+class PostgresSettings:
     """Keeps what it has read: a setting is read once for each process, not for each insert."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
         self._known: dict[str, str] = {}
 

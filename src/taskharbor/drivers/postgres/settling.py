@@ -12,11 +12,11 @@ from psycopg.errors import LockNotAvailable
 from taskharbor.core.answers import Extended, Settled, Skipped
 from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch, StoreUnavailable
 from taskharbor.core.model import Lease
-from taskharbor.core.outcome import SPENT
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.postgres.rows import ASKED, FEW, NOW, STATUSES, uuids
-from taskharbor.drivers.postgres.steps import run
-from taskharbor.drivers.settling import settle_apart
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, STATUSES, uuids
+from taskharbor.drivers.postgres.steps import run_statements
+from taskharbor.drivers.settling import settle_separately
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.drivers.base import SettleAnswer as Answer
-    from taskharbor.drivers.postgres.connection import Connections, Row
+    from taskharbor.drivers.postgres.connection import PostgresPool, Row
     from taskharbor.drivers.postgres.steps import Steps
 
 # The fence: only the holder of a lease that is not over gets through.
 _FENCE: Final[LiteralString] = f"""
-    {ASKED}
+    {MATCHES_ID}
     AND job.lease_token = asked.token
     AND job.lease_expires_at > {NOW}
 """
-TALLY: Final[LiteralString] = f"""
+COUNT_DEAD: Final[LiteralString] = f"""
         INSERT INTO th_tallies (minute, queue, status, ended, kept)
         SELECT date_bin('1 minute', {NOW}, 'epoch'), queue, status, count(*), count(*)
 """
@@ -47,7 +47,7 @@ _EXTEND: Final[LiteralString] = f"""
        SET lease_expires_at = {NOW} + %(lease)s
      WHERE job.id = ANY (ARRAY(
            SELECT job.id
-             FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]) {FEW}) AS asked (id, token)
+             FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]) {LIMIT_TO_IDS}) AS asked (id, token)
              JOIN th_jobs_processing AS job
                ON {_FENCE}
               FOR UPDATE OF job SKIP LOCKED
@@ -57,11 +57,11 @@ _EXTEND: Final[LiteralString] = f"""
 
 
 def extend(
-    connections: Connections, leases: Sequence[Lease], lease: timedelta
+    connections: PostgresPool, leases: Sequence[Lease], lease: timedelta
 ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
     rows = {row[0]: row for row in connections.fetch(_EXTEND, **_fence(leases), lease=lease)}
     missed = [each for each in leases if each.job_id not in rows]
-    found = run(_look(missed, "extend"), connections.fetch)
+    found = run_statements(_look(missed, "extend"), connections.fetch)
     return [
         _extended(each, rows[each.job_id]) if each.job_id in rows else _missed(each, found.get(each.job_id))
         for each in leases
@@ -84,7 +84,7 @@ _NOTE: Final[LiteralString] = f"""
              FROM (
                   SELECT *
                     FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(notes)s::jsonb[])
-                   {FEW}
+                   {LIMIT_TO_IDS}
                   ) AS asked (id, token, progress)
              JOIN th_jobs_processing AS job
                ON {_FENCE}
@@ -95,7 +95,7 @@ _NOTE: Final[LiteralString] = f"""
 """
 
 
-def note(connections: Connections, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+def save_progress(connections: PostgresPool, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
     written = [json.dumps(asdict(progress)) for _, progress in notes]
     rows = connections.fetch(_NOTE, **_fence([held for held, _ in notes]), notes=written)
     kept = {job_id for (job_id,) in rows}
@@ -120,7 +120,7 @@ _ACK: Final[LiteralString] = f"""
         RETURNING job.id, job.queue, job.status
     ),
     tallied AS (
-        {TALLY}
+        {COUNT_DEAD}
           FROM settled
          GROUP BY queue, status
     )
@@ -168,7 +168,7 @@ _SETTLE: Final[LiteralString] = f"""
                       %(delays)s::interval[], %(bounds)s::integer[], %(reasons)s::text[], %(errors)s::text[],
                       %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[]
                       )
-                {FEW}
+                {LIMIT_TO_IDS}
                ) AS asked (id, token, event, outcome, delay, bound, reason, error,
                            error_type, message, traceback, fingerprint)
           JOIN th_jobs_processing AS job
@@ -215,7 +215,7 @@ _SETTLE: Final[LiteralString] = f"""
             ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
     ),
     tallied AS (
-        {TALLY}
+        {COUNT_DEAD}
           FROM settled
          WHERE status IN ('DEAD', 'CANCELED')
          GROUP BY queue, status
@@ -229,22 +229,22 @@ WAITS: Final = (_ACK, _SETTLE.replace(" SKIP LOCKED", ""))
 """The same statements for a transaction of the user's, which waits for locked rows as all that is done in it does."""
 
 
-def settle(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
+def settle(connections: PostgresPool, settlements: Sequence[Settlement]) -> list[Answer]:
     """Record outcomes; one that cannot be recorded now, or ever, holds up no other."""
-    return settle_apart(settlements, lambda some: _record(connections, some), _rejection)
+    return settle_separately(settlements, lambda some: _record(connections, some), _rejection)
 
 
-def _record(connections: Connections, settlements: Sequence[Settlement]) -> list[Answer]:
+def _record(connections: PostgresPool, settlements: Sequence[Settlement]) -> list[Answer]:
     """Record outcomes but for those of rows that are locked.
 
     To lock rows before they are updated costs a third more, so successes are recorded without it first.
     """
     try:
-        return run(recorded(settlements, _BRIEFLY), connections.fetch)
+        return run_statements(settle_statements(settlements, _BRIEFLY), connections.fetch)
     except StoreUnavailable as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
-    return run(recorded(settlements, _UNLOCKED), connections.fetch)
+    return run_statements(settle_statements(settlements, _UNLOCKED), connections.fetch)
 
 
 def _rejection(error: Exception) -> str | None:
@@ -259,7 +259,9 @@ _OF_DATA: Final = frozenset({"22", "23", "54"})
 """The classes of SQLSTATE that blame values: data exceptions, broken constraints, exceeded limits."""
 
 
-def recorded(settlements: Sequence[Settlement], statements: tuple[LiteralString, LiteralString]) -> Steps[list[Answer]]:
+def settle_statements(
+    settlements: Sequence[Settlement], statements: tuple[LiteralString, LiteralString]
+) -> Steps[list[Answer]]:
     """Record successes in one statement, and whatever else in another, in the transaction of whoever runs this."""
     answers: dict[int, Answer] = {}
     acks = [n for n, each in enumerate(settlements) if each.outcome.event is Event.ACK]
@@ -301,13 +303,13 @@ def _fence(leases: Sequence[Lease]) -> dict[str, str]:
 
 
 def _columns(outcome: Outcome) -> dict[str, Any]:
-    failure = outcome.recorded
+    failure = outcome.recorded_failure
     return {
         "events": outcome.event.value,
         "outcomes": outcome.attempt_outcome.value,
         "delays": outcome.delay,
         "bounds": outcome.bound,
-        "reasons": outcome.reason if outcome.event is Event.FAIL and outcome.reason else SPENT,
+        "reasons": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
         "errors": None if failure is None else str(failure) or None,
         "error_types": None if failure is None else failure.type,
         "messages": None if failure is None else failure.message,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Steps = Generator[Step, list[Row], T]
 
 
-def run(steps: Steps[T], fetch: Callable[..., list[Row]]) -> T:
+def run_statements(steps: Steps[T], fetch: Callable[..., list[Row]]) -> T:
     """Run every statement by *fetch*, and return what *steps* return."""
     rows: list[Row] | None = None
     while True:
@@ -30,8 +30,8 @@ def run(steps: Steps[T], fetch: Callable[..., list[Row]]) -> T:
         rows = fetch(statement, **asked)
 
 
-async def arun(steps: Steps[T], fetch: Callable[..., Awaitable[list[Row]]]) -> T:
-    """Do as `run` does, and await each statement."""
+async def arun_statements(steps: Steps[T], fetch: Callable[..., Awaitable[list[Row]]]) -> T:
+    """Do as `run_statements` does, and await each statement."""
     rows: list[Row] | None = None
     while True:
         try:

@@ -7,11 +7,11 @@ from uuid import UUID
 
 from taskharbor.core.answers import Published
 from taskharbor.core.model import PUBLISHER_NOTED
-from taskharbor.drivers.postgres.expiring import Expiring
+from taskharbor.drivers.postgres.expiring import PostgresLeaseExpiry
 from taskharbor.drivers.postgres.inserting import insert
 from taskharbor.drivers.postgres.retention import Retention
-from taskharbor.drivers.postgres.ringing import fed_queues
-from taskharbor.drivers.postgres.rows import FEW, LOST_SLOTS_SINCE, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
+from taskharbor.drivers.postgres.ringing import ready_queues
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, LOST_SLOTS_SINCE, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
 from taskharbor.drivers.postgres.schema import SETTINGS
 
 if TYPE_CHECKING:
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import Death, Expired, Unpublished
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.drivers.postgres.connection import Connections
-    from taskharbor.drivers.postgres.ringing import Bell
+    from taskharbor.drivers.postgres.connection import PostgresPool
+    from taskharbor.drivers.postgres.ringing import PostgresNotifier
     from taskharbor.drivers.postgres.steps import Steps
 
 
-class PostgresUpkeep:
-    def __init__(self, connections: Connections, bell: Bell) -> None:
+class PostgresMaintenance:
+    def __init__(self, connections: PostgresPool, bell: PostgresNotifier) -> None:
         self._connections = connections
         self._bell = bell
-        self._expiring = Expiring(connections)
+        self._expiring = PostgresLeaseExpiry(connections)
         self._retention = Retention(connections)
 
     def expire(self, *, limit: int) -> list[Expired]:
@@ -39,8 +39,8 @@ class PostgresUpkeep:
     def bury(self, *, limit: int) -> list[Death]:
         return self._expiring.bury(limit=limit)
 
-    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
-        self._expiring.clock_jumped(expected=expected, lease=lease)
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
+        self._expiring.report_clock_jump(expected=expected, lease=lease)
 
     def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
         return self._retention.prune(older_than=older_than, limit=limit, within=within)
@@ -57,7 +57,7 @@ class PostgresUpkeep:
         RETURNING name
     """
 
-    def take_duty(self, name: str, *, every: timedelta) -> bool:
+    def claim_duty(self, name: str, *, every: timedelta) -> bool:
         return bool(self._connections.fetch(self._TAKE_DUTY, name=name, every=every))
 
     _BEAT_WORKER: LiteralString = f"""
@@ -80,7 +80,7 @@ class PostgresUpkeep:
         .replace(",\n               lost_slots = excluded.lost_slots", "")
     )
 
-    def beat_worker(self, worker: WorkerRecord) -> None:
+    def record_worker(self, worker: WorkerRecord) -> None:
         self._connections.fetch(
             self._BEAT_WORKER_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._BEAT_WORKER,
             id=worker.id,
@@ -99,7 +99,7 @@ class PostgresUpkeep:
         RETURNING id
     """
 
-    def forget_workers(self, *, unseen_for: timedelta) -> int:
+    def prune_workers(self, *, unseen_for: timedelta) -> int:
         return len(self._connections.fetch(self._FORGET_WORKERS, unseen_for=unseen_for))
 
     _FORGET_AUDIT: LiteralString = f"""
@@ -114,7 +114,7 @@ class PostgresUpkeep:
         RETURNING id
     """
 
-    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+    def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         return len(self._connections.fetch(self._FORGET_AUDIT, older_than=older_than, limit=limit))
 
     _OUTBOX_TAKE: LiteralString = f"""
@@ -154,7 +154,7 @@ class PostgresUpkeep:
         )"""
     _OUTBOX_TAKE_SEEN: LiteralString = _OUTBOX_TAKE.replace("WITH turn", f"WITH {_PUBLISHER_SEEN},\n        turn")
 
-    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+    def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         take = self._OUTBOX_TAKE_SEEN if self._has_settings else self._OUTBOX_TAKE
         rows = map(outbox_row, self._connections.fetch(take, limit=limit, lock=lock, noted=PUBLISHER_NOTED))
         return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
@@ -168,7 +168,7 @@ class PostgresUpkeep:
           FROM (
                SELECT *
                  FROM unnest(%(ids)s::uuid[], %(lives)s::text[], %(errors)s::text[], %(agains)s::interval[])
-                {FEW}
+                {LIMIT_TO_IDS}
                ) AS asked (job_id, life, error, again_in)
          WHERE event.job_id = ANY (ARRAY[asked.job_id])
            AND event.life::text = asked.life
@@ -177,14 +177,14 @@ class PostgresUpkeep:
         RETURNING event.job_id, event.life
     """
 
-    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+    def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         named = [each.event_id.rpartition(":") for each in results]
         rows = self._connections.fetch(
             self._OUTBOX_DONE,
             ids=[_uuid(job) for job, _, _ in named],
             lives=[life for _, _, life in named],
             errors=[None if isinstance(each, Published) else each.error for each in results],
-            agains=[None if isinstance(each, Published) else each.again_in for each in results],
+            agains=[None if isinstance(each, Published) else each.retry_in for each in results],
         )
         done = {f"{job_id}:{life}" for job_id, life in rows}
         return [each.event_id in done for each in results]
@@ -220,7 +220,7 @@ class PostgresUpkeep:
         only="job_id = ANY (%(ids)s) AND coalesce(published_at, given_up_at) IS NULL"
     )
 
-    def outbox_close(
+    def close_outbox(
         self,
         reason: str,
         *,
@@ -249,7 +249,7 @@ class PostgresUpkeep:
          LIMIT %(limit)s
     """
 
-    def schedules_due(self, *, limit: int) -> list[Schedule]:
+    def due_schedules(self, *, limit: int) -> list[Schedule]:
         return [schedule(row) for row in self._connections.fetch(self._SCHEDULES_DUE, limit=limit)]
 
     _SCHEDULE_FIRED: LiteralString = """
@@ -262,7 +262,7 @@ class PostgresUpkeep:
         RETURNING name
     """
 
-    def schedule_fired(
+    def advance_schedule(
         self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
     ) -> bool:
         last = jobs[-1].id if jobs else None
@@ -276,7 +276,7 @@ class PostgresUpkeep:
 
         has_fired = self._connections.transact(fire)
         if has_fired:
-            self._bell.ring(fed_queues(jobs))
+            self._bell.notify(ready_queues(jobs))
         return has_fired
 
     _ROLL_UP: LiteralString = """

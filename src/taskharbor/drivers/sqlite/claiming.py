@@ -6,9 +6,9 @@ import json
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import Reason, Refused
-from taskharbor.core.claims import refusal
-from taskharbor.core.model import claim_of
+from taskharbor.core.answers import RefusalReason, Refused
+from taskharbor.core.claims import refusal_reason
+from taskharbor.core.model import claim_from_job
 from taskharbor.drivers.sqlite.rows import JOB, WAITING, job, maybe_moment, moment, span
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from taskharbor.core.claims import Taker
+    from taskharbor.core.claims import Claimant
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
 
 
-def _parameters(taker: Taker, now: int) -> dict[str, Any]:
+def _parameters(taker: Claimant, now: int) -> dict[str, Any]:
     return {
         "token": taker.token.bytes,
         "worker": taker.worker,
@@ -92,8 +92,8 @@ TAKE_HANDLED: Final = _TAKE_DUE.format(handled=_HANDLED_OR_LATE)
 _ORDER: Final = itemgetter(3, 6, 0)  # priority, scheduled_for and id
 
 
-def take_due(
-    db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int, patience: timedelta, overdue: bool
+def claim_due(
+    db: sqlite3.Connection, queue: str, taker: Claimant, *, now: int, limit: int, patience: timedelta, overdue: bool
 ) -> list[Claim]:
     since = now - span(patience)
     asked = _parameters(taker, now)
@@ -102,7 +102,7 @@ def take_due(
     rows = db.execute(TAKE_ANY if taker.types is None else TAKE_HANDLED, asked).fetchall()
     rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns
     taken = (taker.token, moment(now) + taker.lease, moment(now))
-    return [claim_of(job(row, taken)) for row in rows]
+    return [claim_from_job(job(row, taken)) for row in rows]
 
 
 _ENDED: Final = f"""
@@ -120,13 +120,13 @@ TAKE_ENDED: Final = f"{_TAKE_OVER} {_ENDED} RETURNING {JOB}"
 _ENDS: Final = f"SELECT id, lease_expires_at FROM th_jobs {_ENDED}"
 
 
-def take_over(db: sqlite3.Connection, queue: str, taker: Taker, *, now: int, limit: int) -> list[Claim]:
+def reclaim_expired(db: sqlite3.Connection, queue: str, taker: Claimant, *, now: int, limit: int) -> list[Claim]:
     """Take jobs whose lease is over, longest over first."""
     asked = _parameters(taker, now) | {"queue": queue, "limit": max(limit, 0)}
     ends = dict(db.execute(_ENDS, asked).fetchall())
     db.execute(_RECORD_ENDED, asked)
     jobs = [job(row) for row in db.execute(TAKE_ENDED, asked).fetchall()]
-    return [claim_of(each) for each in sorted(jobs, key=lambda each: (ends[each.id.bytes], each.id))]
+    return [claim_from_job(each) for each in sorted(jobs, key=lambda each: (ends[each.id.bytes], each.id))]
 
 
 _NAMED: Final = f"""
@@ -149,7 +149,7 @@ _TAKE_NAMED: Final = f"{_TAKE_OVER}, sent_at = coalesce(sent_at, :now) {_NAMED} 
 
 
 def claim(
-    db: sqlite3.Connection, queue: str, job_ids: Sequence[JobId], taker: Taker, now: int
+    db: sqlite3.Connection, queue: str, job_ids: Sequence[JobId], taker: Claimant, now: int
 ) -> list[Claim | Refused]:
     asked = _parameters(taker, now) | {"queue": queue}
     db.execute("CREATE TEMP TABLE IF NOT EXISTS th_asked (value BLOB PRIMARY KEY) WITHOUT ROWID")
@@ -160,7 +160,7 @@ def claim(
     # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
     return [
         # The first one to ask gets it.
-        claim_of(taken.pop(each)) if each in taken else _refused(db, queue, each, taker, now)
+        claim_from_job(taken.pop(each)) if each in taken else _refused(db, queue, each, taker, now)
         for each in job_ids
     ]
 
@@ -175,13 +175,13 @@ _LOOK: Final = f"""
 """
 
 
-def _refused(db: sqlite3.Connection, queue: str, job_id: JobId, taker: Taker, now: int) -> Refused:
+def _refused(db: sqlite3.Connection, queue: str, job_id: JobId, taker: Claimant, now: int) -> Refused:
     row = db.execute(_LOOK, {"id": job_id.bytes, "now": now}).fetchone()
     if row is None:
-        return Refused(job_id, Reason.NOT_FOUND)
+        return Refused(job_id, RefusalReason.NOT_FOUND)
     *columns, is_paused, hold, attempts = row
     found = job(columns)
-    reason = refusal(
+    reason = refusal_reason(
         found,
         taker,
         queue=queue,

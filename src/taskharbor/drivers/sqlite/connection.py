@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskharbor.core.clock import Clock
 
 
-class Database(Protocol):
+class SqlExecutor(Protocol):
     """What runs statements: a connection of ours, or a user's that was joined."""
 
     def execute(self, statement: str, values: Any = ..., /) -> sqlite3.Cursor: ...
@@ -28,7 +28,7 @@ class Database(Protocol):
     def executemany(self, statement: str, values: Any, /) -> sqlite3.Cursor: ...
 
 
-class Connections:
+class SqlitePool:
     """Gives each call a connection of its own, and lets one thread of the process write at a time.
 
     SQLite has one writer; those who wait for it poll, and may starve. So the threads
@@ -42,11 +42,11 @@ class Connections:
         self.statements = 0
         self._seconds = deadline.total_seconds()
         self._synchronous = synchronous
-        self._start_anew()
+        self._reset()
 
-    def _start_anew(self) -> None:
-        self._left_behind = getattr(self, "_idle", [])  # kept, or Python would close them
-        self._idle: list[Link] = []
+    def _reset(self) -> None:
+        self._abandoned = getattr(self, "_idle", [])  # kept, or Python would close them
+        self._idle: list[WriteTransaction] = []
         self._writing = threading.Lock()
         self._counting = threading.Lock()
         self._urgent = 0  # writers that wait, and go before all others
@@ -62,11 +62,11 @@ class Connections:
         try:
             yield taken.connection
         except sqlite3.Error as error:
-            raise explained(error, self.path) from error
+            raise translate_error(error, self.path) from error
         finally:
-            self._give_back(taken)
+            self._release(taken)
 
-    def write(self, *, urgent: bool = False) -> Link:
+    def write(self, *, urgent: bool = False) -> WriteTransaction:
         """Return what runs one IMMEDIATE transaction, in a ``with`` statement.
 
         An *urgent* one goes before all others of this process that wait: leases end while it waits.
@@ -75,10 +75,10 @@ class Connections:
         taken.is_urgent = urgent
         return taken
 
-    def begin(self, taken: Link) -> int:
+    def begin(self, taken: WriteTransaction) -> int:
         """Begin; the time is read once it is alone, so that times follow its order."""
         if not (self._acquire_urgently() if taken.is_urgent else self._acquire()):
-            self._give_back(taken)
+            self._release(taken)
             reason = _HELD if self._is_file_locked else _CROWDED
             raise StoreUnavailable(f"{self.path}: {reason}")  # noqa: TRY003  it says which file
         try:
@@ -117,14 +117,14 @@ class Connections:
                 if not self._urgent:
                     self._none_urgent.set()
 
-    def end(self, taken: Link) -> None:
+    def end(self, taken: WriteTransaction) -> None:
         """Let the next one write; what was not committed is undone."""
         try:
             if taken.connection.in_transaction:
                 taken.run("ROLLBACK")
         finally:
             self._writing.release()
-            self._give_back(taken)
+            self._release(taken)
 
     def close(self) -> None:
         """Close what is not in use; what is, is closed when it is given back."""
@@ -132,19 +132,19 @@ class Connections:
         while self._idle:
             self._idle.pop().connection.close()
 
-    def _take(self) -> Link:
+    def _take(self) -> WriteTransaction:
         if self._pid != os.getpid():
-            self._start_anew()  # a connection must not be used, nor closed, on the other side of a fork
+            self._reset()  # a connection must not be used, nor closed, on the other side of a fork
         if self._is_closed:
             raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
         try:
             taken = self._idle.pop()
         except IndexError:
-            taken = Link(self._open())
+            taken = WriteTransaction(self._open())
         taken.connections = self
         return taken
 
-    def _give_back(self, taken: Link) -> None:
+    def _release(self, taken: WriteTransaction) -> None:
         del taken.connections  # or it would keep alive whoever keeps it
         if self._is_closed:
             taken.connection.close()
@@ -168,12 +168,12 @@ class Connections:
                 # What a statement lays aside is small; a cache for each such table would cost a single claim 100 µs.
                 connection.execute("PRAGMA temp_store = MEMORY")
             except sqlite3.Error as error:
-                raise explained(error, self.path) from error
+                raise translate_error(error, self.path) from error
             on_error.pop_all()
             return connection
 
 
-class Link:
+class WriteTransaction:
     """A connection, and one transaction after the other on it.
 
     A class, since a generator for a context would cost a single job 2 µs of each of its calls.
@@ -183,7 +183,7 @@ class Link:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.connections: Connections
+        self.connections: SqlitePool
         self.is_urgent = False
         self.run = connection.cursor().execute  # the connection's own makes a cursor each time
 
@@ -192,7 +192,7 @@ class Link:
         try:
             return self.connection, connections.begin(self)
         except sqlite3.Error as error:
-            raise explained(error, connections.path) from error
+            raise translate_error(error, connections.path) from error
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         connections = self.connections
@@ -204,7 +204,7 @@ class Link:
         finally:
             connections.end(self)
         if isinstance(error, sqlite3.Error):
-            raise explained(error, connections.path) from error
+            raise translate_error(error, connections.path) from error
 
 
 def create_private(path: Path) -> None:
@@ -235,7 +235,7 @@ _HINTS: Final = {
 }
 
 
-def explained(error: sqlite3.Error, path: Path) -> Exception:
+def translate_error(error: sqlite3.Error, path: Path) -> Exception:
     """Turn what means that the store is away into that; a mistake in our own SQL stays what it is."""
     name = getattr(error, "sqlite_errorname", "")
     hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)

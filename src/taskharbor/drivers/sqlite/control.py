@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
-    from taskharbor.drivers.sqlite.connection import Connections
-    from taskharbor.drivers.sqlite.settings import Settings
+    from taskharbor.drivers.sqlite.connection import SqlitePool
+    from taskharbor.drivers.sqlite.settings import SqliteSettings
 
 
 class SqliteControl:
-    def __init__(self, connections: Connections, settings: Settings) -> None:
+    def __init__(self, connections: SqlitePool, settings: SqliteSettings) -> None:
         self._connections = connections
         self._settings = settings
 
@@ -61,7 +61,7 @@ class SqliteControl:
          WHERE name = :name
     """
 
-    def drop_schedules(self, names: Sequence[str]) -> list[bool]:
+    def delete_schedules(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._DROP_SCHEDULE, names)
 
     _PAUSE_SCHEDULE: LiteralString = """
@@ -93,7 +93,7 @@ class SqliteControl:
             ON CONFLICT (id) DO NOTHING
     """
 
-    def put_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+    def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         with self._connections.write() as (db, _):
             return [db.execute(self._PUT_KEY, _key_columns(key)).rowcount == 1 for key in keys]
 
@@ -122,7 +122,7 @@ class SqliteControl:
             ON CONFLICT (id) DO NOTHING
     """
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
+    def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         with self._connections.write() as (db, now):
             db.executemany(self._RECORD, [_entry_columns(entry) | {"now": now} for entry in entries])
 

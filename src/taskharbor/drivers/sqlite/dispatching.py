@@ -110,5 +110,5 @@ def dispatched(db: sqlite3.Connection, result: Sent | Unsent | Declined, now: in
     made = result.dispatch
     asked = {"id": made.job_id.bytes, "seq": made.seq, "dispatch_at": micros(made.dispatch_at), "now": now}
     if isinstance(result, Sent):
-        return db.execute(_SENT, asked | {"again": now + span(result.again_in)}).rowcount > 0
+        return db.execute(_SENT, asked | {"again": now + span(result.retry_in)}).rowcount > 0
     return db.execute(_UNSENT, asked).rowcount > 0

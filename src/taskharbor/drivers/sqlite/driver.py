@@ -6,23 +6,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from taskharbor.core.claims import Taker
-from taskharbor.core.model import claim_of
-from taskharbor.core.request import check_requeue
+from taskharbor.core.claims import Claimant
+from taskharbor.core.model import claim_from_job
+from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
-from taskharbor.drivers.settling import settle_apart
+from taskharbor.drivers.settling import settle_separately
 from taskharbor.drivers.sqlite import claiming, dispatching, inserting, operating, settling
-from taskharbor.drivers.sqlite.connection import Connections
+from taskharbor.drivers.sqlite.connection import SqlitePool
 from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
-from taskharbor.drivers.sqlite.join import Joined
+from taskharbor.drivers.sqlite.join import SqliteTransaction
 from taskharbor.drivers.sqlite.listening import SqliteListener
-from taskharbor.drivers.sqlite.ringing import Bell
+from taskharbor.drivers.sqlite.ringing import SqliteNotifier
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
-from taskharbor.drivers.sqlite.settings import Settings
-from taskharbor.drivers.sqlite.upkeep import SqliteUpkeep
+from taskharbor.drivers.sqlite.settings import SqliteSettings
+from taskharbor.drivers.sqlite.upkeep import SqliteMaintenance
 
 if TYPE_CHECKING:
     import sqlite3
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
         Dispatch,
         Enqueued,
         Extended,
-        Moved,
         Refused,
         Sent,
         Settlement,
         Skipped,
+        Transitioned,
         Unsent,
     )
     from taskharbor.core.clock import Clock
@@ -59,7 +59,7 @@ class SqliteDriver:
     schema is brought up to date as the file is opened.
     """
 
-    coalesces: Final = True
+    group_commits: Final = True
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class SqliteDriver:
         deadline: timedelta = DEADLINE,
     ) -> None:
         file = Path(path)
-        migrate.up(SqliteSchema(file), MIGRATIONS)
-        self._connections = Connections(file, clock=clock, deadline=deadline, synchronous=synchronous)
-        self._bell = Bell(file)
-        self.upkeep = SqliteUpkeep(self._connections, self._bell)
-        self._settings = Settings(self._connections)
+        migrate.migrate_up(SqliteSchema(file), MIGRATIONS)
+        self._connections = SqlitePool(file, clock=clock, deadline=deadline, synchronous=synchronous)
+        self._bell = SqliteNotifier(file)
+        self.maintenance = SqliteMaintenance(self._connections, self._bell)
+        self._settings = SqliteSettings(self._connections)
         self.inspector = SqliteInspector(self._connections, self._settings)
         self.control = SqliteControl(self._connections, self._settings)
 
@@ -89,18 +89,18 @@ class SqliteDriver:
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._connections.write() as (db, now):
             answers = inserting.insert(db, jobs, now=now, repeat=repeat)
-        self._bell.ring(jobs, now)
+        self._bell.notify(jobs, now)
         return answers
 
     def remember(self, name: str, value: str) -> str:
         return self._settings.remember(name, value)
 
-    def joined(self, connection: sqlite3.Connection, *, notify: bool = True) -> Joined:  # noqa: ARG002  listeners see a commit
+    def join(self, connection: sqlite3.Connection, *, notify: bool = True) -> SqliteTransaction:  # noqa: ARG002  listeners see a commit
         """Return what stores and settles jobs in transactions of *connection*, yours and open on the same file.
 
         That is done when you commit, and never was if you roll back.
         """
-        return Joined(connection, self._connections, self._settings)
+        return SqliteTransaction(connection, self._connections, self._settings)
 
     def reserve(
         self,
@@ -110,17 +110,19 @@ class SqliteDriver:
         worker: str,
         lease: timedelta,
         limit: int,
-        patience: timedelta,
-        overdue: bool = False,
+        overdue_after: timedelta,
+        overdue_only: bool = False,
         types: Collection[str] | None = None,
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
+        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections.write() as (db, now):
-            claims = claiming.take_due(db, queue, taker, now=now, limit=limit, patience=patience, overdue=overdue)
+            claims = claiming.claim_due(
+                db, queue, taker, now=now, limit=limit, patience=overdue_after, overdue=overdue_only
+            )
             if len(claims) < limit and reclaim:
-                claims += claiming.take_over(db, queue, taker, now=now, limit=limit - len(claims))
+                claims += claiming.reclaim_expired(db, queue, taker, now=now, limit=limit - len(claims))
             return claims
 
     def claim(
@@ -135,7 +137,7 @@ class SqliteDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Taker(token, worker, lease, types, reclaim, unhandled_after)
+        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections.write() as (db, now):
             return claiming.claim(db, queue, job_ids, taker, now)
 
@@ -149,18 +151,18 @@ class SqliteDriver:
             return [settling.extend(db, held, lease, now) for held in leases]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        answers = settle_apart(settlements, self._settle, settling.rejection)
+        answers = settle_separately(settlements, self._settle, settling.rejection)
         if _RELEASE in [each.outcome.event for each in settlements]:
-            self._bell.ring_for_any()
+            self._bell.notify_any()
         return answers
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         with self._connections.write() as (db, now):
             return settling.settle_all(db, settlements, now)
 
-    def note_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+    def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
         with self._connections.write() as (db, now):
-            return [settling.note(db, held, progress, now) for held, progress in notes]
+            return [settling.save_progress(db, held, progress, now) for held, progress in notes]
 
     _READ_BACK: Final = f"""
         SELECT {JOB}
@@ -175,17 +177,17 @@ class SqliteDriver:
             now = self._connections.now()
             asked = [{"now": now, "token": token.bytes} for token in dict.fromkeys(tokens)]
             held = [job(row) for each in asked for row in db.execute(self._READ_BACK, each)]
-            return [claim_of(each) for each in held]
+            return [claim_from_job(each) for each in held]
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
         with self._connections.write() as (db, now):
             return dispatching.dispatch(db, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
 
-    def dispatched(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+    def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         with self._connections.write() as (db, now):
             return [dispatching.dispatched(db, result, now) for result in results]
 
-    def cancel(self, job_ids: Sequence[JobId]) -> list[Moved | IllegalTransition | JobNotFound]:
+    def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._connections.write() as (db, now):
             return [operating.cancel(db, job_id, now) for job_id in job_ids]
 
@@ -196,21 +198,21 @@ class SqliteDriver:
         token: Token,
         budget: int,
         by: str,
-        why: str,
+        reason: str,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
         payload: bytes | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
-        check_requeue(job_ids, budget=budget, payload=payload)
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
+        validate_requeue(job_ids, budget=budget, payload=payload)
         with self._connections.write() as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
-            new = operating.NewLife(
-                token=token, budget=budget, by=by, why=why, scheduled_for=due, queue=queue, payload=payload
+            new = operating.SqliteRequeue(
+                token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
             )
             answers = [operating.requeue(db, job_id, new, now) for job_id in job_ids]
         if due <= now:
-            self._bell.ring_for_any()
+            self._bell.notify_any()
         return answers
 
     def reschedule(
@@ -220,13 +222,13 @@ class SqliteDriver:
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         priority: int | None = None,
-    ) -> list[Moved | IllegalTransition | JobNotFound]:
+    ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._connections.write() as (db, now):
             later = None if delay is None else now + span(delay)
             due = later if scheduled_for is None else maybe_micros(scheduled_for)
             answers = [operating.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]
         if due is not None and due <= now:
-            self._bell.ring_for_any()
+            self._bell.notify_any()
         return answers
 
     def close(self) -> None:

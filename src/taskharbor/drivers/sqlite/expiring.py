@@ -7,7 +7,7 @@ from uuid import UUID
 
 from taskharbor.core.answers import Death, Expired
 from taskharbor.core.ids import Token
-from taskharbor.core.outcome import LEASE_LOST, SPENT
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite.rows import WAITING, job_id, micros, span
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.drivers.sqlite.connection import Connections
+    from taskharbor.drivers.sqlite.connection import SqlitePool
 
 
-class Expiring:
+class SqliteLeaseExpiry:
     """What brings back jobs that nobody runs any more."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: SqlitePool) -> None:
         self._connections = connections
 
     _LOST: LiteralString = """
@@ -76,7 +76,7 @@ class Expiring:
     def expire(self, *, limit: int) -> list[Expired]:
         with self._connections.write() as (db, now):
             lost = db.execute(self._LOST, {"now": now, "limit": limit}).fetchall()
-            common = {"now": now, "error": LEASE_LOST, "spent": SPENT}
+            common = {"now": now, "error": LEASE_LOST, "spent": ATTEMPTS_EXHAUSTED}
             asked = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
             db.executemany(self._RECORD, asked)
             db.executemany(self._LAND, asked)
@@ -117,7 +117,11 @@ class Expiring:
         if not spent:
             return []
         with self._connections.write() as (db, now):
-            buried = [id for id in spent if db.execute(self._BURY, {"id": id, "now": now, "spent": SPENT}).rowcount]
+            buried = [
+                id
+                for id in spent
+                if db.execute(self._BURY, {"id": id, "now": now, "spent": ATTEMPTS_EXHAUSTED}).rowcount
+            ]
             return list(_deaths(db, buried).values())
 
     _AHEAD: tuple[LiteralString, ...] = (
@@ -151,7 +155,7 @@ class Expiring:
         """,
     )
 
-    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
         with self._connections.write() as (db, now):
             jump = {"expected": micros(expected), "now": now, "until": now + span(lease)}
             for statement in self._AHEAD if now > jump["expected"] else self._BACK:

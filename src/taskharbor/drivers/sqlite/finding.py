@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core import states
-from taskharbor.core.answers import DeadGroup, Page, reach
+from taskharbor.core.answers import DeadLetterGroup, Page, scan_limit
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite.rows import JOB, SUMMARY, WAITING, job_id, marks, maybe_micros, moment, summary
 
@@ -69,7 +69,7 @@ def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId 
         "tag": None if wanted.tag is None else wanted.tag[0],
         "tagged": None if wanted.tag is None else wanted.tag[1],
         "fingerprint": wanted.fingerprint,
-        "reach": reach(limit),
+        "reach": scan_limit(limit),
     }
     db.execute("BEGIN")  # both statements see the same
     try:
@@ -79,7 +79,7 @@ def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId 
     finally:
         db.execute("COMMIT")
     found.sort(key=lambda each: each.id, reverse=True)
-    return Page.of(found, limit=limit, edge=job_id(looked_at[-1][0]) if len(looked_at) == reach(limit) else None)
+    return Page.of(found, limit=limit, edge=job_id(looked_at[-1][0]) if len(looked_at) == scan_limit(limit) else None)
 
 
 def _narrowest(db: sqlite3.Connection, wanted: JobFilter, asked: dict[str, Any]) -> str:
@@ -144,14 +144,14 @@ GROUPS: Final = f"""
 """
 
 
-def dead_groups(db: sqlite3.Connection, *, limit: int, queue: str | None) -> list[DeadGroup]:
+def dead_groups(db: sqlite3.Connection, *, limit: int, queue: str | None) -> list[DeadLetterGroup]:
     rows = db.execute(GROUPS, {"limit": limit, "queue": queue})
     return [_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]
 
 
-def _group(row: Sequence[Any]) -> DeadGroup:
+def _group(row: Sequence[Any]) -> DeadLetterGroup:
     queue, of_type, fingerprint, count, error, first_at, last_at, sample = row
-    return DeadGroup(
+    return DeadLetterGroup(
         queue=queue,
         type=of_type,
         fingerprint=fingerprint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import Enqueued, enqueued
+from taskharbor.core.answers import Enqueued, new_enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.drivers.sqlite.rows import job_id, marks, micros, span
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
-    from taskharbor.drivers.sqlite.connection import Database
+    from taskharbor.drivers.sqlite.connection import SqlExecutor
 
 _INSERT_KEY: Final = """
     INSERT INTO th_keys (queue, key, job_id, digest)
@@ -40,7 +40,7 @@ _INSERT_KEYED: Final = f"""
 """
 
 
-def insert(db: Database, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
+def insert(db: SqlExecutor, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
     """Store *jobs* in the transaction that *db* has open."""
     if repeat:
         known = _known(db, jobs)
@@ -49,11 +49,11 @@ def insert(db: Database, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> l
     return _store(db, jobs, now)
 
 
-def _store(db: Database, jobs: Sequence[NewJob], now: int) -> list[Enqueued | IdempotencyConflict]:
+def _store(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued | IdempotencyConflict]:
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
         db.executemany(INSERT_JOB, list(_columns(jobs, now)))
-        return [enqueued(job.id) for job in jobs]
+        return [new_enqueued(job.id) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
     db.executemany(_INSERT_KEYED, list(_columns(keyed, now)))
     plain = [job for job in jobs if job.idempotency_key is None]
@@ -62,7 +62,7 @@ def _store(db: Database, jobs: Sequence[NewJob], now: int) -> list[Enqueued | Id
     return [_answer(job, holders) for job in jobs]
 
 
-def _known(db: Database, jobs: Sequence[NewJob]) -> frozenset[bytes]:
+def _known(db: SqlExecutor, jobs: Sequence[NewJob]) -> frozenset[bytes]:
     ids = [job.id.bytes for job in jobs]
     found: set[bytes] = set()
     for start in range(0, len(ids), 500):
@@ -72,7 +72,7 @@ def _known(db: Database, jobs: Sequence[NewJob]) -> frozenset[bytes]:
     return frozenset(found)
 
 
-def _holders(db: Database, keyed: list[NewJob]) -> dict[tuple[str, str | None], tuple[JobId, bytes]]:
+def _holders(db: SqlExecutor, keyed: list[NewJob]) -> dict[tuple[str, str | None], tuple[JobId, bytes]]:
     query = "SELECT job_id, digest FROM th_keys WHERE queue = ? AND key = ?"
     holders = {}
     for job in keyed:
@@ -86,7 +86,7 @@ def _answer(
     holders: dict[tuple[str, str | None], tuple[JobId, bytes]],
 ) -> Enqueued | IdempotencyConflict:
     if job.idempotency_key is None:
-        return enqueued(job.id)
+        return new_enqueued(job.id)
     holder, digest = holders[job.queue, job.idempotency_key]
     if digest != job.digest:
         return IdempotencyConflict(job.queue, job.idempotency_key, holder)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.core.answers import Finished, QueueView
+from taskharbor.core.answers import FinishedCount, QueueStats
 from taskharbor.core.model import ApiKey, AuditEntry
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite.finding import GET, SUMMARIES, by_key, dead_groups, find, rows_of
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import DeadGroup, JobFilter, Page
+    from taskharbor.core.answers import DeadLetterGroup, JobFilter, Page
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.drivers.sqlite.connection import Connections
-    from taskharbor.drivers.sqlite.settings import Settings
+    from taskharbor.drivers.sqlite.connection import SqlitePool
+    from taskharbor.drivers.sqlite.settings import SqliteSettings
 
 
 class SqliteInspector:
-    def __init__(self, connections: Connections, settings: Settings) -> None:
+    def __init__(self, connections: SqlitePool, settings: SqliteSettings) -> None:
         self._connections = connections
         self._settings = settings
 
@@ -62,7 +62,7 @@ class SqliteInspector:
         with self._connections.read() as db:
             return find(db, wanted, limit=limit, after=after)
 
-    def by_key(self, key: str) -> list[JobId]:
+    def find_by_key(self, key: str) -> list[JobId]:
         with self._connections.read() as db:
             return by_key(db, key)
 
@@ -214,7 +214,7 @@ class SqliteInspector:
          ORDER BY name
     """
 
-    def queues(self) -> list[QueueView]:
+    def queues(self) -> list[QueueStats]:
         now = self._connections.now()
         with self._connections.read() as db:
             return [_queue_view(row) for row in db.execute(self._QUEUES, {"now": now})]
@@ -257,7 +257,7 @@ class SqliteInspector:
           FROM line
     """
 
-    def due_in(self, queue: str) -> timedelta | None:
+    def next_due_in(self, queue: str) -> timedelta | None:
         now = self._connections.now()
         with self._connections.read() as db:
             [(until,)] = db.execute(self.DUE_IN, {"queue": queue, "now": now})
@@ -277,16 +277,18 @@ class SqliteInspector:
          LIMIT :limit
     """
 
-    def finished(self, *, since: datetime, queue: str | None = None, limit: int | None = None) -> list[Finished]:
+    def finished_counts(
+        self, *, since: datetime, queue: str | None = None, limit: int | None = None
+    ) -> list[FinishedCount]:
         asked = {"since": micros(since), "queue": queue, "limit": -1 if limit is None else limit}
         with self._connections.read() as db:
             rows = db.execute(self._FINISHED, asked).fetchall()
         return [
-            Finished(minute=moment(minute), queue=name, status=Status(status), count=count)
+            FinishedCount(minute=moment(minute), queue=name, status=Status(status), count=count)
             for minute, name, status, count in reversed(rows)
         ]
 
-    def dead_groups(self, *, limit: int, queue: str | None = None) -> list[DeadGroup]:
+    def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
         with self._connections.read() as db:
             return dead_groups(db, limit=limit, queue=queue)
 
@@ -344,10 +346,10 @@ class SqliteInspector:
             return [_audit_entry(row) for row in rows]
 
 
-def _queue_view(row: Sequence[Any]) -> QueueView:
+def _queue_view(row: Sequence[Any]) -> QueueStats:
     name, counts, oldest_due, paused_at, paused_by = row
     counted = json.loads(counts)
-    return QueueView(
+    return QueueStats(
         name=name,
         counts={status: counted.get(status, 0) for status in Status},
         oldest_due=maybe_moment(oldest_due),

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.base import SettleAnswer
-    from taskharbor.drivers.sqlite.connection import Connections
-    from taskharbor.drivers.sqlite.settings import Settings
+    from taskharbor.drivers.sqlite.connection import SqlitePool
+    from taskharbor.drivers.sqlite.settings import SqliteSettings
 
 _LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not know yet
 
 
-class Joined:
+class SqliteTransaction:
     """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
 
     undoes_settings: Final = True
 
-    def __init__(self, connection: sqlite3.Connection, connections: Connections, settings: Settings) -> None:
+    def __init__(self, connection: sqlite3.Connection, connections: SqlitePool, settings: SqliteSettings) -> None:
         rule = f"this store is SQLite; give a sqlite3.Connection to {connections.path}, or what works through one"
         check_kind(connection, sqlite3.Connection, rule)
         self._db = _Plain(connection)

@@ -17,103 +17,103 @@ from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.drivers.sqlite.connection import explained
-from taskharbor.drivers.sqlite.ringing import ANY, folder_of, hang, take_down
+from taskharbor.drivers.sqlite.connection import translate_error
+from taskharbor.drivers.sqlite.ringing import ANY_QUEUE, open_socket, remove_socket, socket_dir
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-LOOK: Final = timedelta(seconds=0.25)  # what that costs stands in ADR 0007
+DATA_VERSION_POLL: Final = timedelta(seconds=0.25)  # what that costs stands in ADR 0007
 _LONGEST_NAME: Final = 1_024
 
 
 class SqliteListener:
-    def __init__(self, file: Path, queues: Collection[str], *, look: timedelta = LOOK) -> None:
+    def __init__(self, file: Path, queues: Collection[str], *, look: timedelta = DATA_VERSION_POLL) -> None:
         self._file = file
         self._look = look
-        self._calls = {ANY, *(queue.encode() for queue in queues)}
-        self._left_behind: list[tuple[Doorbell, Watch]] = []
+        self._calls = {ANY_QUEUE, *(queue.encode() for queue in queues)}
+        self._abandoned: list[tuple[WakeSocket, ChangeWatch]] = []
         self._start()
 
     def _start(self) -> None:
         with ExitStack() as on_error:
-            self._watch = Watch(self._file, every=self._look)
+            self._watch = ChangeWatch(self._file, every=self._look)
             on_error.callback(self._watch.close)
-            self._doorbell = Doorbell(folder_of(self._file))
+            self._wake_socket = WakeSocket(socket_dir(self._file))
             on_error.pop_all()
         self._pid = os.getpid()
 
     def wait(self, timeout: timedelta) -> bool:
-        self._start_anew_in_a_fork()
+        self._reopen_after_fork()
         now = time.monotonic()
         end = now + timeout.total_seconds()
-        while not self._has_rung(within=min(end, self._watch.next_look) - now):
+        while not self._is_notified(within=min(end, self._watch.next_check_at) - now):
             now = time.monotonic()
             if now >= end:
                 return False
         return True
 
-    def _has_rung(self, *, within: float) -> bool:
-        if not self._calls.isdisjoint(self._doorbell.hear(within)):
-            self._watch.look()  # what rang must not be noticed a second time
+    def _is_notified(self, *, within: float) -> bool:
+        if not self._calls.isdisjoint(self._wake_socket.receive(within)):
+            self._watch.check()  # what rang must not be noticed a second time
             return True
         # Rings for other queues do not hasten the look: each comes with a commit, so that it would ring for all.
-        return time.monotonic() >= self._watch.next_look and self._watch.look()
+        return time.monotonic() >= self._watch.next_check_at and self._watch.check()
 
     def wake(self) -> None:
-        self._start_anew_in_a_fork()
-        self._doorbell.wake()
+        self._reopen_after_fork()
+        self._wake_socket.wake()
 
     def close(self) -> None:
         if self._pid == os.getpid():
-            self._doorbell.close()
+            self._wake_socket.close()
             self._watch.close()
 
-    def _start_anew_in_a_fork(self) -> None:
+    def _reopen_after_fork(self) -> None:
         if self._pid != os.getpid():
             # The socket is the other side's to hear, and a connection must not even be closed on this one.
-            self._left_behind.append((self._doorbell, self._watch))
+            self._abandoned.append((self._wake_socket, self._watch))
             self._start()
 
 
-class Doorbell:
+class WakeSocket:
     """What ends a wait: a ring from any process, through a socket in the folder, or one of our own."""
 
     def __init__(self, folder: Path) -> None:
-        self._inside, self._button = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._inside.settimeout(0)
-        self._button.settimeout(0)
-        self._outside = hang(folder)  # None costs speed only
-        ears = [self._inside] if self._outside is None else [self._inside, self._outside[0]]
-        self._ears = {ear.fileno(): ear for ear in ears}
+        self._receiver, self._sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._receiver.settimeout(0)
+        self._sender.settimeout(0)
+        self._shared = open_socket(folder)  # None costs speed only
+        ears = [self._receiver] if self._shared is None else [self._receiver, self._shared[0]]
+        self._sockets = {ear.fileno(): ear for ear in ears}
         self._poll = select.poll()
-        for descriptor in self._ears:
+        for descriptor in self._sockets:
             self._poll.register(descriptor, select.POLLIN)
 
-    def hear(self, seconds: float) -> set[bytes]:
+    def receive(self, seconds: float) -> set[bytes]:
         """Return all that was called since this was last asked; where that is nothing, wait for it so long."""
         ready = self._poll.poll(max(0, math.ceil(seconds * 1_000)))
-        return {call for descriptor, _ in ready for call in _calls(self._ears[descriptor])}
+        return {call for descriptor, _ in ready for call in _datagrams(self._sockets[descriptor])}
 
     def wake(self) -> None:
         with suppress(OSError):  # it is full, so it rings already; or it was closed, and nobody waits
-            self._button.send(ANY)
+            self._sender.send(ANY_QUEUE)
 
     def close(self) -> None:
-        if self._outside is not None:
-            take_down(self._outside[1])
-        for each in (*self._ears.values(), self._button):
+        if self._shared is not None:
+            remove_socket(self._shared[1])
+        for each in (*self._sockets.values(), self._sender):
             each.close()
 
 
-def _calls(ear: socket.socket) -> Iterator[bytes]:
+def _datagrams(ear: socket.socket) -> Iterator[bytes]:
     with suppress(BlockingIOError):
         while True:
             yield ear.recv(_LONGEST_NAME)
 
 
-class Watch:
+class ChangeWatch:
     """Notices that something was committed, whoever did it."""
 
     def __init__(self, file: Path, *, every: timedelta) -> None:
@@ -121,14 +121,14 @@ class Watch:
         try:
             self._db = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise explained(error, file) from error
+            raise translate_error(error, file) from error
         self._seen = 0
-        self.next_look = 0.0
-        self.look()
+        self.next_check_at = 0.0
+        self.check()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Say whether anything was committed since the last look."""
-        self.next_look = time.monotonic() + self._every
+        self.next_check_at = time.monotonic() + self._every
         before = self._seen
         with suppress(sqlite3.Error):  # who looks for jobs next will be told what is wrong
             [self._seen] = self._db.execute("PRAGMA data_version").fetchone()

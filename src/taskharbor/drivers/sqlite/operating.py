@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Moved
+from taskharbor.core.answers import Transitioned
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.states import Event, Status
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId, Token
 
-Answer = Moved | IllegalTransition | JobNotFound
+Answer = Transitioned | IllegalTransition | JobNotFound
 
 _CANCEL: Final = """
     UPDATE th_jobs
@@ -30,17 +30,17 @@ _CANCEL: Final = """
 
 def cancel(db: sqlite3.Connection, job_id: JobId, now: int) -> Answer:
     row = db.execute(_CANCEL, {"id": job_id.bytes, "now": now}).fetchone()
-    return _refused(db, job_id, Event.CANCEL) if row is None else Moved(job_id, Status(row[0]))
+    return _refused(db, job_id, Event.CANCEL) if row is None else Transitioned(job_id, Status(row[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewLife:
+class SqliteRequeue:
     """What a requeue gives, and who gives it."""
 
     token: Token
     budget: int
     by: str
-    why: str
+    reason: str
     scheduled_for: int
     queue: str | None
     payload: bytes | None
@@ -88,12 +88,12 @@ _REQUEUED: Final = """
 """
 
 
-def requeue(db: sqlite3.Connection, job_id: JobId, new: NewLife, now: int) -> Answer:
+def requeue(db: sqlite3.Connection, job_id: JobId, new: SqliteRequeue, now: int) -> Answer:
     asked = {
         "id": job_id.bytes,
         "token": new.token.bytes,
         "by": new.by,
-        "why": new.why,
+        "why": new.reason,
         "budget": new.budget,
         "due": new.scheduled_for,
         "queue": new.queue,
@@ -105,7 +105,7 @@ def requeue(db: sqlite3.Connection, job_id: JobId, new: NewLife, now: int) -> An
     row = db.execute(_REQUEUED, asked).fetchone()
     if row is None:
         return JobNotFound(job_id)
-    return Moved(job_id, Status.PENDING) if row[0] else _refused(db, job_id, Event.REQUEUE)
+    return Transitioned(job_id, Status.PENDING) if row[0] else _refused(db, job_id, Event.REQUEUE)
 
 
 _RESCHEDULE: Final = """
@@ -121,7 +121,7 @@ _RESCHEDULE: Final = """
 
 def reschedule(db: sqlite3.Connection, job_id: JobId, *, due: int | None, priority: int | None) -> Answer:
     row = db.execute(_RESCHEDULE, {"id": job_id.bytes, "due": due, "priority": priority}).fetchone()
-    return _refused(db, job_id, Event.RESCHEDULE) if row is None else Moved(job_id, Status(row[0]))
+    return _refused(db, job_id, Event.RESCHEDULE) if row is None else Transitioned(job_id, Status(row[0]))
 
 
 def _refused(db: sqlite3.Connection, job_id: JobId, event: Event) -> IllegalTransition | JobNotFound:

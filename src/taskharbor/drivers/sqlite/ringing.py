@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import NewJob
 
-ANY: Final = b""
+ANY_QUEUE: Final = b""
 """What is sent for jobs of several queues, or of one that is not known."""
 
 _LONGEST: Final = 103  # bytes of a socket's path that every system takes: macOS has 104 with the NUL, Linux 108
 _TRIES: Final = 5
 
 
-def folder_of(file: Path) -> Path:
+def socket_dir(file: Path) -> Path:
     """Return where the sockets are: beside the file, or where that is too long a path, among temporary files."""
     real = os.path.realpath(file)
     beside = Path(f"{real}-listeners")
@@ -42,33 +42,33 @@ def folder_of(file: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"taskharbor-{os.geteuid()}-{digest}"
 
 
-class Bell:
+class SqliteNotifier:
     """Rings for all who listen at one file."""
 
     def __init__(self, file: Path) -> None:
-        self._folder = folder_of(file)
+        self._folder = socket_dir(file)
         self._name = str(self._folder)
 
-    def ring(self, jobs: Iterable[NewJob], now: int) -> None:
+    def notify(self, jobs: Iterable[NewJob], now: int) -> None:
         """Tell of *jobs* that are new, where some can be taken at once."""
-        if self._is_heard() and (queues := _fed_queues(jobs, now)):
-            self._send(next(iter(queues)).encode() if len(queues) == 1 else ANY)
+        if self._has_listeners() and (queues := _ready_queues(jobs, now)):
+            self._send(next(iter(queues)).encode() if len(queues) == 1 else ANY_QUEUE)
 
-    def ring_for_any(self) -> None:
+    def notify_any(self) -> None:
         """Tell of jobs of some queue or other."""
-        if self._is_heard():
-            self._send(ANY)
+        if self._has_listeners():
+            self._send(ANY_QUEUE)
 
-    def _is_heard(self) -> bool:
+    def _has_listeners(self) -> bool:
         return os.access(self._name, os.F_OK)  # most often there is no folder, since nobody listens
 
     def _send(self, message: bytes) -> None:
         with suppress(OSError):
             if _is_ours(self._folder):
-                _tell(_addresses(self._folder), message)
+                _send_all(_addresses(self._folder), message)
 
 
-def _fed_queues(jobs: Iterable[NewJob], now: int) -> set[str]:
+def _ready_queues(jobs: Iterable[NewJob], now: int) -> set[str]:
     """Return the queues that have one of *jobs* to take at once."""
     return {
         job.queue for job in jobs if (not job.delay if job.scheduled_for is None else micros(job.scheduled_for) <= now)
@@ -80,15 +80,15 @@ def _addresses(folder: Path) -> list[str]:
         return [entry.path for entry in entries if not _is_hidden(entry.name)]
 
 
-def _tell(addresses: list[str], message: bytes) -> None:
+def _send_all(addresses: list[str], message: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(0)
         for address in addresses:
             with suppress(OSError):  # it is full: who listens there is about to look; or it was just taken down
-                _tell_one(sender, address, message)
+                _send_one(sender, address, message)
 
 
-def _tell_one(sender: socket.socket, address: str, message: bytes) -> None:
+def _send_one(sender: socket.socket, address: str, message: bytes) -> None:
     try:
         sender.sendto(message, address)
     except ConnectionRefusedError:
@@ -97,7 +97,7 @@ def _tell_one(sender: socket.socket, address: str, message: bytes) -> None:
             Path(address).unlink()
 
 
-def hang(folder: Path) -> tuple[socket.socket, Path] | None:
+def open_socket(folder: Path) -> tuple[socket.socket, Path] | None:
     """Put up a socket in *folder*, and return it with its path; None, where that cannot be done."""
     for _ in range(_TRIES):  # who takes down the last socket removes the folder, perhaps just now
         with suppress(OSError):
@@ -106,7 +106,7 @@ def hang(folder: Path) -> tuple[socket.socket, Path] | None:
     return None
 
 
-def take_down(path: Path) -> None:
+def remove_socket(path: Path) -> None:
     """Remove a socket, and the folder with the last one."""
     with suppress(OSError):
         path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.failure import Failure
-from taskharbor.core.ids import JobId, Token, uuid_of
+from taskharbor.core.ids import JobId, Token, uuid_from_int
 from taskharbor.core.model import (
     Attempt,
     AttemptOutcome,
@@ -19,7 +19,7 @@ from taskharbor.core.model import (
     Progress,
     Schedule,
     WorkerRecord,
-    stored_job,
+    job_from_values,
     stored_summary,
 )
 from taskharbor.core.states import Event, Status
@@ -57,12 +57,12 @@ def maybe_micros(value: datetime | None) -> int | None:
 
 
 def job_id(value: bytes) -> JobId:
-    return JobId(uuid_of(int.from_bytes(value)))
+    return JobId(uuid_from_int(int.from_bytes(value)))
 
 
 @lru_cache(maxsize=16)  # as they do their token
 def token(value: bytes) -> Token:
-    return Token(uuid_of(int.from_bytes(value)))
+    return Token(uuid_from_int(int.from_bytes(value)))
 
 
 def text_map(value: str) -> Mapping[str, str]:
@@ -105,10 +105,11 @@ def job(row: Sequence[Any], held: tuple[Token, datetime, datetime] | None = None
         None if lease_expires_at is None else moment(lease_expires_at),
         None if started_at is None else moment(started_at),
     )
-    return stored_job((
-        uuid_of(int.from_bytes(identity)), kind, queue, priority, payload, _STATUSES[status], moment(scheduled_for),
-        None if timeout is None else timedelta(microseconds=timeout), moment(created_at), attempt_count,
-        max_attempts, last_error, None if failed_at is None else moment(failed_at), lease, ends, worker_id, started,
+    return job_from_values((
+        uuid_from_int(int.from_bytes(identity)), kind, queue, priority, payload, _STATUSES[status],
+        moment(scheduled_for), None if timeout is None else timedelta(microseconds=timeout), moment(created_at),
+        attempt_count, max_attempts, last_error, None if failed_at is None else moment(failed_at), lease, ends,
+        worker_id, started,
         None if completed_at is None else moment(completed_at),
         None if settled_token is None else token(settled_token), life,
         None if dispatch_at is None else moment(dispatch_at), None if sent_at is None else moment(sent_at),

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.drivers.migrate import load
-from taskharbor.drivers.sqlite.connection import create_private, explained
+from taskharbor.drivers.migrate import load_migrations
+from taskharbor.drivers.sqlite.connection import create_private, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.migrate import Migration
 
-MIGRATIONS: Final = load("taskharbor.drivers.sqlite.migrations")
+MIGRATIONS: Final = load_migrations("taskharbor.drivers.sqlite.migrations")
 
 
 class SqliteSchema:
@@ -63,7 +63,7 @@ class SqliteSchema:
             with closing(sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None)) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise explained(error, self._path) from error
+            raise translate_error(error, self._path) from error
 
 
 def statements(sql: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, LiteralString
 
 if TYPE_CHECKING:
-    from taskharbor.drivers.sqlite.connection import Connections, Database
+    from taskharbor.drivers.sqlite.connection import SqlExecutor, SqlitePool
 
 _READ: LiteralString = """
     SELECT value
@@ -33,10 +33,10 @@ _CHANGE: LiteralString = """
 """
 
 
-class Settings:
+class SqliteSettings:
     """Keeps what it has seen committed: a setting is read once for each process, not for each insert."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: SqlitePool) -> None:
         self._connections = connections
         self._known: dict[str, str] = {}
 
@@ -69,7 +69,7 @@ class Settings:
             return db.execute(_CHANGE, asked).rowcount == 1
 
 
-def record(db: Database, name: str, value: str) -> str:
+def record(db: SqlExecutor, name: str, value: str) -> str:
     """Record *value* unless there is one, and return the recorded one, in the transaction of *db*."""
     db.execute(_RECORD, {"name": name, "value": value})
     [found] = db.execute(_READ, {"name": name}).fetchone()

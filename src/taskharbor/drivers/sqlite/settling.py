@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.core.answers import Extended, Settled
 from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch
 from taskharbor.core.model import Lease
-from taskharbor.core.outcome import SPENT
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.sqlite.rows import moment, progress_text, span
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.drivers.base import SettleAnswer
-    from taskharbor.drivers.sqlite.connection import Database
+    from taskharbor.drivers.sqlite.connection import SqlExecutor
 
 # The fence: only the holder of a lease that is not over gets through. Who has a token is PROCESSING: a constraint.
 _FENCE: Final = """
@@ -53,7 +53,7 @@ _NOTE: Final = f"""
 """
 
 
-def note(db: sqlite3.Connection, held: Lease, progress: Progress, now: int) -> bool:
+def save_progress(db: sqlite3.Connection, held: Lease, progress: Progress, now: int) -> bool:
     asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_text(progress)}
     return db.execute(_NOTE, asked).rowcount > 0
 
@@ -127,7 +127,7 @@ _ACK: Final = Event.ACK
 _SUCCEEDED: Final = Status.SUCCEEDED
 
 
-def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
+def ack(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
     """Record successes, all with one prepared statement."""
     done = db.executemany(
         ACK,
@@ -142,7 +142,7 @@ def ack(db: Database, settlements: Sequence[Settlement], now: int) -> list[Settl
     return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
 
 
-def settle_all(db: Database, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
+def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
     """Record how attempts ended in the transaction that *db* has open."""
     acks = [each for each in settlements if each.outcome.event is _ACK]
     acked = ack(db, acks, now) if acks else []
@@ -154,7 +154,7 @@ def settle_all(db: Database, settlements: Sequence[Settlement], now: int) -> lis
     ]
 
 
-def settle(db: Database, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
+def settle(db: SqlExecutor, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
     asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
     asked |= _columns(outcome, now)
     row = db.execute(_LANDING, asked).fetchone()
@@ -173,13 +173,13 @@ def rejection(error: Exception) -> str | None:
 
 
 def _columns(outcome: Outcome, now: int) -> dict[str, Any]:
-    failure = outcome.recorded
+    failure = outcome.recorded_failure
     return {
         "event": outcome.event,
         "bound": outcome.bound,
         "outcome": outcome.attempt_outcome,
         "due": now + span(outcome.delay),
-        "reason": outcome.reason if outcome.event is Event.FAIL and outcome.reason else SPENT,
+        "reason": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
         "error": None if failure is None else str(failure) or None,
         "error_type": None if failure is None else failure.type,
         "message": None if failure is None else failure.message,
@@ -198,7 +198,7 @@ _BEFORE: Final = """
 """
 
 
-def _settled_before(db: Database, lease: Lease, outcome: Outcome) -> Settled | None:
+def _settled_before(db: SqlExecutor, lease: Lease, outcome: Outcome) -> Settled | None:
     """Return the answer that this very settlement was given, if it is committed already."""
     asked = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
     row = db.execute(_BEFORE, asked).fetchone()
@@ -208,7 +208,7 @@ def _settled_before(db: Database, lease: Lease, outcome: Outcome) -> Settled | N
 _HOLDER: Final = "SELECT status, lease_token FROM th_jobs WHERE id = ?"
 
 
-def _lost(db: Database, lease: Lease) -> JobNotFound | LeaseLost:
+def _lost(db: SqlExecutor, lease: Lease) -> JobNotFound | LeaseLost:
     """Say why the fence did not let this lease through."""
     row = db.execute(_HOLDER, (lease.job_id.bytes,)).fetchone()
     if row is None:

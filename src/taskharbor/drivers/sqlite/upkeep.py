@@ -8,7 +8,7 @@ from uuid import UUID
 
 from taskharbor.core.answers import Published
 from taskharbor.core.model import PUBLISHER_NOTED
-from taskharbor.drivers.sqlite.expiring import Expiring
+from taskharbor.drivers.sqlite.expiring import SqliteLeaseExpiry
 from taskharbor.drivers.sqlite.inserting import insert
 from taskharbor.drivers.sqlite.rows import OUTBOX, SCHEDULE, maybe_micros, micros, outbox_row, schedule, span
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import Death, Expired, Unpublished
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.drivers.sqlite.connection import Connections
-    from taskharbor.drivers.sqlite.ringing import Bell
+    from taskharbor.drivers.sqlite.connection import SqlitePool
+    from taskharbor.drivers.sqlite.ringing import SqliteNotifier
 
 
 _OLD: LiteralString = """
@@ -44,11 +44,11 @@ _OLD: LiteralString = """
 """
 
 
-class SqliteUpkeep:
-    def __init__(self, connections: Connections, bell: Bell) -> None:
+class SqliteMaintenance:
+    def __init__(self, connections: SqlitePool, bell: SqliteNotifier) -> None:
         self._connections = connections
         self._bell = bell
-        self._expiring = Expiring(connections)
+        self._expiring = SqliteLeaseExpiry(connections)
 
     def expire(self, *, limit: int) -> list[Expired]:
         return self._expiring.expire(limit=limit)
@@ -56,8 +56,8 @@ class SqliteUpkeep:
     def bury(self, *, limit: int) -> list[Death]:
         return self._expiring.bury(limit=limit)
 
-    def clock_jumped(self, *, expected: datetime, lease: timedelta) -> None:
-        self._expiring.clock_jumped(expected=expected, lease=lease)
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
+        self._expiring.report_clock_jump(expected=expected, lease=lease)
 
     def prune(
         self,
@@ -115,7 +115,7 @@ class SqliteUpkeep:
          WHERE next_at <= :now
     """
 
-    def take_duty(self, name: str, *, every: timedelta) -> bool:
+    def claim_duty(self, name: str, *, every: timedelta) -> bool:
         with self._connections.write() as (db, now):
             turn = {"name": name, "now": now, "next_at": now + span(every)}
             return db.execute(self._TAKE_DUTY, turn).rowcount == 1
@@ -126,7 +126,7 @@ class SqliteUpkeep:
         VALUES (:id, :host, :pid, :queues, :types, :concurrency, :started_at, :now, :lost_slots)
     """
 
-    def beat_worker(self, worker: WorkerRecord) -> None:
+    def record_worker(self, worker: WorkerRecord) -> None:
         alive = {
             "id": worker.id,
             "host": worker.host,
@@ -145,7 +145,7 @@ class SqliteUpkeep:
          WHERE seen_at <= :until
     """
 
-    def forget_workers(self, *, unseen_for: timedelta) -> int:
+    def prune_workers(self, *, unseen_for: timedelta) -> int:
         with self._connections.write() as (db, now):
             return db.execute(self._FORGET_WORKERS, {"until": now - span(unseen_for)}).rowcount
 
@@ -160,7 +160,7 @@ class SqliteUpkeep:
                )
     """
 
-    def forget_audit(self, *, older_than: timedelta, limit: int) -> int:
+    def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         with self._connections.write() as (db, now):
             return db.execute(self._FORGET_AUDIT, {"until": now - span(older_than), "limit": limit}).rowcount
 
@@ -188,7 +188,7 @@ class SqliteUpkeep:
          WHERE CAST(value AS INTEGER) NOT BETWEEN :now - :noted + 1 AND :now
     """
 
-    def outbox_take(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+    def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._connections.write() as (db, now):
             db.execute(self._PUBLISHER_SEEN, {"now": now, "noted": span(PUBLISHER_NOTED)})
             taken = db.execute(self._OUTBOX_TAKE, {"now": now, "locked_until": now + span(lock), "limit": limit})
@@ -208,7 +208,7 @@ class SqliteUpkeep:
            AND given_up_at IS NULL
     """
 
-    def outbox_done(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+    def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         with self._connections.write() as (db, now):
             return [db.execute(self._OUTBOX_DONE, _done(result, now)).rowcount == 1 for result in results]
 
@@ -237,7 +237,7 @@ class SqliteUpkeep:
     _OUTBOX_CLOSE: LiteralString = _CLOSE.format(only="")
     _OUTBOX_CLOSE_ONE: LiteralString = _CLOSE.format(only="AND job_id = :id")
 
-    def outbox_close(
+    def close_outbox(
         self,
         reason: str,
         *,
@@ -263,7 +263,7 @@ class SqliteUpkeep:
          LIMIT :limit
     """
 
-    def schedules_due(self, *, limit: int) -> list[Schedule]:
+    def due_schedules(self, *, limit: int) -> list[Schedule]:
         now = self._connections.now()
         with self._connections.read() as db:
             return [schedule(row) for row in db.execute(self._SCHEDULES_DUE, {"now": now, "limit": limit})]
@@ -277,7 +277,7 @@ class SqliteUpkeep:
            AND next_at = :fired
     """
 
-    def schedule_fired(
+    def advance_schedule(
         self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
     ) -> bool:
         moved = {
@@ -290,7 +290,7 @@ class SqliteUpkeep:
             if db.execute(self._SCHEDULE_FIRED, moved).rowcount == 0:
                 return False
             insert(db, jobs, now=now, repeat=False)
-        self._bell.ring(jobs, now)
+        self._bell.notify(jobs, now)
         return True
 
     _ADD_ENDED: tuple[LiteralString, ...] = (
@@ -351,9 +351,9 @@ def _done(result: Published | Unpublished, now: int) -> dict[str, bytes | int | 
     }
     if isinstance(result, Published):
         return done | {"published_at": now}
-    if result.again_in is None:
+    if result.retry_in is None:
         return done | {"given_up_at": now, "error": result.error}
-    return done | {"next_at": now + span(result.again_in), "error": result.error}
+    return done | {"next_at": now + span(result.retry_in), "error": result.error}
 
 
 def _uuid_bytes(text: str) -> bytes | None:

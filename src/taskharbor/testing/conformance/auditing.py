@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AuditEntry
-from taskharbor.testing.conformance.subject import AGES_AGO, MOMENT, Subject
+from taskharbor.testing.conformance.subject import LONG_AGO, TICK, Subject
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import Token
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def test_what_was_done_is_kept_as_it_was_told(subject: Subject) -> None:
     entry = _entry(actor="key:k1", action="requeue", target="job 7", detail={"why": "fixed", "ä": '"…"'})
 
-    subject.driver.control.record([entry])
+    subject.driver.control.record_audit([entry])
 
     assert subject.driver.inspector.audit(limit=10) == [replace(entry, at=subject.clock.now())]
 
 
 def test_the_store_says_when_something_was_done(subject: Subject) -> None:
-    subject.driver.control.record([_entry(at=AGES_AGO)])
+    subject.driver.control.record_audit([_entry(at=LONG_AGO)])
 
     [entry] = subject.driver.inspector.audit(limit=10)
 
@@ -32,12 +32,12 @@ def test_the_store_says_when_something_was_done(subject: Subject) -> None:
 def test_what_is_written_down_cannot_be_changed(subject: Subject) -> None:
     detail = {"why": "fixed"}
     entry = _entry(detail=detail)
-    subject.driver.control.record([entry])
+    subject.driver.control.record_audit([entry])
     before = [replace(entry, at=subject.clock.now(), detail={"why": "fixed"})]
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     detail["why"] = "no reason"
-    subject.driver.control.record([replace(entry, actor="somebody else"), _entry()])
+    subject.driver.control.record_audit([replace(entry, actor="somebody else"), _entry()])
 
     assert subject.driver.inspector.audit(limit=10)[1:] == before
 
@@ -45,16 +45,16 @@ def test_what_is_written_down_cannot_be_changed(subject: Subject) -> None:
 def test_what_was_done_last_is_told_first(subject: Subject) -> None:
     ids = sorted(new_token() for _ in range(3))
     for entry_id in (ids[1], ids[2], ids[0]):
-        subject.driver.control.record([_entry(id=entry_id)])
-        subject.advance(MOMENT)
+        subject.driver.control.record_audit([_entry(id=entry_id)])
+        subject.advance(TICK)
 
     assert _told(subject, limit=10) == [ids[0], ids[2], ids[1]]
 
 
 def test_pages_of_the_audit_hold_every_entry_once(subject: Subject) -> None:
-    subject.driver.control.record([_entry() for _ in range(3)])
-    subject.advance(MOMENT)
-    subject.driver.control.record([_entry() for _ in range(2)])
+    subject.driver.control.record_audit([_entry() for _ in range(3)])
+    subject.advance(TICK)
+    subject.driver.control.record_audit([_entry() for _ in range(2)])
     everything = _told(subject, limit=10)
 
     first = _told(subject, limit=2)
@@ -66,20 +66,20 @@ def test_pages_of_the_audit_hold_every_entry_once(subject: Subject) -> None:
 
 
 def test_nothing_lies_below_an_entry_that_is_not_there(subject: Subject) -> None:
-    subject.driver.control.record([_entry()])
+    subject.driver.control.record_audit([_entry()])
 
     assert _told(subject, limit=10, before=new_token()) == []
 
 
 def test_entries_that_are_old_enough_go_oldest_first_and_no_more_than_asked_for(subject: Subject) -> None:
     for _ in range(4):
-        subject.driver.control.record([_entry()])
-        subject.advance(MOMENT)
+        subject.driver.control.record_audit([_entry()])
+        subject.advance(TICK)
     newest = _told(subject, limit=10)
 
     counts, left = [], []
     for _ in range(3):
-        counts.append(subject.driver.upkeep.forget_audit(older_than=2 * MOMENT, limit=2))
+        counts.append(subject.driver.maintenance.prune_audit(older_than=2 * TICK, limit=2))
         left.append(_told(subject, limit=10))
 
     assert counts == [2, 1, 0]

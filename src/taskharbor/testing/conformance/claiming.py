@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Reason, Refused, Sent, Settled
+from taskharbor.core.answers import RefusalReason, Refused, Sent, Settled
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, MOMENT, RESEND
+from taskharbor.testing.conformance.subject import BOOM, LEASE, RESEND, TICK
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -57,7 +57,7 @@ def test_a_claim_before_the_sending_is_noted_proves_the_sending(subject: Subject
 
     assert isinstance(claim, Claim)
     assert claim.job.sent_at == subject.job(job_id).sent_at == subject.clock.now()
-    assert subject.driver.dispatched([Sent(dispatch, RESEND)]) == [False]
+    assert subject.driver.record_dispatch([Sent(dispatch, RESEND)]) == [False]
     assert subject.settle(claim, RETRY) == Settled(job_id, Status.ENQUEUED)
 
 
@@ -68,7 +68,7 @@ def test_an_expired_lease_reclaimed_by_message_counts_as_sent(subject: Subject) 
 
     assert subject.job(job_id).sent_at == subject.clock.now()
     subject.advance(LEASE)
-    assert [answer.status for answer in subject.driver.upkeep.expire(limit=9)] == [Status.ENQUEUED]
+    assert [answer.status for answer in subject.driver.maintenance.expire(limit=9)] == [Status.ENQUEUED]
 
 
 def test_claims_are_answered_in_the_order_asked(subject: Subject) -> None:
@@ -87,22 +87,22 @@ def test_claims_are_answered_in_the_order_asked(subject: Subject) -> None:
 def test_an_unknown_job_is_not_found(subject: Subject) -> None:
     unknown = new_job_id()
 
-    assert subject.claim(unknown) == [Refused(unknown, Reason.NOT_FOUND)]
+    assert subject.claim(unknown) == [Refused(unknown, RefusalReason.NOT_FOUND)]
 
 
 def test_a_final_job_cannot_be_claimed(subject: Subject) -> None:
     for status in (Status.SUCCEEDED, Status.DEAD, Status.CANCELED):
         job_id = subject.bring(status)
 
-        assert subject.claim(job_id) == [Refused(job_id, Reason.FINAL)]
+        assert subject.claim(job_id) == [Refused(job_id, RefusalReason.FINAL)]
 
 
 def test_a_leased_job_is_refused_until_its_lease_ends(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     end = subject.clock.now() + LEASE
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.LEASED, end)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.LEASED, end)]
 
 
 def test_a_job_that_nobody_dispatched_cannot_be_claimed_by_its_id(subject: Subject) -> None:
@@ -110,27 +110,27 @@ def test_a_job_that_nobody_dispatched_cannot_be_claimed_by_its_id(subject: Subje
 
     answers = subject.claim(pending, failed)
 
-    assert answers == [Refused(pending, Reason.NOT_ENQUEUED), Refused(failed, Reason.NOT_ENQUEUED)]
+    assert answers == [Refused(pending, RefusalReason.NOT_ENQUEUED), Refused(failed, RefusalReason.NOT_ENQUEUED)]
 
 
 def test_a_spent_job_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.make_spent(job_id)
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.SPENT, sends=1)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT, sends=1)]
 
 
 def test_a_job_of_a_paused_queue_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.driver.control.pause(["default"], by="ops")
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.PAUSED, sends=1)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.PAUSED, sends=1)]
 
 
 def test_a_job_that_nobody_here_handles_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
 
-    assert subject.claim(job_id, types=["other"]) == [Refused(job_id, Reason.UNHANDLED, sends=1)]
+    assert subject.claim(job_id, types=["other"]) == [Refused(job_id, RefusalReason.UNHANDLED, sends=1)]
 
 
 def test_a_message_that_comes_too_early_is_told_when_the_job_is_due(subject: Subject) -> None:
@@ -139,9 +139,9 @@ def test_a_message_that_comes_too_early_is_told_when_the_job_is_due(subject: Sub
     assert isinstance(claim, Claim)
     subject.settle(claim, RETRY)
     due = subject.clock.now() + timedelta(minutes=5)
-    subject.advance(timedelta(minutes=5) - MOMENT)
+    subject.advance(timedelta(minutes=5) - TICK)
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.NOT_DUE, due, sends=1)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.NOT_DUE, due, sends=1)]
 
 
 def test_an_enqueued_job_is_claimed_at_the_very_instant_it_is_due(subject: Subject) -> None:
@@ -169,37 +169,37 @@ def test_an_ended_lease_of_a_job_to_be_canceled_is_not_taken_over_by_its_message
     subject.cancel(job_id)
     subject.advance(LEASE)
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.CANCEL_REQUESTED)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.CANCEL_REQUESTED)]
 
 
 def test_an_ended_lease_of_a_spent_job_is_not_taken_over_by_its_message(subject: Subject) -> None:
     job_id = lose(subject, max_attempts=1)
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.SPENT)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT)]
 
 
 def test_an_ended_lease_in_a_paused_queue_is_not_taken_over_by_its_message(subject: Subject) -> None:
     job_id = lose(subject)
     subject.driver.control.pause(["default"], by="ops")
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.PAUSED)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.PAUSED)]
 
 
 def test_an_ended_lease_counts_as_leased_until_a_clock_hold_ends(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     expected = subject.clock.now()
     subject.advance(timedelta(hours=1))
-    subject.driver.upkeep.clock_jumped(expected=expected, lease=LEASE)
+    subject.driver.maintenance.report_clock_jump(expected=expected, lease=LEASE)
     end = subject.clock.now() + LEASE
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
-    assert subject.claim(job_id) == [Refused(job_id, Reason.LEASED, end)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.LEASED, end)]
 
 
 def test_an_ended_lease_is_left_to_others_by_a_claim_that_does_not_want_it(subject: Subject) -> None:
     job_id = lose(subject)
 
-    assert subject.claim(job_id, reclaim=False) == [Refused(job_id, Reason.LEASED)]
+    assert subject.claim(job_id, reclaim=False) == [Refused(job_id, RefusalReason.LEASED)]
 
 
 def test_a_job_whose_message_came_twice_in_one_batch_is_claimed_once(subject: Subject) -> None:
@@ -208,7 +208,7 @@ def test_a_job_whose_message_came_twice_in_one_batch_is_claimed_once(subject: Su
     first, second = subject.claim(job_id, job_id)
 
     assert isinstance(first, Claim)
-    assert second == Refused(job_id, Reason.LEASED, first.lease.expires_at, sends=1)
+    assert second == Refused(job_id, RefusalReason.LEASED, first.lease.expires_at, sends=1)
     assert subject.job(job_id).attempt_count == 1
 
 
@@ -222,7 +222,7 @@ def test_of_several_reasons_the_first_of_the_list_is_told(subject: Subject) -> N
     told.append(subject.claim(job_id, types=["other"]))
 
     reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
-    assert reasons == [Reason.UNHANDLED, Reason.PAUSED, Reason.SPENT]
+    assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.SPENT]
 
 
 def test_of_several_reasons_against_taking_over_the_first_of_the_list_is_told(subject: Subject) -> None:
@@ -233,7 +233,7 @@ def test_of_several_reasons_against_taking_over_the_first_of_the_list_is_told(su
     told.append(subject.claim(job_id, types=["other"]))
 
     reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
-    assert reasons == [Reason.SPENT, Reason.CANCEL_REQUESTED]
+    assert reasons == [RefusalReason.SPENT, RefusalReason.CANCEL_REQUESTED]
 
 
 def test_a_refusal_tells_the_number_of_the_newest_message(subject: Subject) -> None:
@@ -241,7 +241,7 @@ def test_a_refusal_tells_the_number_of_the_newest_message(subject: Subject) -> N
     subject.advance(timedelta(minutes=2))
     subject.send()
 
-    assert subject.claim(job_id, types=["other"]) == [Refused(job_id, Reason.UNHANDLED, sends=2)]
+    assert subject.claim(job_id, types=["other"]) == [Refused(job_id, RefusalReason.UNHANDLED, sends=2)]
 
 
 def test_a_refused_claim_changes_nothing(subject: Subject) -> None:

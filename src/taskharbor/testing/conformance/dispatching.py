@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.answers import Declined, Dispatch, Sent, Unsent
 from taskharbor.core.ids import new_job_id
-from taskharbor.core.messages import SEQS
+from taskharbor.core.messages import SEQ_RANGE
 from taskharbor.core.model import Claim
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import LEASE, LOCK, MOMENT, RESEND, Subject
+from taskharbor.testing.conformance.subject import LEASE, LOCK, RESEND, TICK, Subject
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -34,9 +34,9 @@ def test_a_due_job_is_marked_enqueued_and_locked_for_sending(subject: Subject) -
 def test_a_job_is_dispatched_from_the_instant_it_is_due(subject: Subject) -> None:
     job_id = subject.insert(delay=_SECOND)
 
-    subject.advance(_SECOND - MOMENT)
+    subject.advance(_SECOND - TICK)
     too_early = subject.dispatch()
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     in_time = subject.dispatch()
 
     assert too_early == []
@@ -60,9 +60,9 @@ def test_a_dispatched_job_is_sent_again_from_the_end_of_its_lock_on(subject: Sub
     job_id = subject.insert()
     subject.dispatch()
 
-    subject.advance(LOCK - MOMENT)
+    subject.advance(LOCK - TICK)
     locked = subject.dispatch()
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     free = subject.dispatch()
 
     assert locked == []
@@ -150,7 +150,7 @@ def test_a_retry_that_waits_for_its_time_takes_no_room(subject: Subject) -> None
 def test_a_declined_job_that_is_due_later_takes_no_room_under_the_bound(subject: Subject) -> None:
     later = subject.bring(Status.ENQUEUED)
     subject.driver.reschedule([later], delay=timedelta(days=1))
-    subject.driver.dispatched([Declined(later, 1)])
+    subject.driver.record_dispatch([Declined(later, 1)])
     due = subject.insert()
 
     assert [dispatch.job_id for dispatch in subject.dispatch(unclaimed=1)] == [due]
@@ -179,10 +179,10 @@ def test_more_urgent_jobs_are_dispatched_before_those_that_waited_longer(subject
 
 def test_among_equals_the_job_that_could_have_been_dispatched_first_goes_first(subject: Subject) -> None:
     now = subject.clock.now()
-    newer = subject.insert(scheduled_for=now + RESEND + MOMENT)
+    newer = subject.insert(scheduled_for=now + RESEND + TICK)
     resend = subject.bring(Status.ENQUEUED)
-    older = subject.insert(scheduled_for=now + RESEND - MOMENT)
-    subject.advance(RESEND + MOMENT)
+    older = subject.insert(scheduled_for=now + RESEND - TICK)
+    subject.advance(RESEND + TICK)
 
     dispatches = subject.dispatch()
 
@@ -214,7 +214,7 @@ def test_a_sent_message_is_not_repeated_before_the_given_time(subject: Subject) 
     before = subject.job(job_id)
     subject.advance(_SECOND)
 
-    answers = subject.driver.dispatched([Sent(dispatch, RESEND)])
+    answers = subject.driver.record_dispatch([Sent(dispatch, RESEND)])
 
     now = subject.clock.now()
     assert answers == [True]
@@ -227,7 +227,7 @@ def test_an_unsent_message_leaves_its_job_to_be_dispatched_at_once(subject: Subj
     before = subject.job(job_id)
     subject.advance(_SECOND)
 
-    answers = subject.driver.dispatched([Unsent(dispatch)])
+    answers = subject.driver.record_dispatch([Unsent(dispatch)])
 
     now = subject.clock.now()
     assert answers == [True]
@@ -241,7 +241,7 @@ def test_a_reply_that_comes_after_the_claim_changes_nothing(subject: Subject) ->
     subject.claim(job_id)
     before = subject.everything(job_id)
 
-    answers = subject.driver.dispatched([Sent(dispatch, RESEND), Unsent(dispatch)])
+    answers = subject.driver.record_dispatch([Sent(dispatch, RESEND), Unsent(dispatch)])
 
     assert answers == [False, False]
     assert subject.everything(job_id) == before
@@ -250,12 +250,12 @@ def test_a_reply_that_comes_after_the_claim_changes_nothing(subject: Subject) ->
 def test_a_reply_that_comes_after_a_newer_dispatch_changes_nothing(subject: Subject) -> None:
     job_id = subject.insert()
     [older] = subject.dispatch()
-    subject.driver.dispatched([Unsent(older)])
+    subject.driver.record_dispatch([Unsent(older)])
     [newer] = subject.dispatch()
     assert newer.dispatch_at == older.dispatch_at
     before = subject.everything(job_id)
 
-    answers = subject.driver.dispatched([Sent(older, RESEND), Unsent(older)])
+    answers = subject.driver.record_dispatch([Sent(older, RESEND), Unsent(older)])
 
     assert answers == [False, False]
     assert subject.everything(job_id) == before
@@ -267,7 +267,7 @@ def test_a_reply_that_comes_after_a_reschedule_changes_nothing(subject: Subject)
     subject.driver.reschedule([job_id], delay=_SECOND)
     before = subject.everything(job_id)
 
-    answers = subject.driver.dispatched([Sent(dispatch, RESEND), Unsent(dispatch)])
+    answers = subject.driver.record_dispatch([Sent(dispatch, RESEND), Unsent(dispatch)])
 
     assert answers == [False, False]
     assert subject.everything(job_id) == before
@@ -279,7 +279,7 @@ def test_a_reply_that_is_repeated_changes_nothing(subject: Subject) -> None:
     before = subject.everything(job_id)
     subject.advance(_SECOND)
 
-    answers = subject.driver.dispatched([Sent(dispatch, RESEND)])
+    answers = subject.driver.record_dispatch([Sent(dispatch, RESEND)])
 
     assert answers == [False]
     assert subject.everything(job_id) == before
@@ -290,7 +290,7 @@ def test_a_declined_message_leaves_its_job_to_be_dispatched_at_once(subject: Sub
     before = subject.job(job_id)
     subject.advance(_SECOND)
 
-    answers = subject.driver.dispatched([Declined(job_id, seq=1)])
+    answers = subject.driver.record_dispatch([Declined(job_id, seq=1)])
 
     now = subject.clock.now()
     assert answers == [True]
@@ -304,7 +304,7 @@ def test_declining_a_message_that_is_not_the_newest_changes_nothing(subject: Sub
     subject.dispatch()
     before = subject.everything(job_id)
 
-    answers = subject.driver.dispatched([Declined(job_id, seq=1)])
+    answers = subject.driver.record_dispatch([Declined(job_id, seq=1)])
 
     assert answers == [False]
     assert subject.everything(job_id) == before
@@ -314,7 +314,7 @@ def test_declining_a_message_with_the_highest_number_is_answered(subject: Subjec
     job_id = subject.bring(Status.ENQUEUED)
     before = subject.everything(job_id)
 
-    answers = subject.driver.dispatched([Declined(job_id, seq=SEQS[-1])])
+    answers = subject.driver.record_dispatch([Declined(job_id, seq=SEQ_RANGE[-1])])
 
     assert answers == [False]
     assert subject.everything(job_id) == before
@@ -325,7 +325,7 @@ def test_declining_the_message_of_a_job_that_was_claimed_changes_nothing(subject
     subject.claim(job_id)
     before = subject.everything(job_id)
 
-    answers = subject.driver.dispatched([Declined(job_id, seq=1)])
+    answers = subject.driver.record_dispatch([Declined(job_id, seq=1)])
 
     assert answers == [False]
     assert subject.everything(job_id) == before
@@ -336,7 +336,7 @@ def test_each_reply_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
     dispatches = {each.job_id: each for each in subject.dispatch()}
     now, unknown = subject.clock.now(), new_job_id()
 
-    answers = subject.driver.dispatched(
+    answers = subject.driver.record_dispatch(
         [
             Unsent(dispatches[unsent]),
             Sent(Dispatch(unknown, 1, 1, now + LOCK), RESEND),
@@ -364,7 +364,7 @@ def test_no_two_messages_of_a_job_ever_have_the_same_number(subject: Subject) ->
     job_id = subject.insert()
 
     [first] = subject.dispatch()
-    subject.driver.dispatched([Unsent(first)])
+    subject.driver.record_dispatch([Unsent(first)])
     second = subject.send()
     subject.settle(_claimed(subject, job_id), Outcome.retry(after=timedelta(0)))
     third = subject.send()

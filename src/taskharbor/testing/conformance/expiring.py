@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.answers import Expired, Settled
 from taskharbor.core.model import AttemptOutcome, Claim
-from taskharbor.core.outcome import LEASE_LOST, SPENT, Outcome
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST, Outcome
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.conformance.subject import LEASE, MOMENT
+from taskharbor.testing.conformance.subject import LEASE, TICK
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -19,14 +19,14 @@ JUMP = timedelta(hours=1)
 
 
 def expire(subject: Subject, *, limit: int = 10) -> list[Expired]:
-    return subject.driver.upkeep.expire(limit=limit)
+    return subject.driver.maintenance.expire(limit=limit)
 
 
 def jump(subject: Subject, by: timedelta = JUMP) -> None:
     """Let the store's clock jump, and the janitor notice."""
     expected = subject.clock.now()
     subject.advance(by)
-    subject.driver.upkeep.clock_jumped(expected=expected, lease=LEASE)
+    subject.driver.maintenance.report_clock_jump(expected=expected, lease=LEASE)
 
 
 def test_a_silent_workers_job_is_brought_back_at_the_very_instant_its_lease_ends(subject: Subject) -> None:
@@ -46,7 +46,7 @@ def test_a_silent_workers_job_is_brought_back_at_the_very_instant_its_lease_ends
 def test_a_live_lease_is_never_brought_back(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     before = subject.everything(job_id)
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
     assert expire(subject) == []
     assert subject.everything(job_id) == before
@@ -55,9 +55,9 @@ def test_a_live_lease_is_never_brought_back(subject: Subject) -> None:
 def test_an_extended_lease_is_not_brought_back_at_its_first_end(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     subject.driver.extend([claim.lease], lease=LEASE)
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
     assert expire(subject) == []
 
@@ -95,7 +95,12 @@ def test_a_job_that_killed_its_last_worker_is_dead(subject: Subject) -> None:
 
     job, now = subject.job(job_id), subject.clock.now()
     assert answer.status is Status.DEAD
-    assert (job.dead_reason, job.dead_at, job.completed_at, job.last_error) == (SPENT, now, now, LEASE_LOST)
+    assert (job.dead_reason, job.dead_at, job.completed_at, job.last_error) == (
+        ATTEMPTS_EXHAUSTED,
+        now,
+        now,
+        LEASE_LOST,
+    )
     assert (job.worker_id, job.attempt_count) == ("last", 1)
     assert [row.event.worker_id for row in subject.outbox(job_id)] == ["last"]
 
@@ -123,7 +128,7 @@ def test_an_ended_lease_is_brought_back_once(subject: Subject) -> None:
 
 def test_no_more_leases_are_brought_back_than_asked_for_the_longest_over_first(subject: Subject) -> None:
     first = subject.bring(Status.PROCESSING)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     second = subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
 
@@ -157,11 +162,11 @@ def test_a_waiting_job_that_is_spent_is_buried(subject: Subject) -> None:
     job_id = subject.insert()
     subject.make_spent(job_id)
 
-    buried = subject.driver.upkeep.bury(limit=10)
+    buried = subject.driver.maintenance.bury(limit=10)
 
     job, now = subject.job(job_id), subject.clock.now()
     assert [death.job_id for death in buried] == [job_id]
-    assert (job.status, job.dead_at, job.completed_at, job.dead_reason) == (Status.DEAD, now, now, SPENT)
+    assert (job.status, job.dead_at, job.completed_at, job.dead_reason) == (Status.DEAD, now, now, ATTEMPTS_EXHAUSTED)
     assert len(subject.outbox(job_id)) == 1
 
 
@@ -170,14 +175,14 @@ def test_jobs_with_attempts_left_and_jobs_that_run_are_not_buried(subject: Subje
     subject.bring(Status.FAILED, max_attempts=2)
     subject.insert(delay=timedelta(days=1))
 
-    assert subject.driver.upkeep.bury(limit=10) == []
+    assert subject.driver.maintenance.bury(limit=10) == []
 
 
 def test_no_more_jobs_are_buried_than_asked_for(subject: Subject) -> None:
     for _ in range(3):
         subject.make_spent(subject.insert())
 
-    assert [len(subject.driver.upkeep.bury(limit=2)) for _ in range(3)] == [2, 1, 0]
+    assert [len(subject.driver.maintenance.bury(limit=2)) for _ in range(3)] == [2, 1, 0]
 
 
 def lease_and_jump(subject: Subject, **fields: object) -> JobId:
@@ -188,7 +193,7 @@ def lease_and_jump(subject: Subject, **fields: object) -> JobId:
 
 def test_after_a_jump_of_the_clock_no_lease_is_brought_back_for_the_length_of_a_lease(subject: Subject) -> None:
     lease_and_jump(subject)
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
     assert expire(subject) == []
     assert subject.reserve() == []
@@ -262,10 +267,10 @@ def test_a_jump_reported_by_two_janitors_is_one_jump(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     expected = subject.clock.now()
     subject.advance(JUMP)
-    subject.driver.upkeep.clock_jumped(expected=expected, lease=LEASE)
+    subject.driver.maintenance.report_clock_jump(expected=expected, lease=LEASE)
     subject.advance(timedelta(seconds=1))
     late = subject.clock.now() - timedelta(seconds=1)
-    subject.driver.upkeep.clock_jumped(expected=late, lease=LEASE)
+    subject.driver.maintenance.report_clock_jump(expected=late, lease=LEASE)
     subject.advance(LEASE)
 
     expire(subject)
@@ -313,27 +318,27 @@ def test_a_jump_back_ends_the_hold_of_a_jump_ahead(subject: Subject) -> None:
 
 def test_a_shorter_report_does_not_shorten_a_hold(subject: Subject) -> None:
     lease_and_jump(subject)
-    expected = subject.clock.now() - MOMENT
-    subject.driver.upkeep.clock_jumped(expected=expected, lease=MOMENT)
-    subject.advance(LEASE - MOMENT)
+    expected = subject.clock.now() - TICK
+    subject.driver.maintenance.report_clock_jump(expected=expected, lease=TICK)
+    subject.advance(LEASE - TICK)
 
     assert expire(subject) == []
 
 
 def test_after_a_jump_back_no_duty_waits_for_its_time_to_come_again(subject: Subject) -> None:
-    subject.driver.upkeep.take_duty("expire", every=timedelta(seconds=5))
+    subject.driver.maintenance.claim_duty("expire", every=timedelta(seconds=5))
     jump(subject, -JUMP)
 
-    assert subject.driver.upkeep.take_duty("expire", every=timedelta(seconds=5))
+    assert subject.driver.maintenance.claim_duty("expire", every=timedelta(seconds=5))
 
 
 def test_a_report_of_a_jump_back_puts_off_no_duty_that_is_due(subject: Subject) -> None:
-    subject.driver.upkeep.take_duty("expire", every=MOMENT)
-    subject.advance(2 * MOMENT)
-    subject.driver.upkeep.clock_jumped(expected=subject.clock.now(), lease=LEASE)
-    subject.advance(-MOMENT)
+    subject.driver.maintenance.claim_duty("expire", every=TICK)
+    subject.advance(2 * TICK)
+    subject.driver.maintenance.report_clock_jump(expected=subject.clock.now(), lease=LEASE)
+    subject.advance(-TICK)
 
-    assert subject.driver.upkeep.take_duty("expire", every=MOMENT)
+    assert subject.driver.maintenance.claim_duty("expire", every=TICK)
 
 
 def test_after_a_jump_back_an_ended_lease_is_taken_over_although_its_job_is_due_later(subject: Subject) -> None:

@@ -10,7 +10,7 @@ from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, Le
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
-from taskharbor.testing.conformance.subject import LEASE, MOMENT
+from taskharbor.testing.conformance.subject import LEASE, TICK
 
 if TYPE_CHECKING:
     from taskharbor.testing.conformance.subject import Subject
@@ -33,7 +33,7 @@ def test_an_extended_job_is_not_taken_over_when_its_first_lease_would_have_ended
     claim = subject.take()
     subject.advance(timedelta(seconds=10))
     subject.driver.extend([claim.lease], lease=LEASE)
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
     assert subject.reserve() == []
 
@@ -41,7 +41,7 @@ def test_an_extended_job_is_not_taken_over_when_its_first_lease_would_have_ended
 def test_a_lease_can_be_extended_until_a_moment_before_its_end(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
     [answer] = subject.driver.extend([claim.lease], lease=LEASE)
 
@@ -128,7 +128,7 @@ def test_a_refused_extension_changes_nothing(subject: Subject) -> None:
     subject.advance(LEASE)
     subject.take()
     before = subject.everything(job_id)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     subject.driver.extend([lost.lease], lease=2 * LEASE)
 
@@ -140,7 +140,7 @@ def test_one_lost_lease_does_not_harm_the_others_of_a_heartbeat(subject: Subject
     subject.insert()
     lost, held = subject.reserve(limit=2)
     subject.settle(lost, Outcome.ack())
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     answers = subject.driver.extend([lost.lease, held.lease], lease=LEASE)
 

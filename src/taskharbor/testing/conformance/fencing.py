@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Reason, Refused, Settled, Settlement
+from taskharbor.core.answers import RefusalReason, Refused, Settled, Settlement
 from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Claim, Lease
@@ -66,7 +66,7 @@ def test_a_worker_that_took_its_own_job_over_cannot_record_the_first_outcome(sub
 
 def test_a_worker_cannot_record_an_outcome_of_a_job_that_was_brought_back(subject: Subject) -> None:
     lost = lose(subject)
-    subject.driver.upkeep.expire(limit=1)
+    subject.driver.maintenance.expire(limit=1)
 
     assert_powerless(subject, lost, JobNotInflight)
 
@@ -80,14 +80,14 @@ def test_a_worker_cannot_record_an_outcome_of_a_job_that_another_finished(subjec
 
 def test_a_worker_cannot_record_an_outcome_of_a_job_that_died_meanwhile(subject: Subject) -> None:
     lost = lose(subject, max_attempts=1)
-    subject.driver.upkeep.expire(limit=1)
+    subject.driver.maintenance.expire(limit=1)
 
     assert_powerless(subject, lost, JobNotInflight)
 
 
 def test_a_worker_cannot_record_an_outcome_of_a_job_in_its_next_life(subject: Subject) -> None:
     lost = lose(subject, max_attempts=1)
-    subject.driver.upkeep.expire(limit=1)
+    subject.driver.maintenance.expire(limit=1)
     subject.requeue(lost.job.id)
     subject.take()
 
@@ -105,7 +105,7 @@ def test_a_handler_that_finishes_after_its_job_was_pruned_finds_no_job(subject: 
     lost = lose(subject)
     subject.settle(subject.take(), Outcome.ack())
     subject.advance(timedelta(days=1))
-    subject.driver.upkeep.prune(older_than=timedelta(0), limit=1)
+    subject.driver.maintenance.prune(older_than=timedelta(0), limit=1)
 
     assert_powerless(subject, lost, JobNotFound)
 
@@ -223,7 +223,7 @@ def test_a_lease_that_ended_is_not_reclaimed_under_its_own_token(subject: Subjec
 
     assert reserved == []
     assert isinstance(claimed, Refused)
-    assert claimed.reason is Reason.LEASED
+    assert claimed.reason is RefusalReason.LEASED
     assert (subject.job(job_id).attempt_count, subject.attempts(job_id)) == (1, [])
     assert subject.take().job.id == job_id
 
@@ -234,7 +234,7 @@ def take_twice_under_one_token(subject: Subject) -> tuple[Claim, Claim]:
     subject.insert()
     subject.reserve(token=token)
     subject.advance(LEASE)
-    subject.driver.upkeep.expire(limit=1)
+    subject.driver.maintenance.expire(limit=1)
     [twice] = subject.reserve(token=token)
     subject.insert()
     return twice, subject.take()
@@ -254,7 +254,7 @@ def test_leases_expire_beside_an_attempt_that_has_its_row_already(subject: Subje
     twice, other = take_twice_under_one_token(subject)
     subject.advance(LEASE)
 
-    expired = subject.driver.upkeep.expire(limit=10)
+    expired = subject.driver.maintenance.expire(limit=10)
 
     assert {each.job_id: each.status for each in expired} == {each.job.id: Status.FAILED for each in (twice, other)}
     assert [len(subject.attempts(each.job.id)) for each in (twice, other)] == [1, 1]

@@ -58,11 +58,11 @@ def test_what_died_without_an_error_is_listed_by_an_empty_fingerprint(subject: S
     subject.insert(max_attempts=1)
     lost = subject.take()
     subject.advance(LEASE)
-    subject.driver.upkeep.expire(limit=1)
+    subject.driver.maintenance.expire(limit=1)
     wanted.append(lost.job.id)
     spent = subject.insert()
     subject.make_spent(spent)
-    subject.driver.upkeep.bury(limit=1)
+    subject.driver.maintenance.bury(limit=1)
     _kill(subject, BOOM)
     subject.insert()
 
@@ -91,8 +91,8 @@ def test_a_job_is_found_by_its_key(subject: Subject) -> None:
     subject.insert(idempotency_key="order 77")
     subject.insert()
 
-    assert subject.driver.inspector.by_key("order 7") == [job_id]
-    assert subject.driver.inspector.by_key("order 8") == []
+    assert subject.driver.inspector.find_by_key("order 7") == [job_id]
+    assert subject.driver.inspector.find_by_key("order 8") == []
 
 
 def test_the_holders_of_a_key_are_listed_by_queue(subject: Subject) -> None:
@@ -100,17 +100,17 @@ def test_the_holders_of_a_key_are_listed_by_queue(subject: Subject) -> None:
     for queue, job_id in ids.items():
         subject.insert(id=job_id, queue=queue, idempotency_key="once")
 
-    assert subject.driver.inspector.by_key("once") == [ids[queue] for queue in "abcd"]
+    assert subject.driver.inspector.find_by_key("once") == [ids[queue] for queue in "abcd"]
 
 
 def test_a_key_that_was_freed_finds_nobody(subject: Subject) -> None:
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
-    held = subject.driver.inspector.by_key("once")
+    held = subject.driver.inspector.find_by_key("once")
     subject.advance(LATEST)
 
     prune(subject)
 
-    assert (len(held), subject.driver.inspector.by_key("once")) == (1, [])
+    assert (len(held), subject.driver.inspector.find_by_key("once")) == (1, [])
 
 
 def _kill(subject: Subject, failure: Failure | None) -> JobId:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import DeadGroup
+from taskharbor.core.answers import DeadLetterGroup
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.pruning import LATEST, prune, publish, purge
-from taskharbor.testing.conformance.subject import AGES, BOOM, LEASE, MOMENT, Subject
+from taskharbor.testing.conformance.subject import BOOM, LEASE, TEN_YEARS, TICK, Subject
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -24,13 +24,13 @@ _OTHER: Final = Failure(type="OSError", message="no route", fingerprint="cafe")
 def test_a_group_tells_of_its_letters_and_what_they_died_of(subject: Subject) -> None:
     kill(subject)
     first_at = subject.clock.now()
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     newest = kill(subject, Failure(type="ValueError", message="boom again", fingerprint=BOOM.fingerprint))
 
     groups = told(subject)
 
     assert groups == [
-        DeadGroup(
+        DeadLetterGroup(
             queue="default",
             type="greet",
             fingerprint=BOOM.fingerprint,
@@ -47,7 +47,7 @@ def test_the_sample_is_the_letter_that_died_last_whatever_its_id(subject: Subjec
     older, newer = subject.insert(priority=1), subject.insert()
     for _ in range(2):
         subject.settle(subject.take(), Outcome.fail("hopeless", failure=BOOM))
-        subject.advance(MOMENT)
+        subject.advance(TICK)
 
     [group] = told(subject)
 
@@ -67,7 +67,7 @@ def test_letters_of_another_queue_type_or_error_make_another_group(subject: Subj
     ways: tuple[dict[str, Any], ...] = ({}, {"queue": "mail"}, {"type": "welcome"}, {"failure": _OTHER})
     letters = []
     for way in ways:
-        subject.advance(MOMENT)
+        subject.advance(TICK)
         letters.append(subject.job(kill(subject, **way)))
 
     groups = told(subject)
@@ -131,7 +131,7 @@ def test_a_job_that_lost_its_last_lease_is_counted(subject: Subject) -> None:
     subject.take()
     subject.advance(LEASE)
 
-    subject.driver.upkeep.expire(limit=10)
+    subject.driver.maintenance.expire(limit=10)
 
     assert counted(subject) == {"": 1}
 
@@ -140,7 +140,7 @@ def test_a_buried_job_is_counted(subject: Subject) -> None:
     job_id = subject.insert()
     subject.make_spent(job_id)
 
-    subject.driver.upkeep.bury(limit=10)
+    subject.driver.maintenance.bury(limit=10)
 
     assert counted(subject) == {"": 1}
 
@@ -167,7 +167,7 @@ def test_a_job_that_lives_on_leaves_groups_alone(subject: Subject) -> None:
     dead = subject.insert(max_attempts=1)
     subject.take()
     subject.advance(LEASE)
-    subject.driver.upkeep.expire(limit=10)
+    subject.driver.maintenance.expire(limit=10)
     before = counted(subject)
 
     subject.bring(Status.FAILED)
@@ -247,10 +247,10 @@ def test_pruning_leaves_groups_alone(subject: Subject) -> None:
 def test_groups_stay_right_however_often_they_are_rolled_up(subject: Subject) -> None:
     for n in range(4):
         job_id = kill(subject)
-        subject.driver.upkeep.roll_up(keep=AGES)
+        subject.driver.maintenance.roll_up(keep=TEN_YEARS)
         if n % 2:
             subject.requeue(job_id, delay=timedelta(days=1))
-            subject.driver.upkeep.roll_up(keep=AGES)
+            subject.driver.maintenance.roll_up(keep=TEN_YEARS)
 
     assert counted(subject) == {BOOM.fingerprint: 2}
 
@@ -263,9 +263,9 @@ def kill(subject: Subject, failure: Failure = BOOM, *, queue: str = "default", t
     return job_id
 
 
-def told(subject: Subject, *, limit: int = 10, queue: str | None = None) -> list[DeadGroup]:
-    subject.driver.upkeep.roll_up(keep=AGES)
-    return subject.driver.inspector.dead_groups(limit=limit, queue=queue)
+def told(subject: Subject, *, limit: int = 10, queue: str | None = None) -> list[DeadLetterGroup]:
+    subject.driver.maintenance.roll_up(keep=TEN_YEARS)
+    return subject.driver.inspector.dead_letter_groups(limit=limit, queue=queue)
 
 
 def counted(subject: Subject) -> dict[str, int]:

@@ -12,7 +12,7 @@ from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import AGES_AGO, MOMENT, new_job
+from taskharbor.testing.conformance.subject import LONG_AGO, TICK, new_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def test_a_job_keeps_everything_it_was_given(subject: Subject) -> None:
 
     job = subject.job(new.id)
     assert (job.type, job.queue, job.payload, job.priority) == (new.type, new.queue, new.payload, new.priority)
-    assert (job.timeout, job.max_attempts, job.created_at) == (new.timeout, 9, AGES_AGO)
+    assert (job.timeout, job.max_attempts, job.created_at) == (new.timeout, 9, LONG_AGO)
     assert (job.idempotency_key, job.metadata) == ("k", {"tenant": "äöü"})
 
 
@@ -61,7 +61,7 @@ def test_a_delay_counts_from_the_stores_now(subject: Subject) -> None:
 
 
 def test_a_given_time_is_kept_to_the_microsecond(subject: Subject) -> None:
-    moment = subject.clock.now() + timedelta(days=400) + MOMENT
+    moment = subject.clock.now() + timedelta(days=400) + TICK
 
     assert subject.job(subject.insert(scheduled_for=moment)).scheduled_for == moment
 
@@ -209,16 +209,16 @@ def test_many_threads_with_one_key_make_one_job(subject: Subject) -> None:
     assert answers.count(Enqueued(winner.job.id, existed=True)) == len(rivals) - 1
 
 
-class RollBack(Exception):
+class RollbackRequested(Exception):
     pass
 
 
 @contextmanager
 def rolled_back(subject: Subject) -> Iterator[Insert]:
     """A transaction of the user's that comes to nothing."""
-    with suppress(RollBack), subject.transaction() as insert:
+    with suppress(RollbackRequested), subject.transaction() as insert:
         yield insert
-        raise RollBack
+        raise RollbackRequested
 
 
 def test_a_rolled_back_insert_leaves_nothing(subject: Subject) -> None:

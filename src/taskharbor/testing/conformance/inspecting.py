@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import JobFilter, Page, QueueView
+from taskharbor.core.answers import JobFilter, Page, QueueStats
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import Progress, Schedule, WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import FINAL, Status
-from taskharbor.testing.conformance.subject import AGES_AGO, MOMENT, Subject
+from taskharbor.testing.conformance.subject import LONG_AGO, TICK, Subject
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -22,7 +22,7 @@ _DAY: Final = timedelta(days=1)
 
 
 def test_the_inspector_tells_the_stores_time(subject: Subject) -> None:
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     now = subject.driver.inspector.now()
 
@@ -31,14 +31,14 @@ def test_the_inspector_tells_the_stores_time(subject: Subject) -> None:
 
 def test_the_inspector_tells_when_the_next_job_of_a_queue_is_due(subject: Subject) -> None:
     subject.insert()
-    assert subject.driver.inspector.due_in("default") is None
+    assert subject.driver.inspector.next_due_in("default") is None
 
     for minutes, fields in ((5, {}), (3, {"priority": 7}), (4, {"priority": -7}), (1, {"queue": "mail"})):
         subject.insert(scheduled_for=subject.clock.now() + timedelta(minutes=minutes), **fields)
-    assert subject.driver.inspector.due_in("default") == timedelta(minutes=3)
+    assert subject.driver.inspector.next_due_in("default") == timedelta(minutes=3)
 
     subject.advance(timedelta(minutes=3))
-    assert subject.driver.inspector.due_in("default") == timedelta(minutes=1)
+    assert subject.driver.inspector.next_due_in("default") == timedelta(minutes=1)
 
 
 def test_only_the_jobs_there_are_can_be_read(subject: Subject) -> None:
@@ -64,7 +64,7 @@ def test_a_summary_is_the_job_without_payload_and_result(subject: Subject, statu
 def test_a_summary_tells_the_progress_of_a_running_job(subject: Subject) -> None:
     subject.insert()
     claim, progress = subject.take(), Progress(3, 7, "half")
-    subject.driver.note_progress([(claim.lease, progress)])
+    subject.driver.save_progress([(claim.lease, progress)])
 
     summaries = subject.driver.inspector.summaries([claim.job.id])
 
@@ -103,36 +103,36 @@ def test_jobs_are_listed_by_state(subject: Subject) -> None:
 
 
 def test_jobs_are_listed_from_the_instant_they_were_created(subject: Subject) -> None:
-    wanted = subject.insert(created_at=AGES_AGO)
-    subject.insert(created_at=AGES_AGO - MOMENT)
+    wanted = subject.insert(created_at=LONG_AGO)
+    subject.insert(created_at=LONG_AGO - TICK)
 
-    assert _found(subject, since=AGES_AGO) == [wanted]
+    assert _found(subject, since=LONG_AGO) == [wanted]
 
 
 def test_jobs_are_listed_up_to_but_not_at_the_instant_they_were_created(subject: Subject) -> None:
-    wanted = subject.insert(created_at=AGES_AGO - MOMENT)
-    subject.insert(created_at=AGES_AGO)
+    wanted = subject.insert(created_at=LONG_AGO - TICK)
+    subject.insert(created_at=LONG_AGO)
 
-    assert _found(subject, until=AGES_AGO) == [wanted]
+    assert _found(subject, until=LONG_AGO) == [wanted]
 
 
 def test_a_page_is_filled_with_the_jobs_that_match_every_filter(subject: Subject) -> None:
-    match = {"queue": "mail", "type": "welcome", "created_at": AGES_AGO}
+    match = {"queue": "mail", "type": "welcome", "created_at": LONG_AGO}
     wanted = [subject.insert(**match) for _ in range(2)]
     subject.cancel(subject.insert(**match))
     for mismatch in (
         {"queue": "default"},
         {"type": "greet"},
-        {"created_at": AGES_AGO - MOMENT},
-        {"created_at": AGES_AGO + MOMENT},
+        {"created_at": LONG_AGO - TICK},
+        {"created_at": LONG_AGO + TICK},
     ):
         subject.insert(**match | mismatch)
     jobs = JobFilter(
         queue="mail",
         type="welcome",
         statuses=frozenset({Status.PENDING}),
-        since=AGES_AGO,
-        until=AGES_AGO + MOMENT,
+        since=LONG_AGO,
+        until=LONG_AGO + TICK,
     )
 
     page = subject.driver.inspector.find(jobs, limit=2)
@@ -205,8 +205,8 @@ def test_each_queue_tells_how_many_of_its_jobs_are_in_each_state(subject: Subjec
     default = dict.fromkeys(Status, 1) | {Status.PENDING: 2}
     mail = dict.fromkeys(Status, 0) | {Status.CANCELED: 1}
     assert queues == [
-        QueueView(name="default", counts=default, oldest_due=now, paused_at=None, paused_by=None),
-        QueueView(name="mail", counts=mail, oldest_due=None, paused_at=None, paused_by=None),
+        QueueStats(name="default", counts=default, oldest_due=now, paused_at=None, paused_by=None),
+        QueueStats(name="mail", counts=mail, oldest_due=None, paused_at=None, paused_by=None),
     ]
 
 
@@ -250,9 +250,9 @@ def test_a_job_that_is_not_due_yet_does_not_make_a_queue_late(subject: Subject) 
     due = subject.clock.now() + _SECOND
     subject.insert(scheduled_for=due)
 
-    subject.advance(_SECOND - MOMENT)
+    subject.advance(_SECOND - TICK)
     [before] = subject.queues()
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     [after] = subject.queues()
 
     assert (before.oldest_due, after.oldest_due) == (None, due)
@@ -269,7 +269,7 @@ def test_an_empty_queue_is_listed_while_it_is_paused(subject: Subject) -> None:
 
     counts = dict.fromkeys(Status, 0)
     assert while_paused == [
-        QueueView(name="empty", counts=counts, oldest_due=None, paused_at=paused_at, paused_by="ann"),
+        QueueStats(name="empty", counts=counts, oldest_due=None, paused_at=paused_at, paused_by="ann"),
     ]
     assert after_that == []
 
@@ -278,7 +278,7 @@ def test_a_queue_whose_last_job_was_pruned_is_gone(subject: Subject) -> None:
     subject.bring(Status.SUCCEEDED)
     subject.advance(2 * _DAY)
 
-    subject.driver.upkeep.prune(older_than=_DAY, limit=10)
+    subject.driver.maintenance.prune(older_than=_DAY, limit=10)
 
     assert subject.queues() == []
 
@@ -319,9 +319,9 @@ def _pages(subject: Subject, *, limit: int) -> list[list[JobId]]:
 
 def _beat(subject: Subject, worker_id: str) -> None:
     worker = WorkerRecord(
-        id=worker_id, host="localhost", pid=1, queues=(), types=(), concurrency=1, started_at=AGES_AGO
+        id=worker_id, host="localhost", pid=1, queues=(), types=(), concurrency=1, started_at=LONG_AGO
     )
-    subject.driver.upkeep.beat_worker(worker)
+    subject.driver.maintenance.record_worker(worker)
 
 
 def _fill(subject: Subject) -> None:
@@ -345,7 +345,7 @@ def _read_everything(subject: Subject) -> tuple[object, ...]:
         inspector.attempts(job_ids),
         inspector.outbox(job_ids),
         subject.queues(),
-        subject.finished(since=AGES_AGO),
+        subject.finished(since=LONG_AGO),
         inspector.workers(),
         dict(inspector.schedules()),
     )

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from taskharbor.core.answers import Extended, Finished, Settled
+from taskharbor.core.answers import Extended, FinishedCount, Settled
 from taskharbor.core.model import WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.racing import race
-from taskharbor.testing.conformance.subject import AGES_AGO, LEASE, MOMENT, Subject
+from taskharbor.testing.conformance.subject import LEASE, LONG_AGO, TICK, Subject
 
 _MINUTE: Final = timedelta(minutes=1)
 _HOUR: Final = timedelta(hours=1)
@@ -20,9 +20,9 @@ _HOUR: Final = timedelta(hours=1)
 
 def test_a_duty_is_free_again_from_the_end_of_its_period_on(subject: Subject) -> None:
     at_first = _take_duty(subject)
-    subject.advance(_MINUTE - MOMENT)
+    subject.advance(_MINUTE - TICK)
     within = _take_duty(subject)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     after = _take_duty(subject)
 
     assert (at_first, within, after) == (True, False, True)
@@ -43,22 +43,22 @@ def test_of_many_that_take_a_duty_one_gets_it(subject: Subject) -> None:
 
 
 def test_a_worker_is_known_by_its_last_beat_at_the_stores_time(subject: Subject) -> None:
-    subject.driver.upkeep.beat_worker(_worker("w1", pid=1))
+    subject.driver.maintenance.record_worker(_worker("w1", pid=1))
     subject.advance(_MINUTE)
-    newest = _worker("w1", pid=2, queues=("mail",), types=(), lost_slots=2, seen_at=AGES_AGO)
+    newest = _worker("w1", pid=2, queues=("mail",), types=(), lost_slots=2, seen_at=LONG_AGO)
 
-    subject.driver.upkeep.beat_worker(newest)
+    subject.driver.maintenance.record_worker(newest)
 
     assert subject.driver.inspector.workers() == [replace(newest, seen_at=subject.clock.now())]
 
 
 def test_a_worker_is_forgotten_once_it_was_silent_for_so_long(subject: Subject) -> None:
-    subject.driver.upkeep.beat_worker(_worker("silent"))
-    subject.advance(MOMENT)
-    subject.driver.upkeep.beat_worker(_worker("fresh"))
-    subject.advance(_MINUTE - MOMENT)
+    subject.driver.maintenance.record_worker(_worker("silent"))
+    subject.advance(TICK)
+    subject.driver.maintenance.record_worker(_worker("fresh"))
+    subject.advance(_MINUTE - TICK)
 
-    count = subject.driver.upkeep.forget_workers(unseen_for=_MINUTE)
+    count = subject.driver.maintenance.prune_workers(unseen_for=_MINUTE)
 
     assert count == 1
     assert [worker.id for worker in subject.driver.inspector.workers()] == ["fresh"]
@@ -67,7 +67,7 @@ def test_a_worker_is_forgotten_once_it_was_silent_for_so_long(subject: Subject) 
 def test_pausing_a_queue_again_is_told_and_changes_nothing(subject: Subject) -> None:
     subject.driver.control.pause(["default"], by="ann")
     [before] = subject.queues()
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     answers = subject.driver.control.pause(["mail", "default"], by="bob")
 
@@ -100,19 +100,19 @@ def test_ended_jobs_are_counted_by_minute_queue_and_state(subject: Subject) -> N
     for status in (Status.SUCCEEDED, Status.SUCCEEDED, Status.DEAD, Status.FAILED):
         subject.bring(status)
     subject.bring(Status.CANCELED, queue="mail")
-    subject.advance(minute + _MINUTE - subject.clock.now() - MOMENT)
+    subject.advance(minute + _MINUTE - subject.clock.now() - TICK)
     subject.bring(Status.CANCELED)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     subject.bring(Status.CANCELED)
 
     finished = _finished(subject, since=minute)
 
     assert finished == [
-        Finished(minute=minute, queue="default", status=Status.CANCELED, count=1),
-        Finished(minute=minute, queue="default", status=Status.DEAD, count=1),
-        Finished(minute=minute, queue="default", status=Status.SUCCEEDED, count=2),
-        Finished(minute=minute, queue="mail", status=Status.CANCELED, count=1),
-        Finished(minute=minute + _MINUTE, queue="default", status=Status.CANCELED, count=1),
+        FinishedCount(minute=minute, queue="default", status=Status.CANCELED, count=1),
+        FinishedCount(minute=minute, queue="default", status=Status.DEAD, count=1),
+        FinishedCount(minute=minute, queue="default", status=Status.SUCCEEDED, count=2),
+        FinishedCount(minute=minute, queue="mail", status=Status.CANCELED, count=1),
+        FinishedCount(minute=minute + _MINUTE, queue="default", status=Status.CANCELED, count=1),
     ]
 
 
@@ -120,9 +120,9 @@ def test_only_minutes_that_begin_at_the_asked_time_or_later_are_counted(subject:
     subject.bring(Status.SUCCEEDED)
     minute = _this_minute(subject)
 
-    answers = [_finished(subject, since=since) for since in (minute, minute + MOMENT)]
+    answers = [_finished(subject, since=since) for since in (minute, minute + TICK)]
 
-    assert answers == [[Finished(minute=minute, queue="default", status=Status.SUCCEEDED, count=1)], []]
+    assert answers == [[FinishedCount(minute=minute, queue="default", status=Status.SUCCEEDED, count=1)], []]
 
 
 def test_of_the_minutes_of_a_queue_the_newest_are_given_oldest_first(subject: Subject) -> None:
@@ -132,8 +132,8 @@ def test_of_the_minutes_of_a_queue_the_newest_are_given_oldest_first(subject: Su
         subject.bring(Status.CANCELED, queue="mail")
         subject.bring(Status.CANCELED, queue="zoo")
         subject.advance(_MINUTE)
-    subject.driver.upkeep.roll_up(keep=_HOUR)
-    finished = partial(subject.driver.inspector.finished, since=minute)
+    subject.driver.maintenance.roll_up(keep=_HOUR)
+    finished = partial(subject.driver.inspector.finished_counts, since=minute)
 
     assert [(each.minute, each.queue) for each in finished(limit=2)] == [
         (minute + 3 * _MINUTE, "mail"),
@@ -155,16 +155,16 @@ def test_minutes_older_than_what_is_kept_are_dropped_and_counted(subject: Subjec
     everything = _finished(subject, since=minute)
 
     subject.advance(minute + _HOUR - subject.clock.now())
-    just_kept = subject.driver.upkeep.roll_up(keep=_HOUR), _finished(subject, since=minute)
-    subject.advance(MOMENT)
-    dropped = subject.driver.upkeep.roll_up(keep=_HOUR), _finished(subject, since=minute)
+    just_kept = subject.driver.maintenance.roll_up(keep=_HOUR), _finished(subject, since=minute)
+    subject.advance(TICK)
+    dropped = subject.driver.maintenance.roll_up(keep=_HOUR), _finished(subject, since=minute)
 
     assert just_kept == (0, everything)
     assert dropped == (1, everything[2:])
 
 
 def _take_duty(subject: Subject, name: str = "prune") -> bool:
-    return subject.driver.upkeep.take_duty(name, every=_MINUTE)
+    return subject.driver.maintenance.claim_duty(name, every=_MINUTE)
 
 
 def _worker(worker_id: str, **fields: Any) -> WorkerRecord:
@@ -174,7 +174,7 @@ def _worker(worker_id: str, **fields: Any) -> WorkerRecord:
         "queues": ("default",),
         "types": ("greet",),
         "concurrency": 4,
-        "started_at": AGES_AGO,
+        "started_at": LONG_AGO,
     }
     return WorkerRecord(id=worker_id, **defaults | fields)
 
@@ -183,7 +183,7 @@ def _this_minute(subject: Subject) -> datetime:
     return subject.clock.now().replace(second=0, microsecond=0)
 
 
-def _finished(subject: Subject, *, since: datetime) -> list[Finished]:
+def _finished(subject: Subject, *, since: datetime) -> list[FinishedCount]:
     """Return the counts in a fixed order: the contract names none."""
     counts = subject.finished(since=since)
     return sorted(counts, key=lambda each: (each.minute, each.queue, each.status))

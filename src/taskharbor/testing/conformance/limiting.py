@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Reason, Refused
+from taskharbor.core.answers import RefusalReason, Refused
 from taskharbor.core.model import Claim
 from taskharbor.core.states import FINAL, Status
-from taskharbor.testing.conformance.subject import LEASE, MOMENT
+from taskharbor.testing.conformance.subject import LEASE, TICK
 
 if TYPE_CHECKING:
     from taskharbor.testing.conformance.subject import Subject
@@ -25,7 +25,7 @@ def test_a_claim_for_another_queue_is_refused_in_every_state(subject: Subject) -
     answers = subject.claim(*foreign, queue="mail")
 
     jobs = [subject.job(job_id) for job_id in foreign]
-    assert answers == [Refused(job.id, Reason.OTHER_QUEUE, sends=job.sends) for job in jobs]
+    assert answers == [Refused(job.id, RefusalReason.OTHER_QUEUE, sends=job.sends) for job in jobs]
     assert [subject.everything(job_id) for job_id in foreign] == before
 
 
@@ -36,7 +36,7 @@ def test_a_batch_with_a_foreign_id_claims_the_others(subject: Subject) -> None:
 
     refused, claim = subject.claim(foreign, ours)
 
-    assert refused == Refused(foreign, Reason.OTHER_QUEUE, sends=1)
+    assert refused == Refused(foreign, RefusalReason.OTHER_QUEUE, sends=1)
     assert isinstance(claim, Claim)
     assert claim.job.id == ours
 
@@ -45,14 +45,14 @@ def test_a_paused_queue_does_not_hide_that_an_id_is_foreign(subject: Subject) ->
     job_id = subject.bring(Status.ENQUEUED)
     subject.driver.control.pause(["default", "mail"], by="ops")
 
-    assert subject.claim(job_id, queue="mail") == [Refused(job_id, Reason.OTHER_QUEUE, sends=1)]
+    assert subject.claim(job_id, queue="mail") == [Refused(job_id, RefusalReason.OTHER_QUEUE, sends=1)]
 
 
 def test_a_due_job_of_an_unhandled_type_is_left_for_others_for_a_time(subject: Subject) -> None:
     job_id = subject.insert(type="rare", delay=timedelta(hours=1))
-    subject.advance(timedelta(hours=1) + AFTER - MOMENT)
+    subject.advance(timedelta(hours=1) + AFTER - TICK)
     assert subject.reserve(types=["known"], unhandled_after=AFTER) == []
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     [claim] = subject.reserve(types=["known"], unhandled_after=AFTER)
 
@@ -62,11 +62,11 @@ def test_a_due_job_of_an_unhandled_type_is_left_for_others_for_a_time(subject: S
 def test_a_claim_of_an_unhandled_type_is_refused_until_its_time_has_passed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED, type="rare")
     until = subject.clock.now() + AFTER
-    subject.advance(AFTER - MOMENT)
+    subject.advance(AFTER - TICK)
     assert subject.claim(job_id, types=["known"], unhandled_after=AFTER) == [
-        Refused(job_id, Reason.UNHANDLED, until, sends=1)
+        Refused(job_id, RefusalReason.UNHANDLED, until, sends=1)
     ]
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     [claim] = subject.claim(job_id, types=["known"], unhandled_after=AFTER)
 
@@ -79,7 +79,7 @@ def test_an_unhandled_type_that_is_not_due_is_refused_without_an_end(subject: Su
 
     answer = subject.claim(job_id, types=["known"], unhandled_after=AFTER)
 
-    assert answer == [Refused(job_id, Reason.UNHANDLED, sends=1)]
+    assert answer == [Refused(job_id, RefusalReason.UNHANDLED, sends=1)]
 
 
 def test_an_expired_lease_of_an_unhandled_type_is_never_reclaimed(subject: Subject) -> None:
@@ -87,7 +87,7 @@ def test_an_expired_lease_of_an_unhandled_type_is_never_reclaimed(subject: Subje
     subject.advance(LEASE + AFTER)
 
     assert subject.reserve(types=["known"], unhandled_after=AFTER) == []
-    assert subject.claim(job_id, types=["known"], unhandled_after=AFTER) == [Refused(job_id, Reason.UNHANDLED)]
+    assert subject.claim(job_id, types=["known"], unhandled_after=AFTER) == [Refused(job_id, RefusalReason.UNHANDLED)]
 
 
 def test_a_handled_type_does_not_wait_for_others(subject: Subject) -> None:

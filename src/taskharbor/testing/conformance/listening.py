@@ -102,7 +102,7 @@ def test_a_job_of_a_schedule_rings(subject: Subject) -> None:
     subject.driver.control.put_schedules([nightly])
 
     with _listening(subject) as listener:
-        subject.driver.upkeep.schedule_fired("nightly", fired=due, next_at=None, jobs=[new_job()])
+        subject.driver.maintenance.advance_schedule("nightly", fired=due, next_at=None, jobs=[new_job()])
 
         assert listener.wait(_DEADLINE)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from taskharbor.core.answers import Moved, Reason, Refused
+from taskharbor.core.answers import RefusalReason, Refused, Transitioned
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.conformance.subject import MOMENT, PATIENCE, Subject
+from taskharbor.testing.conformance.subject import PATIENCE, TICK, Subject
 
 _MINUTE: Final = timedelta(minutes=1)
 # Brought about in this order, none of them is taken for another.
@@ -25,7 +25,7 @@ def test_a_waiting_job_is_canceled_at_once(subject: Subject) -> None:
     answers = subject.driver.cancel([job.id for job in before])
 
     now = subject.clock.now()
-    assert answers == [Moved(job.id, Status.CANCELED) for job in before]
+    assert answers == [Transitioned(job.id, Status.CANCELED) for job in before]
     assert [subject.job(job.id) for job in before] == [
         replace(job, status=Status.CANCELED, completed_at=now, dispatch_at=None) for job in before
     ]
@@ -37,7 +37,7 @@ def test_of_a_running_job_the_cancel_is_requested(subject: Subject) -> None:
 
     answer = subject.cancel(job_id)
 
-    assert answer == Moved(job_id, Status.PROCESSING)
+    assert answer == Transitioned(job_id, Status.PROCESSING)
     assert subject.job(job_id) == replace(before, cancel_requested_at=subject.clock.now())
 
 
@@ -45,18 +45,18 @@ def test_a_second_request_to_cancel_keeps_the_time_of_the_first(subject: Subject
     job_id = subject.bring(Status.PROCESSING)
     subject.cancel(job_id)
     before = subject.everything(job_id)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     answer = subject.cancel(job_id)
 
-    assert answer == Moved(job_id, Status.PROCESSING)
+    assert answer == Transitioned(job_id, Status.PROCESSING)
     assert subject.everything(job_id) == before
 
 
 def test_a_job_that_ended_cannot_be_canceled(subject: Subject) -> None:
     jobs = {subject.bring(status): status for status in _FINAL}
     before = [subject.everything(job_id) for job_id in jobs]
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     answers = subject.driver.cancel(list(jobs))
 
@@ -69,11 +69,11 @@ def test_a_job_that_ended_cannot_be_canceled(subject: Subject) -> None:
 def test_a_canceled_job_is_neither_dispatched_nor_taken(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.cancel(job_id)
-    subject.advance(PATIENCE + MOMENT)
+    subject.advance(PATIENCE + TICK)
 
     answers = subject.dispatch(), subject.reserve(), subject.claim(job_id)
 
-    assert answers == ([], [], [Refused(job_id, Reason.FINAL, sends=1)])
+    assert answers == ([], [], [Refused(job_id, RefusalReason.FINAL, sends=1)])
 
 
 def test_each_cancel_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
@@ -81,7 +81,7 @@ def test_each_cancel_of_a_batch_is_answered_for_itself(subject: Subject) -> None
 
     answers = subject.driver.cancel([first, ended, unknown, second])
 
-    assert [answers[0], answers[3]] == [Moved(first, Status.CANCELED), Moved(second, Status.CANCELED)]
+    assert [answers[0], answers[3]] == [Transitioned(first, Status.CANCELED), Transitioned(second, Status.CANCELED)]
     assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
     assert [subject.job(job_id).status for job_id in (first, second)] == [Status.CANCELED] * 2
 
@@ -92,7 +92,7 @@ def test_a_rescheduled_job_stays_in_its_state_and_its_message_is_void(subject: S
 
     answers = subject.driver.reschedule([job.id for job in before], scheduled_for=then)
 
-    assert answers == [Moved(job.id, job.status) for job in before]
+    assert answers == [Transitioned(job.id, job.status) for job in before]
     assert [subject.job(job.id) for job in before] == [
         replace(job, scheduled_for=then, dispatch_at=None) for job in before
     ]
@@ -104,9 +104,9 @@ def test_a_job_rescheduled_to_a_later_time_is_not_taken_before(subject: Subject)
 
     subject.driver.reschedule([job_id], delay=_MINUTE)
 
-    subject.advance(_MINUTE - MOMENT)
+    subject.advance(_MINUTE - TICK)
     assert subject.reserve() == []
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     assert subject.take().job.id == job_id
 
 
@@ -147,6 +147,6 @@ def test_each_reschedule_of_a_batch_is_answered_for_itself(subject: Subject) -> 
 
     answers = subject.driver.reschedule([first, ended, unknown, second], priority=7)
 
-    assert [answers[0], answers[3]] == [Moved(first, Status.PENDING), Moved(second, Status.PENDING)]
+    assert [answers[0], answers[3]] == [Transitioned(first, Status.PENDING), Transitioned(second, Status.PENDING)]
     assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
     assert [subject.job(job_id).priority for job_id in (first, second)] == [7, 7]

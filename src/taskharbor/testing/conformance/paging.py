@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import JobFilter, reach
+from taskharbor.core.answers import JobFilter, scan_limit
 from taskharbor.testing.conformance.subject import Subject, new_job
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ _PAGE: Final = 10
 
 def test_a_rare_job_is_found_behind_more_jobs_than_are_looked_at_for_a_page(subject: Subject) -> None:
     rare = new_job(metadata={"tenant": "7"})
-    subject.driver.insert([rare, *(new_job() for _ in range(2 * reach(_PAGE)))])
+    subject.driver.insert([rare, *(new_job() for _ in range(2 * scan_limit(_PAGE)))])
 
     pages = _pages(subject, JobFilter(tag=("tenant", "7")))
 
@@ -23,7 +23,7 @@ def test_a_rare_job_is_found_behind_more_jobs_than_are_looked_at_for_a_page(subj
 
 
 def test_pages_hold_every_match_once_however_far_apart_they_are(subject: Subject) -> None:
-    jobs = [new_job(type="welcome" if n % 150 == 0 else "greet") for n in range(3 * reach(_PAGE))]
+    jobs = [new_job(type="welcome" if n % 150 == 0 else "greet") for n in range(3 * scan_limit(_PAGE))]
     subject.driver.insert(jobs)
 
     pages = _pages(subject, JobFilter(type="welcome"), limit=3)
@@ -33,7 +33,7 @@ def test_pages_hold_every_match_once_however_far_apart_they_are(subject: Subject
 
 
 def test_a_page_may_be_larger_than_what_is_looked_at_for_a_small_one(subject: Subject) -> None:
-    count = reach(_PAGE) + 10
+    count = scan_limit(_PAGE) + 10
     subject.driver.insert([new_job() for _ in range(count + 1)])
 
     page = subject.driver.inspector.find(JobFilter(), limit=count)

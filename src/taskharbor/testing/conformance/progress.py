@@ -11,7 +11,7 @@ from taskharbor.core.model import Lease, Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.statements import BATCH, count, fill
-from taskharbor.testing.conformance.subject import BOOM, LEASE, MOMENT
+from taskharbor.testing.conformance.subject import BOOM, LEASE, TICK
 
 if TYPE_CHECKING:
     from taskharbor.testing.conformance.subject import Subject
@@ -23,9 +23,9 @@ def test_noted_progress_is_kept_and_changes_nothing_else_of_the_job(subject: Sub
     job_id = subject.insert()
     claim = subject.take()
     before = subject.job(job_id)
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
-    answers = subject.driver.note_progress([(claim.lease, HALF)])
+    answers = subject.driver.save_progress([(claim.lease, HALF)])
 
     assert before.progress is None
     assert answers == [True]
@@ -35,9 +35,9 @@ def test_noted_progress_is_kept_and_changes_nothing_else_of_the_job(subject: Sub
 def test_newer_progress_replaces_older_as_a_whole(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
-    subject.driver.note_progress([(claim.lease, HALF)])
+    subject.driver.save_progress([(claim.lease, HALF)])
 
-    subject.driver.note_progress([(claim.lease, Progress(2**40))])
+    subject.driver.save_progress([(claim.lease, Progress(2**40))])
 
     assert subject.job(job_id).progress == Progress(2**40, None, "")
 
@@ -48,7 +48,7 @@ def test_a_lease_that_is_over_notes_no_progress_even_if_nobody_took_the_job(subj
     before = subject.everything(job_id)
     subject.advance(LEASE)
 
-    assert subject.driver.note_progress([(claim.lease, HALF)]) == [False]
+    assert subject.driver.save_progress([(claim.lease, HALF)]) == [False]
     assert subject.everything(job_id) == before
 
 
@@ -57,9 +57,9 @@ def test_who_lost_a_job_does_not_speak_over_its_successor(subject: Subject) -> N
     lost = subject.take(worker="same")
     subject.advance(LEASE)
     held = subject.take(worker="same")
-    subject.driver.note_progress([(held.lease, HALF)])
+    subject.driver.save_progress([(held.lease, HALF)])
 
-    answers = subject.driver.note_progress([(lost.lease, Progress(9))])
+    answers = subject.driver.save_progress([(lost.lease, Progress(9))])
 
     assert answers == [False]
     assert subject.job(job_id).progress == HALF
@@ -71,7 +71,7 @@ def test_no_progress_is_noted_of_a_job_that_ended_or_never_was(subject: Subject)
     subject.settle(claim, Outcome.ack())
     unknown = Lease(new_job_id(), new_token(), subject.clock.now() + LEASE)
 
-    answers = subject.driver.note_progress([(claim.lease, HALF), (unknown, HALF)])
+    answers = subject.driver.save_progress([(claim.lease, HALF), (unknown, HALF)])
 
     assert answers == [False, False]
     assert subject.job(job_id).progress is None
@@ -83,7 +83,7 @@ def test_one_lost_lease_does_not_keep_the_progress_of_the_others_from_being_note
     lost, held = subject.reserve(limit=2)
     subject.settle(lost, Outcome.ack())
 
-    answers = subject.driver.note_progress([(lost.lease, HALF), (held.lease, HALF)])
+    answers = subject.driver.save_progress([(lost.lease, HALF), (held.lease, HALF)])
 
     assert answers == [False, True]
     assert subject.job(held.job.id).progress == HALF
@@ -92,7 +92,7 @@ def test_one_lost_lease_does_not_keep_the_progress_of_the_others_from_being_note
 def test_progress_outlasts_its_attempt_and_the_end_of_the_job(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
-    subject.driver.note_progress([(claim.lease, HALF)])
+    subject.driver.save_progress([(claim.lease, HALF)])
 
     subject.settle(claim, Outcome.retry(after=timedelta(0), failure=BOOM))
     next_attempt = subject.take()
@@ -105,7 +105,7 @@ def test_progress_outlasts_its_attempt_and_the_end_of_the_job(subject: Subject) 
 def test_a_new_life_begins_without_the_progress_of_the_old_one(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
-    subject.driver.note_progress([(claim.lease, HALF)])
+    subject.driver.save_progress([(claim.lease, HALF)])
     subject.settle(claim, Outcome.fail("hopeless"))
     at_the_end = subject.job(job_id).progress
 
@@ -119,4 +119,4 @@ def test_the_progress_of_a_batch_is_noted_in_one_statement(subject: Subject) -> 
     fill(subject)
     notes = [(claim.lease, HALF) for claim in subject.reserve(limit=BATCH)]
 
-    assert count(subject, lambda: subject.driver.note_progress(notes)) == 1
+    assert count(subject, lambda: subject.driver.save_progress(notes)) == 1

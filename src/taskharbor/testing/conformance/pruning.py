@@ -9,7 +9,7 @@ from taskharbor.core.answers import Enqueued, Published, Unpublished
 from taskharbor.core.errors import JobNotFound
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import MOMENT, Subject, new_job
+from taskharbor.testing.conformance.subject import TICK, Subject, new_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ LATEST: Final = RETENTION + timedelta(days=1)
 def test_no_job_is_removed_before_its_retention_is_over(subject: Subject) -> None:
     job_ids = [subject.bring(status) for status in (Status.SUCCEEDED, Status.CANCELED, Status.DEAD)]
     publish(subject, job_ids[2])
-    subject.advance(RETENTION - MOMENT)
+    subject.advance(RETENTION - TICK)
 
     assert (prune(subject), purge(subject)) == (0, 0)
     assert len(subject.driver.inspector.get(job_ids)) == 3
@@ -108,7 +108,7 @@ def test_everything_is_removed_in_the_end_however_little_time_a_call_has(subject
     job_ids = [subject.bring(Status.SUCCEEDED, idempotency_key=key) for key in ("a", "b", None)]
     subject.advance(LATEST)
 
-    calls = [subject.driver.upkeep.prune(older_than=RETENTION, limit=10, within=timedelta(0)) for _ in range(50)]
+    calls = [subject.driver.maintenance.prune(older_than=RETENTION, limit=10, within=timedelta(0)) for _ in range(50)]
 
     assert sum(calls) == 3
     assert subject.driver.inspector.get(job_ids) == {}
@@ -130,9 +130,9 @@ def test_a_dead_job_is_kept_until_its_event_is_given_up(subject: Subject) -> Non
     [row] = subject.outbox(job_id)
     subject.advance(LATEST)
 
-    subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no route", again_in=LATEST)])
+    subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=LATEST)])
     while_failing = purge(subject)
-    subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no route", again_in=None)])
+    subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=None)])
     given_up = purge(subject)
 
     assert (while_failing, given_up) == (0, 1)
@@ -196,12 +196,12 @@ def test_a_pruned_job_stays_counted_in_the_minute_it_ended(subject: Subject) -> 
 
 
 def prune(subject: Subject, *, limit: int = 10) -> int:
-    return subject.driver.upkeep.prune(older_than=RETENTION, limit=limit)
+    return subject.driver.maintenance.prune(older_than=RETENTION, limit=limit)
 
 
 def purge(subject: Subject, *, job_ids: Sequence[JobId] | None = None, limit: int = 10) -> int:
-    return subject.driver.upkeep.purge(older_than=RETENTION, limit=limit, job_ids=job_ids)
+    return subject.driver.maintenance.purge(older_than=RETENTION, limit=limit, job_ids=job_ids)
 
 
 def publish(subject: Subject, job_id: JobId) -> None:
-    subject.driver.upkeep.outbox_done([Published(row.event.event_id) for row in subject.outbox(job_id)])
+    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(job_id)])

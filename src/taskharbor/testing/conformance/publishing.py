@@ -10,7 +10,7 @@ from taskharbor.core.answers import Published, Settlement, Unpublished
 from taskharbor.core.model import DeadTaskEvent, OutboxRow
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import LOCK, MOMENT, Subject
+from taskharbor.testing.conformance.subject import LOCK, TICK, Subject
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -45,9 +45,9 @@ def test_a_taken_event_is_nobody_elses_until_its_lock_ends(subject: Subject) -> 
     subject.bring(Status.DEAD)
     [first] = _take(subject)
 
-    subject.advance(LOCK - MOMENT)
+    subject.advance(LOCK - TICK)
     locked = _take(subject)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     free = _take(subject)
 
     assert locked == []
@@ -59,7 +59,7 @@ def test_a_published_event_is_never_taken_again(subject: Subject) -> None:
     [row] = _take(subject)
     subject.advance(_SECOND)
 
-    answers = subject.driver.upkeep.outbox_done([Published(row.event.event_id)])
+    answers = subject.driver.maintenance.settle_outbox([Published(row.event.event_id)])
 
     assert answers == [True]
     assert subject.outbox(job_id) == [replace(row, published_at=subject.clock.now())]
@@ -71,14 +71,14 @@ def test_an_unpublished_event_comes_back_after_the_given_time(subject: Subject) 
     job_id = subject.bring(Status.DEAD)
     [row] = _take(subject)
 
-    answers = subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no route", again_in=_SECOND)])
+    answers = subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=_SECOND)])
 
     failed = replace(row, next_at=subject.clock.now() + _SECOND, last_error="no route")
     assert answers == [True]
     assert subject.outbox(job_id) == [failed]
-    subject.advance(_SECOND - MOMENT)
+    subject.advance(_SECOND - TICK)
     assert _take(subject) == []
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     assert _take(subject) == [replace(failed, next_at=subject.clock.now() + LOCK, attempts=2)]
 
 
@@ -87,7 +87,7 @@ def test_an_event_that_was_given_up_is_never_taken_again(subject: Subject) -> No
     [row] = _take(subject)
     subject.advance(_SECOND)
 
-    answers = subject.driver.upkeep.outbox_done([Unpublished(row.event.event_id, "no route", again_in=None)])
+    answers = subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=None)])
 
     assert answers == [True]
     assert subject.outbox(job_id) == [replace(row, given_up_at=subject.clock.now(), last_error="no route")]
@@ -98,14 +98,14 @@ def test_an_event_that_was_given_up_is_never_taken_again(subject: Subject) -> No
 def test_an_event_is_done_once(subject: Subject) -> None:
     published, given_up = _die_one_by_one(subject)
     first, second = _take(subject)
-    subject.driver.upkeep.outbox_done(
-        [Published(first.event.event_id), Unpublished(second.event.event_id, "no route", again_in=None)]
+    subject.driver.maintenance.settle_outbox(
+        [Published(first.event.event_id), Unpublished(second.event.event_id, "no route", retry_in=None)]
     )
     before = subject.outbox(published), subject.outbox(given_up)
     subject.advance(_SECOND)
 
-    answers = subject.driver.upkeep.outbox_done(
-        [Unpublished(first.event.event_id, "too late", again_in=_SECOND), Published(second.event.event_id)]
+    answers = subject.driver.maintenance.settle_outbox(
+        [Unpublished(first.event.event_id, "too late", retry_in=_SECOND), Published(second.event.event_id)]
     )
 
     assert answers == [False, False]
@@ -116,9 +116,9 @@ def test_each_event_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
     failed, published = _die_one_by_one(subject)
     first, second = _take(subject)
 
-    answers = subject.driver.upkeep.outbox_done(
+    answers = subject.driver.maintenance.settle_outbox(
         [
-            Unpublished(first.event.event_id, "no route", again_in=_SECOND),
+            Unpublished(first.event.event_id, "no route", retry_in=_SECOND),
             Published(second.event.event_id),
             Published("nobody:1"),
         ]
@@ -144,14 +144,14 @@ def test_events_of_two_lives_of_a_job_are_taken_and_done_one_by_one(subject: Sub
     subject.settle(subject.take(), Outcome.fail("hopeless"))
 
     [first], [second] = _take(subject, limit=1), _take(subject, limit=1)
-    subject.driver.upkeep.outbox_done([Published(first.event.event_id)])
+    subject.driver.maintenance.settle_outbox([Published(first.event.event_id)])
 
     assert (first.event.life, second.event.life) == (1, 2)
     assert [row.published_at is None for row in subject.outbox(job_id)] == [False, True]
 
 
 def _take(subject: Subject, *, limit: int = 10) -> list[OutboxRow]:
-    return subject.driver.upkeep.outbox_take(limit=limit, lock=LOCK)
+    return subject.driver.maintenance.claim_outbox(limit=limit, lock=LOCK)
 
 
 def _die_one_by_one(subject: Subject) -> tuple[JobId, JobId]:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from taskharbor.core.answers import Moved, Settled
+from taskharbor.core.answers import Settled, Transitioned
 from taskharbor.core.errors import LeaseLost
 from taskharbor.core.model import Claim, Schedule
 from taskharbor.core.outcome import Outcome
@@ -75,7 +75,7 @@ def test_of_many_that_bring_back_one_ended_lease_one_does(subject: Subject) -> N
     job_id = subject.bring(Status.PROCESSING, max_attempts=1)
     subject.advance(LEASE)
 
-    answers = race(lambda _: subject.driver.upkeep.expire(limit=10))
+    answers = race(lambda _: subject.driver.maintenance.expire(limit=10))
 
     assert sum(map(len, answers)) == 1
     assert len(subject.outbox(job_id)) == 1
@@ -107,7 +107,7 @@ def test_an_outcome_and_a_cancel_at_once_leave_one_final_state(subject: Subject)
     told = {answer for each in answers for answer in each if isinstance(answer, Settled)}
     finals = subject.driver.inspector.get([claim.job.id for claim in claims]).values()
     assert told == {Settled(job.id, job.status) for job in finals}
-    heard = {answer.job_id for each in answers for answer in each if isinstance(answer, Moved)}
+    heard = {answer.job_id for each in answers for answer in each if isinstance(answer, Transitioned)}
     assert heard == {job.id for job in finals if job.status is Status.CANCELED}
 
 
@@ -116,7 +116,7 @@ def test_of_many_that_requeue_one_dead_job_one_gives_it_a_life(subject: Subject)
 
     answers = race(lambda _: subject.requeue(job_id))
 
-    assert sum(isinstance(answer, Moved) for answer in answers) == 1
+    assert sum(isinstance(answer, Transitioned) for answer in answers) == 1
     assert subject.job(job_id).life == 2
 
 
@@ -133,7 +133,7 @@ def test_many_relays_take_each_event_once(subject: Subject) -> None:
     for _ in range(50):
         subject.bring(Status.DEAD)
 
-    batches = race(lambda _: subject.driver.upkeep.outbox_take(limit=10, lock=LEASE))
+    batches = race(lambda _: subject.driver.maintenance.claim_outbox(limit=10, lock=LEASE))
 
     taken = Counter(row.event.event_id for batch in batches for row in batch)
     assert (len(taken), set(taken.values())) == (50, {1})
@@ -146,7 +146,9 @@ def test_of_many_that_fire_one_schedule_one_stores_its_jobs(subject: Subject) ->
     jobs = [[new_job(), new_job()] for _ in range(RIVALS)]
 
     answers = race(
-        lambda number: subject.driver.upkeep.schedule_fired("often", fired=due, next_at=due + LEASE, jobs=jobs[number])
+        lambda number: subject.driver.maintenance.advance_schedule(
+            "often", fired=due, next_at=due + LEASE, jobs=jobs[number]
+        )
     )
 
     winners = [number for number, answer in enumerate(answers) if answer]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskharbor.core.answers import Enqueued, Moved, Settled
+from taskharbor.core.answers import Enqueued, Settled, Transitioned
 from taskharbor.core.errors import IllegalTransition, InvalidRequest, JobNotFound
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id, new_token
@@ -35,7 +35,7 @@ def test_a_dead_job_starts_anew_and_keeps_what_it_was_given(subject: Subject) ->
 
     answer = subject.requeue(job_id, budget=5)
 
-    assert answer == Moved(job_id, Status.PENDING)
+    assert answer == Transitioned(job_id, Status.PENDING)
     assert subject.job(job_id) == replace(
         before,
         status=Status.PENDING,
@@ -70,7 +70,7 @@ def test_a_canceled_job_starts_anew(subject: Subject) -> None:
 
     answer = subject.requeue(job_id, budget=5)
 
-    assert answer == Moved(job_id, Status.PENDING)
+    assert answer == Transitioned(job_id, Status.PENDING)
     assert subject.job(job_id) == replace(
         before,
         status=Status.PENDING,
@@ -129,7 +129,7 @@ def test_a_job_requeued_with_another_payload_is_taken_with_that_one(subject: Sub
 
     answers = [subject.requeue(job_id, token=token, payload=b"[2]") for _ in range(2)]
 
-    assert answers == [Moved(job_id, Status.PENDING)] * 2
+    assert answers == [Transitioned(job_id, Status.PENDING)] * 2
     assert subject.take().job.payload == b"[2]"
 
 
@@ -159,7 +159,7 @@ def test_a_requeue_repeated_with_another_payload_changes_nothing_any_more(subjec
 
     answer = subject.requeue(job_id, token=token, payload=b"[3]")
 
-    assert answer == Moved(job_id, Status.PENDING)
+    assert answer == Transitioned(job_id, Status.PENDING)
     assert subject.everything(job_id) == before
 
 
@@ -179,7 +179,7 @@ def test_a_payload_is_refused_to_more_than_one_job(subject: Subject) -> None:
     before = [subject.everything(job_id) for job_id in jobs]
 
     with pytest.raises(InvalidRequest, match="payload is given for 2 jobs"):
-        subject.driver.requeue(jobs, token=new_token(), budget=1, by="ann", why="fixed", payload=b"[2]")
+        subject.driver.requeue(jobs, token=new_token(), budget=1, by="ann", reason="fixed", payload=b"[2]")
 
     assert [subject.everything(job_id) for job_id in jobs] == before
 
@@ -190,7 +190,7 @@ def test_who_requeued_a_job_and_why_is_added_to_its_history(subject: Subject) ->
     subject.advance(_MINUTE)
     token = new_token()
 
-    subject.driver.requeue([job_id], token=token, budget=3, by="ann", why="the disk is back")
+    subject.driver.requeue([job_id], token=token, budget=3, by="ann", reason="the disk is back")
 
     requeue = Attempt(
         job_id=job_id,
@@ -228,7 +228,7 @@ def test_a_job_of_another_queue_than_the_given_one_is_not_requeued(subject: Subj
 
     assert isinstance(missed, JobNotFound)
     assert subject.everything(other) == before
-    assert answer == Moved(right, Status.PENDING)
+    assert answer == Transitioned(right, Status.PENDING)
 
 
 def test_a_requeue_repeated_after_a_lost_reply_is_answered_as_before(subject: Subject) -> None:
@@ -238,7 +238,7 @@ def test_a_requeue_repeated_after_a_lost_reply_is_answered_as_before(subject: Su
 
     answer = subject.requeue(job_id, token=token)
 
-    assert answer == Moved(job_id, Status.PENDING)
+    assert answer == Transitioned(job_id, Status.PENDING)
     assert subject.everything(job_id) == before
 
 
@@ -259,7 +259,7 @@ def test_a_requeue_repeated_after_the_next_death_gives_no_third_life(subject: Su
 
     answer = subject.requeue(job_id, token=token)
 
-    assert answer == Moved(job_id, Status.PENDING)
+    assert answer == Transitioned(job_id, Status.PENDING)
     assert subject.everything(job_id) == before
 
 
@@ -309,10 +309,10 @@ def test_each_requeue_of_a_batch_is_answered_for_itself(subject: Subject) -> Non
     dead, ended, canceled = map(subject.bring, (Status.DEAD, Status.SUCCEEDED, Status.CANCELED))
 
     answers = subject.driver.requeue(
-        [dead, ended, new_job_id(), canceled], token=new_token(), budget=1, by="ann", why="fixed"
+        [dead, ended, new_job_id(), canceled], token=new_token(), budget=1, by="ann", reason="fixed"
     )
 
-    assert [answers[0], answers[3]] == [Moved(dead, Status.PENDING), Moved(canceled, Status.PENDING)]
+    assert [answers[0], answers[3]] == [Transitioned(dead, Status.PENDING), Transitioned(canceled, Status.PENDING)]
     assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
     assert [subject.job(job_id).life for job_id in (dead, canceled)] == [2, 2]
 

@@ -9,7 +9,7 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, MOMENT, PATIENCE
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, TICK
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -40,7 +40,7 @@ def test_an_attempt_counts_from_the_claim_on(subject: Subject) -> None:
 
 def test_a_job_is_not_taken_a_moment_before_it_is_due(subject: Subject) -> None:
     subject.insert(delay=timedelta(hours=1))
-    subject.advance(timedelta(hours=1) - MOMENT)
+    subject.advance(timedelta(hours=1) - TICK)
 
     assert subject.reserve() == []
 
@@ -60,7 +60,7 @@ def test_the_lowest_priority_number_runs_first(subject: Subject) -> None:
 
 def test_at_one_priority_the_job_due_first_runs_first(subject: Subject) -> None:
     now = subject.clock.now()
-    later, earlier = subject.insert(scheduled_for=now - MOMENT), subject.insert(scheduled_for=now - 2 * MOMENT)
+    later, earlier = subject.insert(scheduled_for=now - TICK), subject.insert(scheduled_for=now - 2 * TICK)
 
     assert ids(subject.reserve(limit=2)) == [earlier, later]
 
@@ -73,7 +73,7 @@ def test_at_one_time_the_older_id_runs_first(subject: Subject) -> None:
 
 def test_a_stream_of_new_jobs_does_not_starve_a_retried_one(subject: Subject) -> None:
     retried = subject.bring(Status.FAILED)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     subject.insert()
 
     assert ids(subject.reserve()) == [retried]
@@ -140,7 +140,7 @@ def test_pausing_one_queue_leaves_the_others_running(subject: Subject) -> None:
 def test_a_leased_job_is_not_given_to_anyone_else(subject: Subject) -> None:
     subject.insert()
     subject.take()
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
     assert subject.reserve() == []
 
@@ -168,7 +168,7 @@ def test_a_failed_job_is_taken_when_its_delay_is_over(subject: Subject) -> None:
 def test_a_failed_job_is_not_taken_before_its_delay_is_over(subject: Subject) -> None:
     subject.insert()
     subject.settle(subject.take(), Outcome.retry(after=timedelta(minutes=5), failure=BOOM))
-    subject.advance(timedelta(minutes=5) - MOMENT)
+    subject.advance(timedelta(minutes=5) - TICK)
 
     assert subject.reserve() == []
 
@@ -182,7 +182,7 @@ def test_an_enqueued_job_is_left_to_its_message_while_patience_lasts(subject: Su
 
 def test_an_enqueued_job_is_taken_when_patience_ends(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
-    subject.advance(PATIENCE + MOMENT)
+    subject.advance(PATIENCE + TICK)
 
     [claim] = subject.reserve()
 
@@ -192,17 +192,17 @@ def test_an_enqueued_job_is_taken_when_patience_ends(subject: Subject) -> None:
 
 def test_whoever_waits_for_messages_leaves_every_due_job_to_them_while_patience_lasts(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.advance(PATIENCE - MOMENT)
-    assert subject.reserve(overdue=True) == []
+    subject.advance(PATIENCE - TICK)
+    assert subject.reserve(overdue_only=True) == []
 
-    subject.advance(MOMENT)
-    [claim] = subject.reserve(overdue=True)
+    subject.advance(TICK)
+    [claim] = subject.reserve(overdue_only=True)
     assert claim.job.id == job_id
 
     subject.settle(claim, Outcome.retry(after=timedelta(0), failure=BOOM))
-    assert subject.reserve(overdue=True) == []
+    assert subject.reserve(overdue_only=True) == []
     subject.advance(PATIENCE)
-    assert ids(subject.reserve(overdue=True)) == [job_id]
+    assert ids(subject.reserve(overdue_only=True)) == [job_id]
 
 
 def test_an_enqueued_job_passed_over_does_not_block_those_behind_it(subject: Subject) -> None:
@@ -216,16 +216,16 @@ def test_a_job_is_not_taken_when_the_clock_was_set_back_before_its_time(subject:
     subject.insert(delay=timedelta(hours=1))
     subject.advance(timedelta(hours=1))
     subject.reserve(types=[])
-    subject.advance(-MOMENT)
+    subject.advance(-TICK)
 
     assert subject.reserve() == []
 
 
 def test_a_rescheduled_job_takes_its_new_turn(subject: Subject) -> None:
     now = subject.clock.now()
-    moved = subject.insert(scheduled_for=now - 3 * MOMENT)
-    other = subject.insert(scheduled_for=now - 2 * MOMENT)
-    subject.driver.reschedule([moved], scheduled_for=now - MOMENT)
+    moved = subject.insert(scheduled_for=now - 3 * TICK)
+    other = subject.insert(scheduled_for=now - 2 * TICK)
+    subject.driver.reschedule([moved], scheduled_for=now - TICK)
 
     assert ids(subject.reserve(limit=2)) == [other, moved]
 
@@ -283,7 +283,7 @@ def test_the_attempt_that_was_lost_is_recorded_under_its_old_token(subject: Subj
 def test_waiting_jobs_go_before_ended_leases_and_the_longest_over_before_the_others(subject: Subject) -> None:
     first_over = subject.insert()
     subject.take()
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     next_over = subject.insert()
     subject.take()
     subject.advance(LEASE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.core.model import Schedule
-from taskharbor.testing.conformance.subject import MOMENT, Subject, new_job
+from taskharbor.testing.conformance.subject import TICK, Subject, new_job
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -31,9 +31,9 @@ def test_schedules_are_kept_as_they_were_put_and_listed_by_name(subject: Subject
 def test_a_schedule_is_due_from_the_instant_of_its_next_time(subject: Subject) -> None:
     nightly = _put(subject, next_at=subject.clock.now() + _DAY)
 
-    subject.advance(_DAY - MOMENT)
+    subject.advance(_DAY - TICK)
     too_early = _due(subject)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     in_time = _due(subject)
 
     assert too_early == []
@@ -66,7 +66,7 @@ def test_the_longest_due_schedules_come_first_and_no_more_than_asked_for(subject
     second = _put(subject, "b", next_at=now - timedelta(hours=2))
     first = _put(subject, "c", next_at=now - timedelta(hours=3))
 
-    due = subject.driver.upkeep.schedules_due(limit=2)
+    due = subject.driver.maintenance.due_schedules(limit=2)
 
     assert due == [first, second]
 
@@ -74,7 +74,7 @@ def test_the_longest_due_schedules_come_first_and_no_more_than_asked_for(subject
 def test_of_two_that_fire_a_schedule_one_moves_it_on(subject: Subject) -> None:
     due = subject.clock.now()
     nightly = _put(subject, next_at=due)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     answers = [_fire(subject, due, due + _DAY), _fire(subject, due, due + 2 * _DAY)]
 
@@ -86,7 +86,7 @@ def test_a_schedule_fires_with_its_jobs_and_knows_the_last_of_them(subject: Subj
     due = subject.clock.now()
     nightly = _put(subject, next_at=due)
     first, last = new_job(), new_job(queue="mail", delay=_DAY)
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     answer = _fire(subject, due, due + _DAY, first, last)
 
@@ -160,7 +160,7 @@ def test_a_schedule_put_again_goes_on_with_its_times_and_takes_everything_else(s
     job = new_job()
     _fire(subject, now, now + _DAY, job)
     subject.driver.control.pause_schedules(["nightly"])
-    subject.advance(MOMENT)
+    subject.advance(TICK)
 
     changed = _put(subject, next_at=now + 2 * _DAY, type="sweep", queue="mail", payload=b"[2]", options={"a": "b"})
 
@@ -191,8 +191,8 @@ def test_a_schedule_put_again_in_another_timezone_takes_the_new_next_time(subjec
 def test_dropping_a_schedule_tells_whether_there_was_one(subject: Subject) -> None:
     _put(subject)
 
-    first = subject.driver.control.drop_schedules(["unknown", "nightly"])
-    second = subject.driver.control.drop_schedules(["nightly"])
+    first = subject.driver.control.delete_schedules(["unknown", "nightly"])
+    second = subject.driver.control.delete_schedules(["nightly"])
 
     assert (first, second) == ([False, True], [False])
     assert subject.driver.inspector.schedules() == {}
@@ -203,7 +203,7 @@ def test_pausing_a_schedule_tells_whether_it_ran(subject: Subject) -> None:
     paused_at = subject.clock.now()
 
     first = subject.driver.control.pause_schedules(["unknown", "nightly"])
-    subject.advance(MOMENT)
+    subject.advance(TICK)
     second = subject.driver.control.pause_schedules(["nightly"])
 
     assert (first, second) == ([False, True], [False])
@@ -237,8 +237,8 @@ def _stored(subject: Subject) -> Schedule:
 
 
 def _due(subject: Subject) -> list[Schedule]:
-    return subject.driver.upkeep.schedules_due(limit=10)
+    return subject.driver.maintenance.due_schedules(limit=10)
 
 
 def _fire(subject: Subject, fired: datetime, next_at: datetime | None, *jobs: NewJob) -> bool:
-    return subject.driver.upkeep.schedule_fired("nightly", fired=fired, next_at=next_at, jobs=jobs)
+    return subject.driver.maintenance.advance_schedule("nightly", fired=fired, next_at=next_at, jobs=jobs)

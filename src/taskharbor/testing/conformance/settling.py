@@ -9,9 +9,9 @@ from taskharbor.core.answers import Settled, Settlement
 from taskharbor.core.errors import JobTimedOut, LeaseLost
 from taskharbor.core.failure import Failure
 from taskharbor.core.model import AttemptOutcome, Claim
-from taskharbor.core.outcome import SPENT, Outcome
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, MOMENT
+from taskharbor.testing.conformance.subject import BOOM, LEASE, TICK
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -64,7 +64,7 @@ def test_a_success_wins_over_a_requested_cancel(subject: Subject) -> None:
 def test_an_outcome_is_recorded_until_a_moment_before_the_lease_ends(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
-    subject.advance(LEASE - MOMENT)
+    subject.advance(LEASE - TICK)
 
     assert subject.settle(claim, Outcome.ack()) == Settled(claim.job.id, Status.SUCCEEDED)
 
@@ -132,7 +132,11 @@ def test_a_spent_job_dies_of_a_retry(subject: Subject) -> None:
 
     job = subject.job(job_id)
     assert answer == Settled(job_id, Status.DEAD)
-    assert (job.dead_reason, job.last_error, job.completed_at) == (SPENT, "ValueError: boom", subject.clock.now())
+    assert (job.dead_reason, job.last_error, job.completed_at) == (
+        ATTEMPTS_EXHAUSTED,
+        "ValueError: boom",
+        subject.clock.now(),
+    )
     assert job.scheduled_for == due
     assert len(subject.outbox(job_id)) == 1
 
@@ -258,7 +262,7 @@ def test_a_release_past_its_bound_kills_a_spent_job(subject: Subject) -> None:
 
     job = subject.job(job_id)
     assert answer == Settled(job_id, Status.DEAD)
-    assert (job.dead_reason, job.last_error) == (SPENT, SPENT)
+    assert (job.dead_reason, job.last_error) == (ATTEMPTS_EXHAUSTED, ATTEMPTS_EXHAUSTED)
     assert len(subject.outbox(job_id)) == 1
 
 
@@ -278,7 +282,7 @@ def test_snoozed_released_and_canceled_attempts_are_recorded_too(subject: Subjec
     job_id = subject.insert()
     for outcome in (Outcome.snooze(after=timedelta(0)), Outcome.release(), Outcome.cancel("enough")):
         subject.settle(subject.take(), outcome)
-        subject.advance(MOMENT)
+        subject.advance(TICK)
 
     attempts = subject.attempts(job_id)
     assert [attempt.outcome for attempt in attempts] == ["SNOOZED", "RELEASED", "CANCELED"]

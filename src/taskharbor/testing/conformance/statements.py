@@ -99,7 +99,7 @@ def test_the_results_of_a_dispatch_are_recorded_in_one_statement_for_each_kind(s
     results: list[Sent | Unsent | Declined] = [Unsent(unsent), Declined(declined.job_id, declined.seq)]
     results += [Sent(each, RESEND) for each in others]
 
-    assert count(subject, lambda: subject.driver.dispatched(results)) <= 3
+    assert count(subject, lambda: subject.driver.record_dispatch(results)) <= 3
 
 
 def test_a_batch_is_canceled_in_one_statement(subject: Subject) -> None:
@@ -116,7 +116,7 @@ def test_a_batch_is_requeued_in_one_statement(subject: Subject) -> None:
     job_ids = [claim.job.id for claim in claims]
 
     def requeue() -> object:
-        return subject.driver.requeue(job_ids, token=new_token(), budget=1, by="ops", why="fixed")
+        return subject.driver.requeue(job_ids, token=new_token(), budget=1, by="ops", reason="fixed")
 
     assert count(subject, requeue) == 1
 
@@ -133,15 +133,15 @@ def test_a_batch_of_ended_leases_is_brought_back_in_one_statement(subject: Subje
     subject.reserve(limit=BATCH)
     subject.advance(LEASE)
 
-    assert count(subject, lambda: subject.driver.upkeep.expire(limit=BATCH)) == 1
+    assert count(subject, lambda: subject.driver.maintenance.expire(limit=BATCH)) == 1
 
 
 def test_a_batch_of_events_is_recorded_in_one_statement(subject: Subject) -> None:
     fill(subject)
     claims = subject.reserve(limit=BATCH)
     subject.driver.settle([Settlement(claim.lease, Outcome.fail("x")) for claim in claims])
-    rows = subject.driver.upkeep.outbox_take(limit=BATCH, lock=LEASE)
+    rows = subject.driver.maintenance.claim_outbox(limit=BATCH, lock=LEASE)
 
     done = [Published(row.event.event_id) for row in rows]
 
-    assert count(subject, lambda: subject.driver.upkeep.outbox_done(done)) == 1
+    assert count(subject, lambda: subject.driver.maintenance.settle_outbox(done)) == 1

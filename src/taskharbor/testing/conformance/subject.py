@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
-    from taskharbor.core.answers import Dispatch, Finished, QueueView, Refused
+    from taskharbor.core.answers import Dispatch, FinishedCount, QueueStats, Refused
     from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, Lease, OutboxRow
@@ -32,10 +32,10 @@ LEASE: Final = timedelta(seconds=30)
 PATIENCE: Final = timedelta(seconds=60)
 LOCK: Final = timedelta(seconds=15)
 RESEND: Final = timedelta(seconds=60)
-MOMENT: Final = timedelta(microseconds=1)
+TICK: Final = timedelta(microseconds=1)
 BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f00d")
-AGES: Final = timedelta(days=3650)
-AGES_AGO: Final = datetime(2029, 12, 31, tzinfo=UTC)
+TEN_YEARS: Final = timedelta(days=3650)
+LONG_AGO: Final = datetime(2029, 12, 31, tzinfo=UTC)
 
 
 def new_job(**fields: Any) -> NewJob:
@@ -45,7 +45,7 @@ def new_job(**fields: Any) -> NewJob:
         "type": "greet",
         "queue": "default",
         "payload": b"{}",
-        "created_at": AGES_AGO,
+        "created_at": LONG_AGO,
         "max_attempts": 3,
     }
     return NewJob(**defaults | fields)
@@ -84,7 +84,7 @@ class Subject:
         token: Token | None = None,
         worker: str = "worker",
         lease: timedelta = LEASE,
-        overdue: bool = False,
+        overdue_only: bool = False,
         types: Collection[str] | None = None,
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
@@ -95,8 +95,8 @@ class Subject:
             worker=worker,
             lease=lease,
             limit=limit,
-            patience=PATIENCE,
-            overdue=overdue,
+            overdue_after=PATIENCE,
+            overdue_only=overdue_only,
             types=types,
             unhandled_after=unhandled_after,
             reclaim=reclaim,
@@ -140,7 +140,7 @@ class Subject:
     def send(self) -> Dispatch:
         """Dispatch the one job that is due, and say that its message went out."""
         [dispatch] = self.dispatch()
-        assert self.driver.dispatched([Sent(dispatch, RESEND)]) == [True]
+        assert self.driver.record_dispatch([Sent(dispatch, RESEND)]) == [True]
         return dispatch
 
     def make_spent(self, job_id: JobId) -> None:
@@ -158,7 +158,7 @@ class Subject:
             token=token or new_token(),
             budget=budget,
             by="ops",
-            why="fixed",
+            reason="fixed",
             **when,
         )
         return answer
@@ -172,13 +172,13 @@ class Subject:
     def outbox(self, job_id: JobId) -> list[OutboxRow]:
         return self.driver.inspector.outbox([job_id])
 
-    def queues(self) -> list[QueueView]:
-        self.driver.upkeep.roll_up(keep=AGES)
+    def queues(self) -> list[QueueStats]:
+        self.driver.maintenance.roll_up(keep=TEN_YEARS)
         return self.driver.inspector.queues()
 
-    def finished(self, *, since: datetime) -> list[Finished]:
-        self.driver.upkeep.roll_up(keep=AGES)
-        return self.driver.inspector.finished(since=since)
+    def finished(self, *, since: datetime) -> list[FinishedCount]:
+        self.driver.maintenance.roll_up(keep=TEN_YEARS)
+        return self.driver.inspector.finished_counts(since=since)
 
     def advance(self, by: timedelta) -> None:
         self.clock.advance(by)

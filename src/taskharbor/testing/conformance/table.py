@@ -55,12 +55,12 @@ def after(wait: timedelta, attempt: Try) -> Try:
 def bury(subject: Subject, job: Job) -> object:
     if job.status.is_waiting:
         subject.make_spent(job.id)
-    return subject.driver.upkeep.bury(limit=9)
+    return subject.driver.maintenance.bury(limit=9)
 
 
 def prune(subject: Subject, job: Job) -> object:
-    subject.driver.upkeep.outbox_done([Published(row.event.event_id) for row in subject.outbox(job.id)])
-    upkeep = subject.driver.upkeep
+    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(job.id)])
+    upkeep = subject.driver.maintenance
     return upkeep.prune(older_than=timedelta(0), limit=9), upkeep.purge(older_than=timedelta(0), limit=9)
 
 
@@ -69,9 +69,9 @@ def prune(subject: Subject, job: Job) -> object:
 TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
     "insert": ({Event.INSERT}, lambda it, job: it.driver.insert([new_job(id=job.id, priority=7)], repeat=True)),
     "dispatch": ({Event.DISPATCH}, after(RESEND, lambda it, _: it.dispatch())),
-    "sent": ({Event.SENT}, lambda it, job: it.driver.dispatched([Sent(made(job), timedelta(hours=1))])),
-    "unsent": ({Event.UNSENT}, lambda it, job: it.driver.dispatched([Unsent(made(job))])),
-    "decline": ({Event.DECLINE}, lambda it, job: it.driver.dispatched([Declined(job.id, job.sends)])),
+    "sent": ({Event.SENT}, lambda it, job: it.driver.record_dispatch([Sent(made(job), timedelta(hours=1))])),
+    "unsent": ({Event.UNSENT}, lambda it, job: it.driver.record_dispatch([Unsent(made(job))])),
+    "decline": ({Event.DECLINE}, lambda it, job: it.driver.record_dispatch([Declined(job.id, job.sends)])),
     "reserve": ({Event.RESERVE}, after(2 * PATIENCE, lambda it, _: it.reserve(reclaim=False))),
     "claim": ({Event.CLAIM}, lambda it, job: it.claim(job.id)),
     "reclaim": ({Event.RESERVE, Event.RECLAIM}, after(2 * PATIENCE, lambda it, _: it.reserve())),
@@ -82,7 +82,7 @@ TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
     "snooze": ({Event.SNOOZE}, settling(Outcome.snooze(after=LEASE))),
     "release": ({Event.RELEASE}, settling(Outcome.release())),
     "cancel": ({Event.CANCEL, Event.REQUEST_CANCEL}, lambda it, job: it.cancel(job.id)),
-    "expire": ({Event.EXPIRE}, after(LEASE, lambda it, _: it.driver.upkeep.expire(limit=9))),
+    "expire": ({Event.EXPIRE}, after(LEASE, lambda it, _: it.driver.maintenance.expire(limit=9))),
     "bury": ({Event.BURY}, bury),
     "reschedule": ({Event.RESCHEDULE}, lambda it, job: it.driver.reschedule([job.id], delay=timedelta(hours=1))),
     "requeue": ({Event.REQUEUE}, lambda it, job: it.requeue(job.id)),
@@ -117,5 +117,5 @@ def put_away(subject: Subject, job_id: JobId) -> None:
     for job in subject.driver.inspector.get([job_id]).values():
         if job.status is Status.PROCESSING and job.lease_token is not None:
             subject.advance(2 * LEASE)
-            subject.driver.upkeep.expire(limit=9)
+            subject.driver.maintenance.expire(limit=9)
         subject.cancel(job_id)

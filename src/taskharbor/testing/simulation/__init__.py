@@ -9,8 +9,17 @@ One thread, virtual time, one integer: the same seed makes the same history, eve
 []
 """
 
-from taskharbor.testing.simulation.batch import Verdict, judge, judge_all
+from taskharbor.testing.simulation.batch import SeedReport, run_seed, run_seeds
 from taskharbor.testing.simulation.run import Mode, simulate
-from taskharbor.testing.simulation.sightings import EXPECTED, EXPECTED_OF_MESSAGES, sightings
+from taskharbor.testing.simulation.sightings import REQUIRED_COVERAGE, REQUIRED_MESSAGE_COVERAGE, coverage_of
 
-__all__ = ["EXPECTED", "EXPECTED_OF_MESSAGES", "Mode", "Verdict", "judge", "judge_all", "sightings", "simulate"]
+__all__ = [
+    "REQUIRED_COVERAGE",
+    "REQUIRED_MESSAGE_COVERAGE",
+    "Mode",
+    "SeedReport",
+    "coverage_of",
+    "run_seed",
+    "run_seeds",
+    "simulate",
+]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.testing.simulation.history import Call, Note
+from taskharbor.testing.simulation.history import DriverCall, Note
 from taskharbor.testing.simulation.run import simulate
-from taskharbor.testing.simulation.sightings import sightings
+from taskharbor.testing.simulation.sightings import coverage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ MISHAPS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class SeedReport:
     """What became of one world. Its seed shows all of it again."""
 
     seed: int
@@ -47,14 +47,14 @@ class Verdict:
         return f"{self.violations[0]}\n    python -m taskharbor.testing.simulation {self.seed} {self.mode}"
 
 
-def judge(seed: int, mode: Mode = "polling") -> Verdict:
+def run_seed(seed: int, mode: Mode = "polling") -> SeedReport:
     """Let the world of *seed* happen, and say what became of it."""
     history = simulate(seed, mode)
-    return Verdict(
+    return SeedReport(
         seed=seed,
         mode=mode,
         violations=tuple(history.violations),
-        seen=frozenset(sightings(history)),
+        seen=frozenset(coverage_of(history)),
         digest=history.digest(),
         happenings=len(history.happenings),
         jobs=sum(1 for call in _calls(history) for move in call.moves if move.before is None),
@@ -62,8 +62,8 @@ def judge(seed: int, mode: Mode = "polling") -> Verdict:
     )
 
 
-def _calls(history: History) -> Iterator[Call]:
-    return (each for each in history.happenings if isinstance(each, Call))
+def _calls(history: History) -> Iterator[DriverCall]:
+    return (each for each in history.happenings if isinstance(each, DriverCall))
 
 
 def _faults(history: History) -> dict[str, int]:
@@ -72,11 +72,11 @@ def _faults(history: History) -> dict[str, int]:
     return fates | Counter(name for what in notes for told, name in MISHAPS.items() if what.startswith(told))
 
 
-def judge_all(seeds: Iterable[int], mode: Mode = "polling") -> Iterator[Verdict]:
+def run_seeds(seeds: Iterable[int], mode: Mode = "polling") -> Iterator[SeedReport]:
     """Let many worlds happen; yield their verdicts as they come, in the order of *seeds*."""
     context = multiprocessing.get_context("spawn")  # whoever calls this may have threads
     with context.Pool(os.cpu_count(), initializer=_be_quiet) as pool:
-        yield from pool.imap(partial(judge, mode=mode), seeds, chunksize=5)
+        yield from pool.imap(partial(run_seed, mode=mode), seeds, chunksize=5)
 
 
 def _be_quiet() -> None:

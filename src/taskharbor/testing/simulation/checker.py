@@ -10,12 +10,12 @@ from taskharbor.core.answers import Settled
 from taskharbor.core.errors import LeaseLost
 from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.simulation.history import Began, Call, Ended, Note
-from taskharbor.testing.simulation.jobs import HEEDING, SYNC
-from taskharbor.testing.simulation.jumps import Jumps
+from taskharbor.testing.simulation.history import DriverCall, HandlerBegan, HandlerEnded, Note
+from taskharbor.testing.simulation.jobs import STOPPABLE, SYNC
+from taskharbor.testing.simulation.jumps import ClockJumpChecker
 from taskharbor.testing.simulation.moves import wrong_move
 from taskharbor.testing.simulation.plan import LEASE
-from taskharbor.testing.simulation.ringing import Ringing, wrong_messages
+from taskharbor.testing.simulation.ringing import MessageChecker, wrong_messages
 from taskharbor.testing.simulation.world import DRIFT, shown
 
 if TYPE_CHECKING:
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     from taskharbor.core.answers import Settlement
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Job
-    from taskharbor.testing.simulation.faults import Store
-    from taskharbor.testing.simulation.history import Happening, History, Move
+    from taskharbor.testing.simulation.faults import FaultyStore
+    from taskharbor.testing.simulation.history import Happening, History, RowChange
     from taskharbor.testing.simulation.queue_service import QueueService
 
 Attempt = tuple["JobId", "Token"]
 BATCHES: Final = frozenset({"settle", "extend"})
-HEED: Final = timedelta(seconds=1)
+STOP_WITHIN: Final = timedelta(seconds=1)
 NEVER_FAIL: Final = frozenset(
     {"quick", "plain", "slow", "stubborn", "blocking", "plain_slow", "deaf", "stuck", "snoozing"}
 )
 
 
-def check(history: History, store: Store, accepted: Sequence[JobId], service: QueueService | None = None) -> list[str]:
+def check(
+    history: History, store: FaultyStore, accepted: Sequence[JobId], service: QueueService | None = None
+) -> list[str]:
     """Return all that is wrong with *history* and with what it left in the store and in the queues."""
     checker = Checker()
     for happening in history.happenings:
@@ -53,8 +55,8 @@ class Checker:
         self.violations: list[str] = []
         self.claimed: dict[Attempt, tuple[str, int, datetime]] = {}
         self.delivered: set[Attempt] = set()
-        self.begun: dict[Attempt, Began] = {}
-        self.ended: dict[Attempt, Ended] = {}
+        self.begun: dict[Attempt, HandlerBegan] = {}
+        self.ended: dict[Attempt, HandlerEnded] = {}
         self.settled: dict[Attempt, Event] = {}
         self.refused: dict[Attempt, datetime] = {}
         self.finals: Counter[tuple[JobId, int]] = Counter()
@@ -67,19 +69,19 @@ class Checker:
         self.pruned: set[JobId] = set()
         self.deaths: Counter[JobId] = Counter()
         self.cancels: dict[JobId, datetime] = {}
-        self.jumps = Jumps()
+        self.jumps = ClockJumpChecker()
         self.quiet_since: datetime | None = None
-        self.ringing = Ringing()
+        self.ringing = MessageChecker()
 
     def take(self, happening: Happening) -> None:
         match happening:
-            case Call():
+            case DriverCall():
                 self._take_sent(happening)
                 if happening.is_committed:
                     self._take_call(happening)
-            case Began():
+            case HandlerBegan():
                 self._take_began(happening)
-            case Ended():
+            case HandlerEnded():
                 self._take_ended(happening)
             case Note(what="is quiet"):
                 self.quiet_since = happening.at
@@ -89,7 +91,7 @@ class Checker:
     def _wrong(self, at: Happening, what: str) -> None:
         self.violations.append(f"{what}: {at}")
 
-    def _take_call(self, call: Call) -> None:
+    def _take_call(self, call: DriverCall) -> None:
         for move in call.moves:
             if (wrong := wrong_move(call, move, self.paused, self.jumps)) is not None:
                 self._wrong(call, f"job {shown(move.job_id)} {wrong}")
@@ -111,7 +113,7 @@ class Checker:
             case "resume":
                 self.paused -= set(call.asked["what"])
 
-    def _take_move(self, call: Call, move: Move) -> None:
+    def _take_move(self, call: DriverCall, move: RowChange) -> None:
         before, after = move.before, move.after
         if after is None:
             self._take_gone(call, move.job_id)
@@ -132,7 +134,7 @@ class Checker:
                 self._wrong(call, f"the lease on {shown(after.id)} was extended at the last moment, {left} before")
             self.expires[key] = ends_at
 
-    def _take_gone(self, call: Call, job_id: JobId) -> None:
+    def _take_gone(self, call: DriverCall, job_id: JobId) -> None:
         self.pruned.add(job_id)
         if call.verb != "prune":
             self._wrong(call, "a job is gone")
@@ -142,7 +144,7 @@ class Checker:
     def _is_quiet(self, since: datetime) -> bool:
         return self.quiet_since is not None and since >= self.quiet_since
 
-    def _take_reserve(self, call: Call) -> None:
+    def _take_reserve(self, call: DriverCall) -> None:
         token = call.asked["token"]
         for claim in [each for each in call.answer if isinstance(each, Claim)]:
             key = (claim.job.id, token)
@@ -150,12 +152,12 @@ class Checker:
             if call.fate == "ok":
                 self.delivered.add(key)
 
-    def _take_extend(self, call: Call) -> None:
+    def _take_extend(self, call: DriverCall) -> None:
         for lease, answer in zip(call.asked["what"], call.answer, strict=True):
             if isinstance(answer, LeaseLost):
                 self.refused.setdefault((lease.job_id, lease.token), call.happened_at)
 
-    def _take_settle(self, call: Call) -> None:
+    def _take_settle(self, call: DriverCall) -> None:
         moved = {move.job_id for move in call.moves}
         for each, answer in zip(call.asked["what"], call.answer, strict=True):
             key = (each.lease.job_id, each.lease.token)
@@ -166,7 +168,7 @@ class Checker:
                 self._wrong(call, f"{shown(key[0])} is said to be settled, and is not")
             self._check_knew(call, key)
 
-    def _take_sent(self, call: Call) -> None:
+    def _take_sent(self, call: DriverCall) -> None:
         """A worker says how an attempt ended; it may repeat that, and never change it. A token is for one call."""
         if call.verb in {"reserve", "claim"}:
             if call.asked["token"] in self.tokens:
@@ -180,13 +182,13 @@ class Checker:
             if self.sent.setdefault(key, event) is not event:
                 self._wrong(call, f"{shown(key[0])} is said to have ended by {self.sent[key]} and by {event}")
 
-    def _check_knew(self, call: Call, key: Attempt) -> None:
+    def _check_knew(self, call: DriverCall, key: Attempt) -> None:
         ended, refused_at = self.ended.get(key), self.refused.get(key)
         # Who wakes up does everything at once: what it decided before it was refused may go out after.
-        if ended is not None and refused_at is not None and ended.disturbed_at + HEED <= refused_at < ended.at:
+        if ended is not None and refused_at is not None and ended.disturbed_at + STOP_WITHIN <= refused_at < ended.at:
             self._wrong(call, f"an outcome of {shown(key[0])} was sent though its lease was known to be lost")
 
-    def _check_outcome(self, call: Call, settlement: Settlement) -> None:
+    def _check_outcome(self, call: DriverCall, settlement: Settlement) -> None:
         """What is recorded is what the handler did."""
         key, event = (settlement.lease.job_id, settlement.lease.token), settlement.outcome.event
         job, began, ended = self.jobs[key[0]], self.begun.get(key), self.ended.get(key)
@@ -210,7 +212,7 @@ class Checker:
         timeout = self.jobs[key[0]].timeout
         return timeout is not None and at >= self.claimed[key][2] + timeout * (1 - 2 * DRIFT)
 
-    def _take_began(self, began: Began) -> None:
+    def _take_began(self, began: HandlerBegan) -> None:
         key = (began.job_id, began.token)
         process, attempt, _ = self.claimed.get(key, (None, None, None))
         if key in self.begun:
@@ -223,27 +225,27 @@ class Checker:
         if began.overlaps:
             self._wrong(began, "another attempt still runs, which was never told to stop")
 
-    def _take_ended(self, ended: Ended) -> None:
+    def _take_ended(self, ended: HandlerEnded) -> None:
         key = (ended.job_id, ended.token)
         self.ended[key] = ended
-        if self.jobs[ended.job_id].type in HEEDING:
+        if self.jobs[ended.job_id].type in STOPPABLE:
             for what, told_at, within in self._reasons_to_stop(self.jobs[ended.job_id], self.begun[key]):
                 if ended.disturbed_at < told_at and ended.at > told_at + within:
                     self._wrong(ended, f"it was not stopped {what}")
 
-    def _reasons_to_stop(self, job: Job, began: Began) -> Iterator[tuple[str, datetime, timedelta]]:
+    def _reasons_to_stop(self, job: Job, began: HandlerBegan) -> Iterator[tuple[str, datetime, timedelta]]:
         """Yield why a handler that heeds what it is told must have stopped by now: why, since when, within what."""
         key = (began.job_id, began.token)
         yield "when its lease ended", max(self.expires[key], began.at), timedelta(0)
         if key in self.refused:
-            yield "when its lease was known to be lost", self.refused[key], HEED
+            yield "when its lease was known to be lost", self.refused[key], STOP_WITHIN
         if job.timeout is not None and self._is_quiet(began.at):
-            yield "by its timeout", began.at, job.timeout + HEED
+            yield "by its timeout", began.at, job.timeout + STOP_WITHIN
         if job.cancel_requested_at is not None and job.lease_token == began.token:
             yield "by its cancel", max(self.cancels[job.id], began.at), LEASE
 
 
-def _wrong_rows(checker: Checker, store: Store, accepted: Sequence[JobId]) -> Iterator[str]:
+def _wrong_rows(checker: Checker, store: FaultyStore, accepted: Sequence[JobId]) -> Iterator[str]:
     """Yield what is wrong with what is left in the store."""
     gone = [job_id for job_id in accepted if job_id not in store.rows and job_id not in checker.pruned]
     yield from (f"job {shown(job_id)} was accepted and is lost" for job_id in gone)
@@ -266,7 +268,7 @@ def _wrong_rows(checker: Checker, store: Store, accepted: Sequence[JobId]) -> It
             yield f"job {shown(job.id)} is poison and died after {lost} lost attempts of {job.max_attempts}"
 
 
-def _is_late(job: Job, began: Began, ended: Ended) -> bool:
+def _is_late(job: Job, began: HandlerBegan, ended: HandlerEnded) -> bool:
     """Tell whether a sync handler returned after its timeout, however its process's clock runs."""
     return job.type in SYNC and job.timeout is not None and ended.at > began.at + job.timeout * (1 + 2 * DRIFT)
 

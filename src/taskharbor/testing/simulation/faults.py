@@ -12,11 +12,11 @@ from taskharbor.core.answers import Skipped
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
 from taskharbor.delivery.transport import TransportUnavailable
-from taskharbor.testing.simulation.history import COMMITTED, Call, Move
+from taskharbor.testing.simulation.history import COMMITTED, DriverCall, RowChange
 from taskharbor.testing.simulation.jobs import SYNC
 from taskharbor.testing.simulation.jumps import TAKE_OVER
-from taskharbor.testing.simulation.queue_service import RINGS
-from taskharbor.testing.simulation.world import DRIFT, EPOCH, Killed, shown
+from taskharbor.testing.simulation.queue_service import QUEUE_CALLS
+from taskharbor.testing.simulation.world import DRIFT, EPOCH, ProcessKilled, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +37,9 @@ ODD: Final = ("fail before", "fail after", "lock", "lose slowly")
 ALL: Final = (*FATAL, *LONG, *SHORT, *ODD)
 CAN_BE_LOCKED: Final = frozenset({"settle", "extend"})
 CAN_BE_LOST_SLOWLY: Final = frozenset({"reserve", "claim", "settle"})
-CAN_JAM: Final = ("settle", "settle", "reserve", "read_back", "expire")
+CAN_STALL: Final = ("settle", "settle", "reserve", "read_back", "expire")
 CAN_BE_LATE: Final = frozenset({"reserve", "claim", "dispatch", "extend", "settle", "expire", "cancel"})
-TAKES: Final = frozenset({"reserve", "claim"})
+CLAIMING_CALLS: Final = frozenset({"reserve", "claim"})
 FATES: Final = {
     "kill before": "killed before",
     "kill after": "killed after",
@@ -57,7 +57,7 @@ class Unmapped(RuntimeError):
 
 
 @dataclass(slots=True)
-class Faults:
+class StoreFaults:
     """Which faults there are, and how often: drawn anew before every call. *lease* is in seconds."""
 
     world: World
@@ -88,31 +88,32 @@ class Faults:
         return None
 
     def is_out(self, verb: str) -> bool:
-        if verb in RINGS:
+        if verb in QUEUE_CALLS:
             return self.is_on and verb in self.mute and self.world.now < self.mute_until
         is_jammed = verb == self.jammed and self.world.now < self.jammed_until
         return self.is_on and (is_jammed or self.world.now < self.out_until)
 
     def begin(self, fault: str, verb: str) -> None:
         until = self.world.now + self.world.chance.uniform(0.1, 3) * self.lease
-        if verb in RINGS:
-            self.mute = RINGS if fault == "outage" else frozenset({self.world.chance.choice(sorted(RINGS))})
+        if verb in QUEUE_CALLS:
+            calls = QUEUE_CALLS if fault == "outage" else (self.world.chance.choice(QUEUE_CALLS),)
+            self.mute = frozenset(calls)
             self.mute_until = until
             return
         self.was_out_at = max(self.was_out_at, until)
         if fault == "outage":
             self.out_until = until
         else:
-            self.jammed, self.jammed_until = self.world.chance.choice(CAN_JAM), until
+            self.jammed, self.jammed_until = self.world.chance.choice(CAN_STALL), until
 
     def has_thread(self) -> bool:
         return not (self.is_on and self.world.chance.random() < self.rates.get("no thread", 0))
 
 
-class Store:
+class FaultyStore:
     """A memory driver that many processes reach, each through its own `driver_for`."""
 
-    def __init__(self, driver: MemoryDriver, history: History, faults: Faults) -> None:
+    def __init__(self, driver: MemoryDriver, history: History, faults: StoreFaults) -> None:
         self.driver = driver
         self._history = history
         self._faults = faults
@@ -174,13 +175,13 @@ class Store:
             answer = self._beside_locks(function, *args, **named)
         else:
             answer = function(*args, **named)
-        trap = self._spring(process) if verb in TAKES and _claims(answer) and fate == "ok" else ""
+        trap = self._spring(process) if verb in CLAIMING_CALLS and _claims(answer) and fate == "ok" else ""
         is_lost = verb == "settle" and fate == "ok" and self.settle_lost is not None
         fate = "lost" if trap == "lost" or is_lost else fate
         self._record(process, verb, asked, fate, answer)
         if is_lost:
             self._spring_settle()
-        if fault == "lose slowly" and verb in TAKES:
+        if fault == "lose slowly" and verb in CLAIMING_CALLS:
             self.unheard.add(asked["token"])
         if trap == "slow":
             self._world.wait(0.2)
@@ -201,7 +202,7 @@ class Store:
         if fate.startswith("killed"):
             self._history.note(process, "is killed")
             process.kill()
-            raise Killed
+            raise ProcessKilled
         if fault in {"pause after", "slow after"}:
             self._stand_still(process, fault)
         if fate.startswith("failed"):
@@ -242,7 +243,7 @@ class Store:
             return "unavailable"
         if fault == "late" and verb not in CAN_BE_LATE:
             return "lost"
-        if fault.startswith("fail") and verb in RINGS:
+        if fault.startswith("fail") and verb in QUEUE_CALLS:
             return "unavailable"
         if fault == "lose slowly":
             return "lost" if verb in CAN_BE_LOST_SLOWLY else "ok"
@@ -254,7 +255,7 @@ class Store:
         def commit() -> None:
             answer = call()
             self._record(process, verb, asked, "late", answer)
-            if verb in TAKES:
+            if verb in CLAIMING_CALLS:
                 self.unheard.add(asked["token"])
 
         self._world.schedule(self._world.now + self._world.chance.uniform(0, LATE), commit)
@@ -262,7 +263,7 @@ class Store:
     def _record(self, process: Process, verb: str, asked: dict[str, Any], fate: str, answer: Any = None) -> None:
         at, moves = self._world.store_time(), self._moves()
         self._history.add(
-            Call(
+            DriverCall(
                 at=at,
                 happened_at=self._world.true_time(),
                 process=process.name,
@@ -273,7 +274,7 @@ class Store:
                 moves=moves,
             )
         )
-        if verb == "clock_jumped" and fate in COMMITTED:
+        if verb == "report_clock_jump" and fate in COMMITTED:
             self._world.untold = 0.0
             self._world.lag *= at > asked["expected"]
         if verb == "now":
@@ -283,16 +284,16 @@ class Store:
         for move in moves:
             self._follow(process, verb, move)
 
-    def _follow(self, process: Process, verb: str, move: Move) -> None:
+    def _follow(self, process: Process, verb: str, move: RowChange) -> None:
         before, after = move.before, move.after
         if before is not None and before.lease_token is not None and verb in TAKE_OVER:
             self._check_lost(before, before.lease_token)
             self._check_told(process, before)
         if after is None or after.lease_token is None:
             return
-        if verb in TAKES:
+        if verb in CLAIMING_CALLS:
             self._claimed[after.id, after.lease_token] = process, self._world.now
-        if verb in {"extend", *TAKES}:
+        if verb in {"extend", *CLAIMING_CALLS}:
             self._kept_at[after.id, after.lease_token] = self._world.now
 
     def _check_lost(self, job: Job, token: Token) -> None:
@@ -320,12 +321,12 @@ class Store:
         if has_seen and self._world.untold > NOTICED and self._world.now > jumped_at + NOTICED:
             self._history.violated(f"{process.name} took over {shown(job.id)} by a clock that had jumped")
 
-    def _moves(self) -> tuple[Move, ...]:
+    def _moves(self) -> tuple[RowChange, ...]:
         seen, rows = self._seen, self.rows
         if len(seen) == len(rows) and all(map(is_, seen.values(), rows.values())):
             return ()  # most calls change nothing
-        moves = [Move(seen.get(job_id), row) for job_id, row in rows.items() if seen.get(job_id) is not row]
-        moves += [Move(row, None) for job_id, row in seen.items() if job_id not in rows]
+        moves = [RowChange(seen.get(job_id), row) for job_id, row in rows.items() if seen.get(job_id) is not row]
+        moves += [RowChange(row, None) for job_id, row in seen.items() if job_id not in rows]
         self._seen = dict(rows)
         return tuple(moves)
 
@@ -344,11 +345,11 @@ class Store:
 class ProcessDriver:
     """The four protocols of a driver, as one process reaches them."""
 
-    def __init__(self, store: Store, process: Process) -> None:
-        self.upkeep = Seam(store, process, store.driver.upkeep)
-        self.inspector = Seam(store, process, store.driver.inspector)
-        self.control = Seam(store, process, store.driver.control)
-        self._moving = Seam(store, process, store.driver)
+    def __init__(self, store: FaultyStore, process: Process) -> None:
+        self.maintenance = DriverPart(store, process, store.driver.maintenance)
+        self.inspector = DriverPart(store, process, store.driver.inspector)
+        self.control = DriverPart(store, process, store.driver.control)
+        self._moving = DriverPart(store, process, store.driver)
         self.remember = store.driver.remember  # once for each process, before it claims anything: no fault point
 
     def __getattr__(self, verb: str) -> Any:
@@ -358,7 +359,7 @@ class ProcessDriver:
 class ProcessTransport:
     """A queue service, as one process reaches it: each call is a fault point, as one of the store is."""
 
-    def __init__(self, store: Store, process: Process, service: Any) -> None:
+    def __init__(self, store: FaultyStore, process: Process, service: Any) -> None:
         self._store, self._process, self._service = store, process, service
 
     def __getattr__(self, verb: str) -> Any:
@@ -375,10 +376,10 @@ def _claims(answer: Any) -> list[Claim]:
     return [each for each in answer if isinstance(each, Claim)]
 
 
-class Seam:
+class DriverPart:
     """Any verb of one protocol: each call is a fault point."""
 
-    def __init__(self, store: Store, process: Process, target: Any) -> None:
+    def __init__(self, store: FaultyStore, process: Process, target: Any) -> None:
         self._store, self._process, self._target = store, process, target
 
     def __getattr__(self, verb: str) -> Any:

@@ -26,9 +26,9 @@ from taskharbor.worker import Worker
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.delivery.transport import Transport
-    from taskharbor.testing.simulation.faults import Faults, Store
+    from taskharbor.testing.simulation.faults import FaultyStore, StoreFaults
     from taskharbor.testing.simulation.history import History
-    from taskharbor.testing.simulation.jobs import Watching
+    from taskharbor.testing.simulation.jobs import HandlerMonitor
     from taskharbor.testing.simulation.plan import Plan
     from taskharbor.testing.simulation.queue_service import QueueService
 
@@ -38,7 +38,7 @@ WATCH: Final = 0.4
 
 
 @dataclass(slots=True)
-class Member:
+class SimulatedWorker:
     """A worker and its process. ``stops_at``: when it was told to stop."""
 
     process: Process
@@ -49,7 +49,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Ringer:
+class SimulatedEnqueuer:
     """An enqueuer and its process."""
 
     process: Process
@@ -57,17 +57,19 @@ class Ringer:
 
 
 @dataclass(frozen=True, slots=True)
-class Rings:
+class DeliverySetup:
     """The queue service that a fleet works with, and how many enqueuers send to it."""
 
     service: QueueService
     enqueuers: int
 
 
-class Fleet:
+class SimulatedFleet:
     """As many workers as planned: for one that died or went home another comes; and so for enqueuers."""
 
-    def __init__(self, plan: Plan, history: History, store: Store, faults: Faults, watching: Watching) -> None:
+    def __init__(
+        self, plan: Plan, history: History, store: FaultyStore, faults: StoreFaults, watching: HandlerMonitor
+    ) -> None:
         self._plan = plan
         self._history = history
         self._world = history.world
@@ -76,9 +78,9 @@ class Fleet:
         self._watching = watching
         self._naps: dict[JobId, int] = {}
         self._runtimes: list[SimulatedRuntime] = []
-        self.crew: list[Member] = []
-        self.rings: Rings | None = None
-        self.ringers: list[Ringer] = []
+        self.crew: list[SimulatedWorker] = []
+        self.rings: DeliverySetup | None = None
+        self.ringers: list[SimulatedEnqueuer] = []
         self.is_closing = False
 
     @property
@@ -98,25 +100,25 @@ class Fleet:
             self._store.driver_for(process),
             self._transport(process, self.rings),
             queues=self._plan.queues,
-            period=POLL,
+            max_idle=POLL,
             lock=LOCK,
-            first=RESEND,
-            cap=LONGEST_RESEND,
-            unclaimed=UNCLAIMED,
+            resend_after=RESEND,
+            max_resend=LONGEST_RESEND,
+            max_unclaimed=UNCLAIMED,
         )
-        ringer = Ringer(process, enqueuer)
+        ringer = SimulatedEnqueuer(process, enqueuer)
         self.ringers.append(ringer)
         process.schedule(0, enqueuer.start)
         self._world.schedule(self._world.now + WATCH, lambda: self._watch_enqueuer(ringer))
 
-    def _watch_enqueuer(self, ringer: Ringer) -> None:
+    def _watch_enqueuer(self, ringer: SimulatedEnqueuer) -> None:
         if not ringer.process.is_dead:
             self._world.schedule(self._world.now + WATCH, lambda: self._watch_enqueuer(ringer))
             return
         self.ringers.remove(ringer)
         self._world.schedule(self._world.now + self._world.chance.uniform(0, 3), self._start_enqueuer)
 
-    def _transport(self, process: Process, rings: Rings) -> Transport:
+    def _transport(self, process: Process, rings: DeliverySetup) -> Transport:
         return cast("Transport", ProcessTransport(self._store, process, rings.service))
 
     def _process(self, letter: str) -> tuple[Process, SimulatedRuntime]:
@@ -141,14 +143,14 @@ class Fleet:
             poll=POLL,
             transport=None if self.rings is None else self._transport(process, self.rings),
             visibility=VISIBILITY,
-            patience=RESEND,
+            overdue_after=RESEND,
             unhandled_after=UNHANDLED_AFTER,
             middleware=[self._watching.middleware(process)],
             name=process.name,
             runtime=runtime,
         )
         Handlers(process, runtime, self._history, self._naps).register(worker)
-        member = Member(process, runtime, worker, self._world.now)
+        member = SimulatedWorker(process, runtime, worker, self._world.now)
         self.crew.append(member)
         self._history.note(process, "starts")
         process.schedule(0, worker.start)
@@ -178,7 +180,7 @@ class Fleet:
                 _close(work)
             runtime.end_threads()
 
-    def _stop(self, member: Member) -> None:
+    def _stop(self, member: SimulatedWorker) -> None:
         member.stops_at = self._world.now
         self._history.note(member.process, "is told to stop")
         member.process.schedule(0, member.worker.begin_stop)
@@ -190,7 +192,7 @@ class Fleet:
         if "no thread" not in self._plan.rates or "new thread" not in str(error):
             self._history.violated(f"{process.name}: {part} failed: {error!r}")
 
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: SimulatedWorker) -> None:
         """Notice that a worker is gone, whichever way, and get another."""
         process = member.process
         is_over = member.worker.is_over and all(loop.is_over for loop in member.runtime.loops)
@@ -202,7 +204,7 @@ class Fleet:
             self._check_stop(member, member.stops_at)
         self._world.schedule(self._world.now + WATCH, lambda: self._watch(member))
 
-    def _watch_slots(self, member: Member) -> None:
+    def _watch_slots(self, member: SimulatedWorker) -> None:
         """Notice that a worker ends itself because half of its slots are lost; it must."""
         if member.stops_at is not None:
             return
@@ -212,7 +214,7 @@ class Fleet:
         elif self._watching.lost_slots(member.process) * 2 >= self._plan.concurrency:
             self._history.violated(f"{member.process.name} continues with half of its slots lost")
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: SimulatedWorker) -> None:
         if not member.process.is_dead:
             self._history.note(member.process, "went home")
             self._check_hands(member)
@@ -226,14 +228,14 @@ class Fleet:
         if not self.is_closing:
             self.start()
 
-    def _check_stop(self, member: Member, since: float) -> None:
+    def _check_stop(self, member: SimulatedWorker, since: float) -> None:
         since = max(since, member.process.disturbed_at, self._faults.was_out_at)
         bound = GRACE.total_seconds() + SLACK + (LEASE.total_seconds() if self._faults.is_on else 0)
         if self._world.now > since + bound and not member.process.is_disturbed(since + 1e-9):
             self._history.violated(f"{member.process.name} was told to stop, and still does not after {bound} s")
             member.process.kill()
 
-    def _check_hands(self, member: Member) -> None:
+    def _check_hands(self, member: SimulatedWorker) -> None:
         """Whoever goes home undisturbed leaves nothing behind that others must wait for."""
         now, stops_at = self._world.store_time(), member.stops_at
         if stops_at is None or member.process.is_disturbed(stops_at):

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from taskharbor.core.answers import Enqueued, Expired, Extended, Moved, Settled, Settlement, Skipped
+from taskharbor.core.answers import Enqueued, Expired, Extended, Settled, Settlement, Skipped, Transitioned
 from taskharbor.core.model import Claim, Lease, NewJob, WorkerRecord
-from taskharbor.delivery.transport import Delivery, Outgoing
+from taskharbor.delivery.transport import IncomingMessage, OutgoingMessage
 from taskharbor.testing.simulation.world import EPOCH, shown
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ PLAIN: Final = (str, int, float, datetime, timedelta, UUID)
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RowChange:
     """What a call did to one row."""
 
     before: Job | None
@@ -44,7 +44,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class DriverCall:
     """A call of the store: what was asked, what became of it, what was answered, and which rows it changed."""
 
     at: datetime
@@ -56,7 +56,7 @@ class Call:
     asked: Mapping[str, Any]
     fate: str
     answer: Any = None
-    moves: tuple[Move, ...] = ()
+    moves: tuple[RowChange, ...] = ()
 
     @property
     def is_committed(self) -> bool:
@@ -69,7 +69,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Began:
+class HandlerBegan:
     """A handler began. ``is_held``: its lease was good at that moment, by the store's own row."""
 
     at: datetime
@@ -86,7 +86,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class HandlerEnded:
     """A handler ended: with a result, or with an error of this name."""
 
     at: datetime
@@ -114,7 +114,7 @@ class Note:
         return f"{self.process} {self.what}"
 
 
-Happening = Call | Began | Ended | Note
+Happening = DriverCall | HandlerBegan | HandlerEnded | Note
 
 
 @dataclass(slots=True)
@@ -138,7 +138,10 @@ class History:
             self.violations.append(f"{_clock(self.world.true_time())} {what}")
 
     def lines(self) -> list[str]:
-        return [f"{_clock(each.happened_at if isinstance(each, Call) else each.at)} {each}" for each in self.happenings]
+        return [
+            f"{_clock(each.happened_at if isinstance(each, DriverCall) else each.at)} {each}"
+            for each in self.happenings
+        ]
 
     def digest(self) -> str:
         """Return a name for this very history: equal for equal ones, whichever process made them."""
@@ -182,11 +185,11 @@ def _of_job(value: Any) -> str | None:
         return shown(value.id)
     if isinstance(value, Enqueued):
         return f"{shown(value.id)}{' existed' if value.existed else ''}"
-    return f"{shown(value.job_id)} {value.status}" if isinstance(value, Settled | Moved | Expired) else None
+    return f"{shown(value.job_id)} {value.status}" if isinstance(value, Settled | Transitioned | Expired) else None
 
 
 def _of_message(value: Any) -> str | None:
-    return value.body if isinstance(value, Outgoing | Delivery) else None
+    return value.body if isinstance(value, OutgoingMessage | IncomingMessage) else None
 
 
 _FORMS: Final = (_of_claim, _of_lease, _of_job, _of_message)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.decide import Cancel, DeadLetter, Retry, Snooze
 from taskharbor.core.retry import Exponential, RetryPolicy
-from taskharbor.testing.simulation.history import Began, Ended
-from taskharbor.testing.simulation.world import EPOCH, Killed
+from taskharbor.testing.simulation.history import HandlerBegan, HandlerEnded
+from taskharbor.testing.simulation.world import EPOCH, ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Job
-    from taskharbor.testing.simulation.faults import Store
+    from taskharbor.testing.simulation.faults import FaultyStore
     from taskharbor.testing.simulation.history import History
     from taskharbor.testing.simulation.runtime import SimulatedRuntime
     from taskharbor.testing.simulation.world import Process, World
@@ -27,7 +27,7 @@ LOST_AFTER: Final = 7.0
 """Seconds after the timeout of a sync handler in which its slot must count as lost: a lease, and two for delays."""
 BACKOFF: Final = Exponential(base=timedelta(seconds=0.5), cap=timedelta(seconds=4))
 POLICY: Final = RetryPolicy(backoff=BACKOFF)
-HEEDING: Final = frozenset({"quick", "slow", "flaky", "failing", "snoozing", "endless", "cancels_itself"})
+STOPPABLE: Final = frozenset({"quick", "slow", "flaky", "failing", "snoozing", "endless", "cancels_itself"})
 """The kinds that end as soon as they are told to."""
 UNKNOWN: Final = "unknown"
 STUCK: Final = "stuck"
@@ -52,10 +52,10 @@ KINDS: Final = (
 )
 
 
-class Watching:
+class HandlerMonitor:
     """Which handlers run where. It stands around every handler, as a middleware."""
 
-    def __init__(self, history: History, store: Store) -> None:
+    def __init__(self, history: History, store: FaultyStore) -> None:
         self._history = history
         self._store = store
         self.running: dict[tuple[JobId, Token], tuple[Process, float, str]] = {}
@@ -106,7 +106,7 @@ class Watching:
         now, token, row = self._history.world.store_time(), ctx.claim.lease.token, self._store.rows.get(job.id)
         ends_at = None if row is None else row.lease_expires_at
         is_held = row is not None and row.lease_token == token and ends_at is not None and ends_at > now
-        began = Began(
+        began = HandlerBegan(
             at=self._history.world.true_time(),
             process=process.name,
             job_id=job.id,
@@ -126,7 +126,7 @@ class Watching:
         return [
             token
             for (other, token), (process, began, kind) in self.running.items()
-            if other == job_id and kind in HEEDING and not process.is_disturbed(began)
+            if other == job_id and kind in STOPPABLE and not process.is_disturbed(began)
             if not self._store.is_in_doubt(job_id, token)
         ]
 
@@ -139,7 +139,7 @@ class Watching:
         del self.running[job.id, token]
         self.busy_at[process.name] = self._history.world.now
         self._history.add(
-            Ended(
+            HandlerEnded(
                 at=self._history.world.true_time(),
                 process=process.name,
                 job_id=job.id,
@@ -243,7 +243,7 @@ class Handlers:
     def poison(self, _job: Job, _ctx: Context) -> Any:
         self._history.note(self._process, "is killed by a poison job")
         self._process.kill()
-        raise Killed
+        raise ProcessKilled
 
 
 def _answer(job: Job, ctx: Context) -> dict[str, Any]:

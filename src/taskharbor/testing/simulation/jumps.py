@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskharbor.core.model import Job
-    from taskharbor.testing.simulation.history import Call
+    from taskharbor.testing.simulation.history import DriverCall
 
 TAKE_OVER: Final = frozenset({"reserve", "claim", "expire"})
 
 
-class Jumps:
+class ClockJumpChecker:
     """What the store was told of its clock: what it should have read, what it read, and how long nobody takes over."""
 
     def __init__(self) -> None:
         self._told: tuple[datetime, datetime, datetime] | None = None
 
-    def take(self, call: Call) -> None:
+    def take(self, call: DriverCall) -> None:
         """Learn of a call."""
-        if call.verb != "clock_jumped":
+        if call.verb != "report_clock_jump":
             return
         before, after, until = call.asked["expected"], call.at, call.at + call.asked["lease"]
         if after <= before:
@@ -33,7 +33,7 @@ class Jumps:
         else:
             self._told = before, after, until
 
-    def forbid(self, call: Call, job: Job) -> bool:
+    def forbid(self, call: DriverCall, job: Job) -> bool:
         """Whether *call* took over *job*, as it was before, while nobody may."""
         is_hold = self._told is not None and call.at < self._told[2]
         return is_hold and call.verb in TAKE_OVER and job.status is Status.PROCESSING

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.states import Status
-from taskharbor.testing.simulation.history import Call
+from taskharbor.testing.simulation.history import DriverCall
 from taskharbor.testing.simulation.jobs import UNKNOWN
 from taskharbor.testing.simulation.plan import LEASE, POLL, RESEND, UNHANDLED_AFTER
 from taskharbor.testing.simulation.world import EPOCH, shown
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
-    from taskharbor.testing.simulation.fleet import Member
+    from taskharbor.testing.simulation.fleet import SimulatedWorker
     from taskharbor.testing.simulation.run import Simulation
 
 JANITOR: Final = timedelta(seconds=5)
-HEED: Final = timedelta(seconds=1)
+STOP_WITHIN: Final = timedelta(seconds=1)
 SLACK: Final = timedelta(seconds=1.5)
 NEW: Final = 4.0
 """Seconds in which a worker gets going: it compares clocks before it takes over from others."""
@@ -58,7 +58,7 @@ class Liveness:
                     self._violated(job, "kept a lease that no worker asked for when the clock was set back")
                 held_until = self._simulation.store.held_until
                 over_for = now - max(job.lease_expires_at, self._since, self._manned_since(), held_until)
-                if over_for > JANITOR + HEED:
+                if over_for > JANITOR + STOP_WITHIN:
                     self._violated(job, f"was not brought back for {over_for} after its lease ended")
             elif job.status.is_waiting:
                 self._check_waiting(job, now - max(job.scheduled_for, self._seen_at(job)))
@@ -89,7 +89,7 @@ class Liveness:
         busy_at = self._simulation.watching.busy_at
         self._free = {name: max(self._free.get(name, self._world.now), busy_at.get(name, 0.0)) for name in sorted(able)}
 
-    def _has_room(self, member: Member) -> bool:
+    def _has_room(self, member: SimulatedWorker) -> bool:
         running = self._simulation.watching.count(member.process)
         is_settled_in = self._world.now - member.started_at > NEW and member.stops_at is None
         return is_settled_in and running < self._simulation.plan.concurrency
@@ -98,7 +98,7 @@ class Liveness:
         recent = self._history.happenings[self._calls :]
         seconds = self._world.now - self._looked_at  # many, where people had to wait for the store
         self._calls, self._looked_at = len(self._history.happenings), self._world.now
-        if sum(1 for each in recent if isinstance(each, Call)) > SPINNING * seconds:
+        if sum(1 for each in recent if isinstance(each, DriverCall)) > SPINNING * seconds:
             self._history.violated("the workers spin")
 
     def tell_what_is_left(self) -> None:

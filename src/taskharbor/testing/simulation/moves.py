@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.outcome import MAX_RELEASES
-from taskharbor.core.states import Event, Status, landing, next_statuses
+from taskharbor.core.states import Event, Status, next_statuses, status_after
 from taskharbor.testing.simulation.jobs import BACKOFF, UNKNOWN
 from taskharbor.testing.simulation.jumps import TAKE_OVER
 from taskharbor.testing.simulation.plan import UNHANDLED_AFTER
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from taskharbor.core.answers import Settlement
     from taskharbor.core.model import Job
-    from taskharbor.testing.simulation.history import Call, Move
-    from taskharbor.testing.simulation.jumps import Jumps
+    from taskharbor.testing.simulation.history import DriverCall, RowChange
+    from taskharbor.testing.simulation.jumps import ClockJumpChecker
 
 SHORTEST: Final = BACKOFF.base * (1 - BACKOFF.jitter)
 NOTHING: Final = timedelta(0)
 
 
-def wrong_move(call: Call, move: Move, paused: Collection[str], jumps: Jumps) -> str | None:
+def wrong_move(call: DriverCall, move: RowChange, paused: Collection[str], jumps: ClockJumpChecker) -> str | None:
     """Return what is wrong with what *call* did to one row; None, if nothing is."""
     after, before = move.after, move.before
     if after is None and before is not None and call.verb == "prune":
@@ -42,7 +42,7 @@ def wrong_move(call: Call, move: Move, paused: Collection[str], jumps: Jumps) ->
     return "; ".join(rules) or None
 
 
-def _of_count(call: Call, before: Job, after: Job, jumps: Jumps) -> list[str]:
+def _of_count(call: DriverCall, before: Job, after: Job, jumps: ClockJumpChecker) -> list[str]:
     """Return what is wrong with the attempts of a job that was taken, or taken from somebody."""
     counted, is_taken = jumps.counted(before), call.verb != "expire"
     is_spent = counted >= before.max_attempts
@@ -56,7 +56,7 @@ def _of_count(call: Call, before: Job, after: Job, jumps: Jumps) -> list[str]:
     )
 
 
-def _pruned(call: Call, before: Job) -> list[str]:
+def _pruned(call: DriverCall, before: Job) -> list[str]:
     ended_at = before.completed_at
     return _broken(
         {
@@ -75,7 +75,7 @@ def _of_row(before: Job, after: Job, verb: str) -> list[str]:
         "has half a lease": has_lease is (after.lease_expires_at is not None),
         "is final without an end, or the other way round": after.status.is_final is (after.completed_at is not None),
         "was tried too often": after.attempt_count <= after.max_attempts,
-        "waits and is spent": not (after.status.is_waiting and after.is_spent),
+        "waits and is spent": not (after.status.is_waiting and after.is_exhausted),
         "waits though its cancel was requested": not (is_wanted_gone and after.status.is_waiting),
         "left a final state": not before.status.is_final or verb == "requeue",
         "changed its life": after.life == before.life or verb == "requeue",
@@ -83,7 +83,7 @@ def _of_row(before: Job, after: Job, verb: str) -> list[str]:
     return [rule for rule, holds in rules.items() if not holds]
 
 
-def _reserve(call: Call, before: Job, after: Job) -> list[str]:
+def _reserve(call: DriverCall, before: Job, after: Job) -> list[str]:
     is_due = before.scheduled_for <= call.at if before.status.is_waiting else _is_over(before, call.at)
     return _broken(
         {
@@ -94,17 +94,17 @@ def _reserve(call: Call, before: Job, after: Job) -> list[str]:
             "was taken though others might handle it": before.type != UNKNOWN or _is_left(call, before),
             "was taken while its message may come": before.status is not Status.ENQUEUED
             or call.verb == "claim"
-            or call.at - before.scheduled_for > call.asked["patience"],
+            or call.at - before.scheduled_for > call.asked["overdue_after"],
         }
     )
 
 
-def _is_left(call: Call, job: Job) -> bool:
+def _is_left(call: DriverCall, job: Job) -> bool:
     """Return whether a job without a handler has waited for another worker long enough."""
     return job.status.is_waiting and call.at - job.scheduled_for >= UNHANDLED_AFTER
 
 
-def _claim(call: Call, before: Job, after: Job) -> list[str]:
+def _claim(call: DriverCall, before: Job, after: Job) -> list[str]:
     is_delivered = before.status in {Status.ENQUEUED, Status.PROCESSING}
     rules = {
         "was claimed though nobody was told of it": is_delivered,
@@ -114,7 +114,7 @@ def _claim(call: Call, before: Job, after: Job) -> list[str]:
     return [*_reserve(call, before, after), *_broken(rules)]
 
 
-def _dispatch(call: Call, before: Job, after: Job) -> list[str]:
+def _dispatch(call: DriverCall, before: Job, after: Job) -> list[str]:
     is_free = before.dispatch_at is None or before.dispatch_at <= call.at
     return _broken(
         {
@@ -127,12 +127,12 @@ def _dispatch(call: Call, before: Job, after: Job) -> list[str]:
     )
 
 
-def _dispatched(_call: Call, before: Job, after: Job) -> list[str]:
+def _dispatched(_call: DriverCall, before: Job, after: Job) -> list[str]:
     is_kept = (before.status, before.sends) == (after.status, after.sends) == (Status.ENQUEUED, before.sends)
     return _broken({"was moved by what became of its message": is_kept})
 
 
-def _extend(call: Call, before: Job, after: Job) -> list[str]:
+def _extend(call: DriverCall, before: Job, after: Job) -> list[str]:
     tokens = {lease.token for lease in call.asked["what"] if lease.job_id == before.id}
     return _broken(
         {
@@ -143,7 +143,7 @@ def _extend(call: Call, before: Job, after: Job) -> list[str]:
     )
 
 
-def _settle(call: Call, before: Job, after: Job) -> list[str]:
+def _settle(call: DriverCall, before: Job, after: Job) -> list[str]:
     settlement: Settlement = next(each for each in call.asked["what"] if each.lease.job_id == before.id)
     event, delay = settlement.outcome.event, after.scheduled_for - call.at
     gives_back = event is Event.SNOOZE or (event is Event.RELEASE and before.releases < MAX_RELEASES)
@@ -163,15 +163,15 @@ def _settle(call: Call, before: Job, after: Job) -> list[str]:
 
 def _landing(event: Event, before: Job, after: Job) -> Status:
     """Return the one state in which *event* leaves a job, by what it was and by the attempts that count now."""
-    return landing(
+    return status_after(
         event,
         sent=before.sent_at is not None,
-        spent=after.is_spent,
+        spent=after.is_exhausted,
         cancel_requested=before.cancel_requested_at is not None,
     )
 
 
-def _expire(call: Call, before: Job, after: Job) -> list[str]:
+def _expire(call: DriverCall, before: Job, after: Job) -> list[str]:
     return _broken(
         {
             "lost a lease that was good": before.lease_token is not None and _is_over(before, call.at),
@@ -180,12 +180,12 @@ def _expire(call: Call, before: Job, after: Job) -> list[str]:
     )
 
 
-def _cancel(_call: Call, before: Job, after: Job) -> list[str]:
+def _cancel(_call: DriverCall, before: Job, after: Job) -> list[str]:
     is_running = before.status is Status.PROCESSING
     return _broken({"was canceled wrongly": after.status is (before.status if is_running else Status.CANCELED)})
 
 
-def _requeue(_call: Call, before: Job, after: Job) -> list[str]:
+def _requeue(_call: DriverCall, before: Job, after: Job) -> list[str]:
     return _broken(
         {
             "was requeued from where it cannot be": bool(next_statuses(before.status, Event.REQUEUE)),
@@ -194,7 +194,7 @@ def _requeue(_call: Call, before: Job, after: Job) -> list[str]:
     )
 
 
-def _clock_jumped(call: Call, before: Job, after: Job) -> list[str]:
+def _clock_jumped(call: DriverCall, before: Job, after: Job) -> list[str]:
     cut, end = call.at + call.asked["lease"], before.lease_expires_at
     is_cut = end is not None and end > cut == after.lease_expires_at
     return _broken(
@@ -205,7 +205,7 @@ def _clock_jumped(call: Call, before: Job, after: Job) -> list[str]:
     )
 
 
-def _bury(_call: Call, _before: Job, _after: Job) -> list[str]:
+def _bury(_call: DriverCall, _before: Job, _after: Job) -> list[str]:
     return ["had to be buried"]
 
 
@@ -217,15 +217,15 @@ def _broken(rules: dict[str, bool]) -> list[str]:
     return [rule for rule, holds in rules.items() if not holds]
 
 
-_RULES: Final[dict[str, Callable[[Call, Job, Job], list[str]]]] = {
+_RULES: Final[dict[str, Callable[[DriverCall, Job, Job], list[str]]]] = {
     "reserve": _reserve,
     "claim": _claim,
     "dispatch": _dispatch,
-    "dispatched": _dispatched,
+    "record_dispatch": _dispatched,
     "extend": _extend,
     "settle": _settle,
     "expire": _expire,
-    "clock_jumped": _clock_jumped,
+    "report_clock_jump": _clock_jumped,
     "cancel": _cancel,
     "requeue": _requeue,
     "bury": _bury,

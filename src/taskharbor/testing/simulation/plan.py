@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.request import JobRequest
 from taskharbor.testing.simulation import faults
 from taskharbor.testing.simulation.jobs import KINDS, STUCK
-from taskharbor.testing.simulation.queue_service import RINGS, Habits
+from taskharbor.testing.simulation.queue_service import QUEUE_CALLS, QueueFaultRates
 
 if TYPE_CHECKING:
     from random import Random
@@ -79,7 +79,7 @@ class DeliveryPlan:
     """What is drawn besides for a world with a queue service."""
 
     enqueuers: int
-    habits: Habits
+    habits: QueueFaultRates
     off: frozenset[str]
     """What the queue service does not do any more, ever, once all else is quiet."""
 
@@ -88,8 +88,8 @@ def draw_delivery(chance: Random) -> DeliveryPlan:
     """Swarm, as for other faults: what a queue service may do wrong, it does in half of the worlds."""
     loss, double = (chance.choice((0.05, 0.3)) if chance.random() < 0.5 else 0.0 for _ in range(2))
     delay = chance.choice((0.5, 4.0, 20.0)) if chance.random() < 0.5 else 0.0
-    off = chance.choice((RINGS, frozenset({"send"}))) if chance.random() < 0.15 else frozenset()
-    habits = Habits(loss=loss, double=double, delay=delay, stray=0.2 if chance.random() < 0.5 else 0.0)
+    off = frozenset(chance.choice((QUEUE_CALLS, ("send",)))) if chance.random() < 0.15 else frozenset()
+    habits = QueueFaultRates(loss=loss, double=double, delay=delay, stray=0.2 if chance.random() < 0.5 else 0.0)
     return DeliveryPlan(enqueuers=chance.randint(1, 2), habits=habits, off=off)
 
 

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.delivery.transport import Delivery, Depth, Failed, TransportUnavailable
+from taskharbor.delivery.transport import IncomingMessage, ItemFailure, QueueDepth, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
-    from taskharbor.delivery.transport import Outgoing, QueueShape
+    from taskharbor.delivery.transport import OutgoingMessage, QueueSpec
 
 TENS: Final = 10
-RINGS: Final = frozenset({"send", "receive", "delete", "hide"})
+QUEUE_CALLS: Final = ("delete", "change_visibility", "receive", "send")
 """The verbs that may fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
+class QueueFaultRates:
     """How often a message is lost, or doubled, on its way in or out; and how late it may come, in seconds.
 
     *stray* is how often a copy arrives in another queue, too: no service does that, but anyone who may send can.
@@ -34,15 +34,15 @@ class Habits:
 
 
 @dataclass(slots=True)
-class Copy:
+class MessageCopy:
     """A message in a queue. Its receipt is that of its last delivery."""
 
     message_id: str
     body: str
     attributes: Mapping[str, str]
     visible_at: float
-    receipt: str = ""
-    receives: int = 0
+    receipt_handle: str = ""
+    receive_count: int = 0
 
 
 @dataclass(slots=True)
@@ -55,29 +55,29 @@ class QueueService:
 
     clock: Callable[[], float]
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable is what it must be
-    habits: Habits = field(default_factory=Habits)
+    habits: QueueFaultRates = field(default_factory=QueueFaultRates)
     broken: set[str] = field(default_factory=set)
     throttled: set[str] = field(default_factory=set)
-    queues: dict[str, list[Copy]] = field(default_factory=dict)
+    queues: dict[str, list[MessageCopy]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     _count: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def ensure(self, shapes: Sequence[QueueShape]) -> None:
+    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> None:
         for shape in shapes:
             self.queues.setdefault(shape.name, [])
 
-    def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Failed | None]:
+    def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
         with self._changed:
             self._begin("send", queue, len(messages))
             if queue in self.throttled:
-                return [Failed("Throttled", "slow down", is_ours=False)] * len(messages)
+                return [ItemFailure("Throttled", "slow down", is_permanent=False)] * len(messages)
             for message in messages:
                 self._arrive(queue, message)
             self._changed.notify_all()
         return [None] * len(messages)
 
-    def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[Delivery]:
+    def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[IncomingMessage]:
         ends_at = self.clock() + wait.total_seconds()
         with self._changed:
             self._begin("receive", queue, 1)
@@ -87,28 +87,28 @@ class QueueService:
             self.chance.shuffle(ready)
             return [self._deliver(copy, visibility) for copy in self._doubled(ready)[: min(most, TENS)]]
 
-    def delete(self, queue: str, receipts: Sequence[str]) -> list[Failed | None]:
+    def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
         with self._changed:
             self._begin("delete", queue, len(receipts))
-            kept = [copy for copy in self.queues.get(queue, ()) if copy.receipt not in receipts]
+            kept = [copy for copy in self.queues.get(queue, ()) if copy.receipt_handle not in receipts]
             self.queues[queue] = kept
         return [None] * len(receipts)
 
-    def hide(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[Failed | None]:
+    def change_visibility(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[ItemFailure | None]:
         with self._changed:
-            self._begin("hide", queue, len(changes))
+            self._begin("change_visibility", queue, len(changes))
             hidden_for = dict(changes)
             for copy in self.queues.get(queue, ()):
-                if copy.receipt in hidden_for:
-                    copy.visible_at = self.clock() + hidden_for[copy.receipt].total_seconds()
+                if copy.receipt_handle in hidden_for:
+                    copy.visible_at = self.clock() + hidden_for[copy.receipt_handle].total_seconds()
             self._changed.notify_all()
         return [None] * len(changes)
 
-    def depth(self, queue: str) -> Depth:
+    def depth(self, queue: str) -> QueueDepth:
         with self._changed:
             copies, ready = self.queues.get(queue, []), len(self._ready(queue))
-            in_flight = sum(1 for copy in copies if copy.receives and copy.visible_at > self.clock())
-            return Depth(ready=ready, in_flight=in_flight, delayed=len(copies) - ready - in_flight)
+            in_flight = sum(1 for copy in copies if copy.receive_count and copy.visible_at > self.clock())
+            return QueueDepth(ready=ready, in_flight=in_flight, delayed=len(copies) - ready - in_flight)
 
     @property
     def last_comes_at(self) -> float:
@@ -123,36 +123,36 @@ class QueueService:
         if not self.broken.isdisjoint({verb, f"{verb} {queue}"}):
             raise TransportUnavailable(f"{verb} is broken")
 
-    def _arrive(self, queue: str, message: Outgoing) -> None:
+    def _arrive(self, queue: str, message: OutgoingMessage) -> None:
         if self.chance.random() < self.habits.loss:
             return
         self._count += 1
         others = [name for name in self.queues if name != queue and not name.startswith(".")]
         if self.habits.stray and others and self.chance.random() < self.habits.stray:
-            copy = Copy(f"m{self._count}", message.body, dict(message.attributes), self.clock())
+            copy = MessageCopy(f"m{self._count}", message.body, dict(message.attributes), self.clock())
             self.queues[self.chance.choice(others)].append(copy)
         for _ in range(2 if self.chance.random() < self.habits.double else 1):
             visible_at = self.clock() + self.chance.uniform(0, self.habits.delay)
-            copy = Copy(f"m{self._count}", message.body, dict(message.attributes), visible_at)
+            copy = MessageCopy(f"m{self._count}", message.body, dict(message.attributes), visible_at)
             self.queues.setdefault(queue, []).append(copy)
 
-    def _ready(self, queue: str) -> list[Copy]:
+    def _ready(self, queue: str) -> list[MessageCopy]:
         now = self.clock()
         return [copy for copy in self.queues.get(queue, ()) if copy.visible_at <= now]
 
-    def _doubled(self, ready: list[Copy]) -> list[Copy]:
+    def _doubled(self, ready: list[MessageCopy]) -> list[MessageCopy]:
         """Let some come twice in one batch."""
         return [each for copy in ready for each in [copy] * (1 + (self.chance.random() < self.habits.double))]
 
-    def _deliver(self, copy: Copy, visibility: timedelta) -> Delivery:
+    def _deliver(self, copy: MessageCopy, visibility: timedelta) -> IncomingMessage:
         self._count += 1
-        copy.receipt = f"r{self._count}"
-        copy.receives += 1
+        copy.receipt_handle = f"r{self._count}"
+        copy.receive_count += 1
         copy.visible_at = self.clock() + visibility.total_seconds()
-        return Delivery(
+        return IncomingMessage(
             body=copy.body,
-            receipt=copy.receipt,
+            receipt_handle=copy.receipt_handle,
             message_id=copy.message_id,
-            receives=copy.receives,
+            receive_count=copy.receive_count,
             attributes=copy.attributes,
         )

@@ -11,10 +11,10 @@ from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.simulation.checker import check
-from taskharbor.testing.simulation.faults import Faults, Store
-from taskharbor.testing.simulation.fleet import Fleet, Rings
+from taskharbor.testing.simulation.faults import FaultyStore, StoreFaults
+from taskharbor.testing.simulation.fleet import DeliverySetup, SimulatedFleet
 from taskharbor.testing.simulation.history import History
-from taskharbor.testing.simulation.jobs import Watching
+from taskharbor.testing.simulation.jobs import HandlerMonitor
 from taskharbor.testing.simulation.liveness import Liveness
 from taskharbor.testing.simulation.plan import (
     GRACE,
@@ -27,7 +27,7 @@ from taskharbor.testing.simulation.plan import (
     draw,
     draw_delivery,
 )
-from taskharbor.testing.simulation.queue_service import Habits, QueueService
+from taskharbor.testing.simulation.queue_service import QueueFaultRates, QueueService
 from taskharbor.testing.simulation.world import Process, World
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from taskharbor.core.request import JobRequest
 
 Mode = Literal["polling", "sqs"]
-LOOK: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 SETTLING: Final = 2.0
 """Seconds until the last call that was given up on has taken effect."""
-PATIENCE: Final = 400.0
+MAX_RUN_SECONDS: Final = 400.0
 """Seconds after which the last job must have ended: far more than any schedule of retries takes."""
 
 
@@ -55,7 +55,7 @@ def simulate(seed: int, mode: Mode = "polling") -> History:
     return simulation.history
 
 
-class StoreClock:
+class SimulatedClock:
     def __init__(self, world: World) -> None:
         self._world = world
 
@@ -70,22 +70,22 @@ class Simulation:
         self.world = World(seed)
         self.plan: Plan = draw(self.world.chance)
         self.history = History(self.world)
-        self.faults = Faults(self.world, self.plan.rates, LEASE.total_seconds())
-        self.store = Store(MemoryDriver(clock=StoreClock(self.world)), self.history, self.faults)
-        self.watching = Watching(self.history, self.store)
+        self.faults = StoreFaults(self.world, self.plan.rates, LEASE.total_seconds())
+        self.store = FaultyStore(MemoryDriver(clock=SimulatedClock(self.world)), self.history, self.faults)
+        self.watching = HandlerMonitor(self.history, self.store)
         self.service: QueueService | None = None
         self.off: frozenset[str] = frozenset()
-        self.fleet = Fleet(self.plan, self.history, self.store, self.faults, self.watching)
+        self.fleet = SimulatedFleet(self.plan, self.history, self.store, self.faults, self.watching)
         if mode == "sqs":
             delivery = draw_delivery(self.world.chance)
             self.off = delivery.off
             self.service = QueueService(lambda: self.world.now, self.world.chance, delivery.habits)
-            self.fleet.rings = Rings(self.service, delivery.enqueuers)
+            self.fleet.rings = DeliverySetup(self.service, delivery.enqueuers)
         self.store.stop = self.fleet.stop
         self.accepted: list[JobId] = []
         self._people = Process(self.world, "people")
         self._driver = self.store.driver_for(self._people)
-        self._client = Client(self._driver, clock=StoreClock(self.world), ids=self.world.job_id)
+        self._client = Client(self._driver, clock=SimulatedClock(self.world), ids=self.world.job_id)
 
     def run(self) -> None:
         for _ in range(self.plan.workers):
@@ -124,7 +124,7 @@ class Simulation:
     def _requeue(self) -> None:
         dead = self._any(frozenset({Status.DEAD, Status.CANCELED}))
         token = self.world.token()
-        self._try(lambda: self._driver.requeue(dead, token=token, budget=2, by="people", why="once more"))
+        self._try(lambda: self._driver.requeue(dead, token=token, budget=2, by="people", reason="once more"))
 
     def _pause(self) -> None:
         queue = self.world.chance.choice(self.plan.queues)
@@ -162,7 +162,7 @@ class Simulation:
         self._keep_for(retention)
 
     def _keep_for(self, retention: timedelta, *, repeats: bool = True) -> None:
-        self._try(lambda: self._driver.upkeep.prune(older_than=retention, limit=self.world.chance.randint(1, 20)))
+        self._try(lambda: self._driver.maintenance.prune(older_than=retention, limit=self.world.chance.randint(1, 20)))
         if self.faults.is_on and repeats:
             self._at(self.world.now + POLL.total_seconds(), partial(self._keep_for, retention))
 
@@ -176,7 +176,7 @@ class Simulation:
         """End all trouble: no new faults, no outage, nobody asleep, nothing paused."""
         self.faults.is_on = False
         if self.service is not None:
-            self.service.habits, self.service.broken = Habits(), set(self.off)
+            self.service.habits, self.service.broken = QueueFaultRates(), set(self.off)
         asleep = [process.paused_until for process in self.fleet.processes]
         self.world.run(max([self.world.now, self.faults.slow_until, *asleep]) - self.world.now + SETTLING)
         for queue in self.plan.queues:
@@ -190,9 +190,9 @@ class Simulation:
             self._enqueue(request)
         for moment, operation in self.plan.last_operations:
             self._at(self.world.now + moment, getattr(self, f"_{operation}"))
-        ends_by = self.world.now + PATIENCE
+        ends_by = self.world.now + MAX_RUN_SECONDS
         while self.world.now < ends_by and not self.history.violations:
-            self.world.run(LOOK)
+            self.world.run(CHECK_SECONDS)
             if liveness.is_all_over():
                 break
             liveness.look()

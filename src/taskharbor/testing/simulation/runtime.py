@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from taskharbor.runtime import AFTER_AN_ERROR, AsyncRun
+from taskharbor.runtime import ERROR_PAUSE, AsyncRun
 from taskharbor.testing.simulation.threads import HandlerThread
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import Token
     from taskharbor.runtime import AsyncWork
-    from taskharbor.testing.simulation.world import Entry, Process
+    from taskharbor.testing.simulation.world import Process, ScheduledCall
 
-MOMENT: Final = 0.002
+START_JITTER_SECONDS: Final = 0.002
 """Seconds that a thread may take to get going."""
 
 
@@ -30,7 +30,7 @@ class SimulatedRuntime:
     whether there is a thread left for a plain handler.
     """
 
-    may_block = False
+    can_block = False
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class SimulatedRuntime:
         self.loops.append(SimulatedLoop(self._process, name, tick, self._failed))
         return self.loops[-1]
 
-    def run_plain(self, work: Callable[[], None]) -> None:
+    def run_sync(self, work: Callable[[], None]) -> None:
         if not self._may_start():
             raise RuntimeError("can't start new thread")
         thread = HandlerThread(work)
         self._threads.append(thread)
-        self._process.schedule(self._process.world.chance.uniform(0, MOMENT), thread.resume)
+        self._process.schedule(self._process.world.chance.uniform(0, START_JITTER_SECONDS), thread.resume)
 
     def sleep(self, seconds: float | None) -> None:
         """Let the sync handler that calls this sleep; without *seconds* until its process ends."""
@@ -129,7 +129,9 @@ class SimulatedLoop:
         self._tick = tick
         self._failed = failed
         self._is_woken = False
-        self._next: Entry | None = process.schedule(process.world.chance.uniform(0, MOMENT), self._run)
+        self._next: ScheduledCall | None = process.schedule(
+            process.world.chance.uniform(0, START_JITTER_SECONDS), self._run
+        )
 
     def wake(self) -> None:
         self._is_woken = True
@@ -157,7 +159,7 @@ class SimulatedLoop:
             return self._tick()
         except Exception as error:  # noqa: BLE001  as in the real one: whatever it was, the next tick may fare better
             self._failed(self.name, error)
-            return AFTER_AN_ERROR
+            return ERROR_PAUSE
 
 
 class SimulatedEventLoop:
@@ -167,7 +169,7 @@ class SimulatedEventLoop:
         self._process = process
         self._failed = failed
         self._ready: deque[asyncio.Handle] = deque()
-        self._timers: dict[int, Entry] = {}
+        self._timers: dict[int, ScheduledCall] = {}
         self._is_busy = False
         self._missed = 0
         self.started: list[Coroutine[Any, Any, Any]] = []

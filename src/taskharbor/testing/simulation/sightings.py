@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Declined, Expired, Reason, Refused, Settled, Skipped
+from taskharbor.core.answers import Declined, Expired, RefusalReason, Refused, Settled, Skipped
 from taskharbor.core.errors import IllegalTransition, JobNotFound, LeaseLost
-from taskharbor.core.messages import parse
+from taskharbor.core.messages import parse_message
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.simulation.history import Call
+from taskharbor.testing.simulation.history import DriverCall
 from taskharbor.testing.simulation.jobs import STUCK
 from taskharbor.testing.simulation.plan import LEASE
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
     from taskharbor.testing.simulation.history import History
 
-EXPECTED: Final = frozenset(
+REQUIRED_COVERAGE: Final = frozenset(
     {
         "a stale success was refused",
         "a settlement whose reply was lost was repeated, and had been heard",
@@ -53,12 +53,12 @@ EXPECTED: Final = frozenset(
 )
 
 # With messages a job is FAILED only before its first one, and few outcomes come that late. Worlds without see them.
-_SELDOM_WITH_MESSAGES: Final = {
+_RARE_WITH_MESSAGES: Final = {
     "a FAILED job was canceled",
     "a success came just before its lease ended",
     "an outcome came for a job that was pruned",
 }
-EXPECTED_OF_MESSAGES: Final = (EXPECTED - _SELDOM_WITH_MESSAGES) | {
+REQUIRED_MESSAGE_COVERAGE: Final = (REQUIRED_COVERAGE - _RARE_WITH_MESSAGES) | {
     "a job was sent again",
     "a message came before its sending was known",
     "a message came twice in one batch",
@@ -73,16 +73,16 @@ EXPECTED_OF_MESSAGES: Final = (EXPECTED - _SELDOM_WITH_MESSAGES) | {
 """What a batch of worlds with messages must have seen."""
 
 
-def sightings(history: History) -> set[str]:
-    """Return which of the `EXPECTED` things happened."""
-    watcher = Watcher()
+def coverage_of(history: History) -> set[str]:
+    """Return which of the `REQUIRED_COVERAGE` things happened."""
+    watcher = CoverageCollector()
     for happening in history.happenings:
-        if isinstance(happening, Call):
+        if isinstance(happening, DriverCall):
             watcher.take(happening)
     return watcher.seen
 
 
-class Watcher:
+class CoverageCollector:
     def __init__(self) -> None:
         self.seen: set[str] = set()
         self._fates: dict[tuple[JobId, Token], str] = {}
@@ -90,27 +90,27 @@ class Watcher:
         self._expired: set[tuple[JobId, Token]] = set()
         self._sending: set[tuple[JobId, int]] = set()
 
-    def take(self, call: Call) -> None:
+    def take(self, call: DriverCall) -> None:
         match call.verb:
             case "reserve" | "claim":
                 self._claims[call.asked["token"]] = call.fate if call.answer else f"{call.fate}, nothing"
-                self.seen |= set(_taken(call)) if call.is_committed else set()
+                self.seen |= set(_claimed(call)) if call.is_committed else set()
             case "read_back" if call.fate == "ok":
                 self.seen |= set(self._read_back(call))
             case "settle":
                 for number, each in enumerate(call.asked["what"]):
                     self.seen |= set(self._settle(call, each, None if call.answer is None else call.answer[number]))
             case "expire" if call.is_committed:
-                self.seen |= {*map(_brought_back, call.answer), *_given_back(call)}
+                self.seen |= {*map(_reclaimed, call.answer), *_returned_attempt(call)}
                 self._expired |= {(each.job_id, each.token) for each in call.answer}
             case "cancel" if call.is_committed:
                 self.seen |= set(_canceled(call))
-            case "requeue" | "prune" | "clock_jumped" if call.is_committed:
+            case "requeue" | "prune" | "report_clock_jump" if call.is_committed:
                 self.seen |= set(_beside(call))
             case _ if call.is_committed:
                 self.seen |= set(self._ring(call))
 
-    def _ring(self, call: Call) -> Iterator[str]:
+    def _ring(self, call: DriverCall) -> Iterator[str]:
         match call.verb:
             case "dispatch":
                 self._sending |= {(each.job_id, each.seq) for each in call.answer}
@@ -118,16 +118,16 @@ class Watcher:
                     yield "a job was sent again"
             case "send" if call.fate != "ok":
                 yield "a send that may have worked was left to its lock"
-            case "dispatched":
+            case "record_dispatch":
                 yield from self._dispatched(call)
             case "receive":
-                read = [message for each in call.answer if (message := parse(each.body)) is not None]
+                read = [message for each in call.answer if (message := parse_message(each.body)) is not None]
                 if any((message.job_id, message.seq) in self._sending for message in read):
                     yield "a message came before its sending was known"
                 if len({message.job_id for message in read}) < len(read):
                     yield "a message came twice in one batch"
 
-    def _dispatched(self, call: Call) -> Iterator[str]:
+    def _dispatched(self, call: DriverCall) -> Iterator[str]:
         for each, is_done in zip(call.asked["what"], call.answer, strict=True):
             if isinstance(each, Declined):
                 what = "was declined, and its job rings again" if is_done else "of a job that moved on was deleted"
@@ -135,7 +135,7 @@ class Watcher:
             else:
                 self._sending.discard((each.dispatch.job_id, each.dispatch.seq))
 
-    def _read_back(self, call: Call) -> Iterator[str]:
+    def _read_back(self, call: DriverCall) -> Iterator[str]:
         found = {claim.lease.token for claim in call.answer}
         for token in call.asked["what"]:
             fate = self._claims.get(token)
@@ -146,7 +146,7 @@ class Watcher:
             if fate == "unavailable, nothing" and token not in found:
                 yield "a claim that did not arrive was read back, and was not there"
 
-    def _settle(self, call: Call, each: Settlement, answer: object) -> Iterator[str]:
+    def _settle(self, call: DriverCall, each: Settlement, answer: object) -> Iterator[str]:
         key, event = (each.lease.job_id, each.lease.token), each.outcome.event
         move = next((move for move in call.moves if move.job_id == each.lease.job_id), None)
         if isinstance(answer, Settled) and call.fate == "ok":
@@ -179,7 +179,7 @@ def _repeated(fate: str, *, is_new: bool) -> Iterator[str]:
         yield "an outcome was recorded after an unknown error"
 
 
-def _taken(call: Call) -> Iterator[str]:
+def _claimed(call: DriverCall) -> Iterator[str]:
     held = [move.before.type for move in call.moves if move.before and move.before.status is Status.PROCESSING]
     if held:
         yield "a worker took over an ended lease"
@@ -187,36 +187,36 @@ def _taken(call: Call) -> Iterator[str]:
         yield "a job was taken from a sync handler that did not return"
     if call.verb == "reserve" and any(move.before and move.before.status is Status.ENQUEUED for move in call.moves):
         yield "a job was taken without its message"
-    if any(isinstance(each, Refused) and each.reason is Reason.LEASED for each in call.answer):
+    if any(isinstance(each, Refused) and each.reason is RefusalReason.LEASED for each in call.answer):
         yield "a message for a job that is leased was left"
-    if any(isinstance(each, Refused) and each.reason is Reason.OTHER_QUEUE for each in call.answer):
+    if any(isinstance(each, Refused) and each.reason is RefusalReason.OTHER_QUEUE for each in call.answer):
         yield "a message for a job of another queue was refused"
 
 
-def _beside(call: Call) -> Iterator[str]:
+def _beside(call: DriverCall) -> Iterator[str]:
     moved = {
         "requeue": "a job was requeued",
         "prune": "a finished job was pruned",
-        "clock_jumped": "a jump of the clock cut a lease",
+        "report_clock_jump": "a jump of the clock cut a lease",
     }
     if call.moves:
         yield moved[call.verb]
-    if call.verb == "clock_jumped":
+    if call.verb == "report_clock_jump":
         yield f"the store was told that its clock jumped {'ahead' if call.at > call.asked['expected'] else 'back'}"
 
 
-def _given_back(call: Call) -> Iterator[str]:
+def _returned_attempt(call: DriverCall) -> Iterator[str]:
     if any(move.before and move.after and move.after.attempt_count < move.before.attempt_count for move in call.moves):
         yield "an attempt was lost to the clock, and given back"
 
 
-def _brought_back(expired: Expired) -> str:
+def _reclaimed(expired: Expired) -> str:
     if expired.status is Status.DEAD:
         return "the janitor buried a job"
     return "the janitor canceled a job" if expired.status is Status.CANCELED else "the janitor brought back a job"
 
 
-def _canceled(call: Call) -> Iterator[str]:
+def _canceled(call: DriverCall) -> Iterator[str]:
     if any(isinstance(answer, IllegalTransition) for answer in call.answer):
         yield "a final job was not canceled"
     for move in call.moves:

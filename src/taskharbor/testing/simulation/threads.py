@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from taskharbor.testing.simulation.world import Killed
+from taskharbor.testing.simulation.world import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class HandlerThread(threading.Thread):
         self._rest.release()
         self._turn.acquire()
         if self._is_killed:
-            raise Killed
+            raise ProcessKilled
 
     def kill(self) -> None:
         """End its work if it sleeps."""

@@ -21,7 +21,7 @@ BARELY: Final = 0.05
 """Seconds that a wait may take longer without anybody being the worse for it."""
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """Ends whatever a killed process was doing. Nothing may catch it for good: the process is gone."""
 
 
@@ -56,12 +56,12 @@ class Process:
         """Whether something kept it from its work since then."""
         return self.last_disturbed() >= since
 
-    def schedule(self, after: float, action: Callable[[], None]) -> Entry:
+    def schedule(self, after: float, action: Callable[[], None]) -> ScheduledCall:
         """Let *action* come *after* seconds of this process's own clock."""
         return self.world.schedule(self.world.now + after / self._rate, action, process=self)
 
     def kill(self) -> None:
-        """Let nothing of it happen ever again. Whoever does this to itself raises `Killed` next."""
+        """Let nothing of it happen ever again. Whoever does this to itself raises `ProcessKilled` next."""
         self.is_dead = True
 
     def pause(self, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Process:
         self.disturbed_at = self.paused_until
 
 
-class Entry:
+class ScheduledCall:
     """Something that will happen, unless it is called off."""
 
     __slots__ = ("action", "process")
@@ -108,7 +108,7 @@ class World:
         """By how many seconds the store's clock jumped since somebody last told the store."""
         self.lag = 0.0
         """By how many it was set back since the store last heard of that: two jumps may look like one ahead."""
-        self._coming: list[tuple[float, float, int, Entry]] = []
+        self._coming: list[tuple[float, float, int, ScheduledCall]] = []
         self._count = 0
         self._current: Process | None = None
         self._depth = 0
@@ -138,12 +138,12 @@ class World:
         """Let time pass in which nobody else gets his turn."""
         self.now += seconds
 
-    def schedule(self, when: float, action: Callable[[], None], *, process: Process | None = None) -> Entry:
-        entry = Entry(action, process)
+    def schedule(self, when: float, action: Callable[[], None], *, process: Process | None = None) -> ScheduledCall:
+        entry = ScheduledCall(action, process)
         self._put(when, entry)
         return entry
 
-    def _put(self, when: float, entry: Entry) -> None:
+    def _put(self, when: float, entry: ScheduledCall) -> None:
         self._count += 1
         heappush(self._coming, (when, self.chance.random(), self._count, entry))
 
@@ -163,14 +163,14 @@ class World:
         if not until():
             self.now = max(self.now, end)
 
-    def _happen(self, entry: Entry) -> None:
+    def _happen(self, entry: ScheduledCall) -> None:
         action, process = entry.take(), entry.process
         before, self._current = self._current, process
         self._depth += 1
         try:
             if action is not None:
                 action()
-        except Killed:
+        except ProcessKilled:
             if process is None or not process.is_dead:
                 raise
         finally:
@@ -190,7 +190,7 @@ class World:
             process.waits.remove(end)
             process.disturbed_at = max(process.disturbed_at, self.now if self.now > end + BARELY else -1e9)
             if process.is_dead:
-                raise Killed
+                raise ProcessKilled
 
 
 def shown(value: Any) -> str:

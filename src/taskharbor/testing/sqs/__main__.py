@@ -9,13 +9,15 @@ import argparse
 import signal
 
 from taskharbor.testing.sqs.endpoint import Endpoint
-from taskharbor.testing.sqs.faults import Faults
+from taskharbor.testing.sqs.faults import EndpointFaults
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m taskharbor.testing.sqs", description="An SQS that fails as told.")
     parser.add_argument("--port", type=int, default=0, help="where to listen; 0: where there is room")
-    parser.add_argument("--faults", type=Faults.from_json, default=Faults(), help="what goes wrong, as JSON")
+    parser.add_argument(
+        "--faults", type=EndpointFaults.from_json, default=EndpointFaults(), help="what goes wrong, as JSON"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the dice")
     asked = parser.parse_args()
     # Before the thread starts, which would otherwise take the signal.

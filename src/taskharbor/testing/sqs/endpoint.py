@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskharbor.testing.sqs import wire
 from taskharbor.testing.sqs.errors import SqsError
-from taskharbor.testing.sqs.faults import Faults
+from taskharbor.testing.sqs.faults import EndpointFaults
 from taskharbor.testing.sqs.service import REGION, Service
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Endpoint:
 
     region: Final = REGION
 
-    def __init__(self, *, port: int, faults: Faults, seed: int) -> None:
+    def __init__(self, *, port: int, faults: EndpointFaults, seed: int) -> None:
         self.port, self.faults = port, faults
         self.requests: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
@@ -55,9 +55,9 @@ class Endpoint:
         self._thread.start()
 
     @classmethod
-    def start(cls, *, port: int = 0, faults: Faults | None = None, seed: int = 0) -> Endpoint:
+    def start(cls, *, port: int = 0, faults: EndpointFaults | None = None, seed: int = 0) -> Endpoint:
         """Start an endpoint in this process, on a free port unless one is given."""
-        endpoint = cls(port=port, faults=faults or Faults(), seed=seed)
+        endpoint = cls(port=port, faults=faults or EndpointFaults(), seed=seed)
         endpoint.come_back()
         return endpoint
 
@@ -144,7 +144,7 @@ class Endpoint:
         self.requests[request.operation] += 1
         faults = self.faults
         if faults.operations and request.operation not in faults.operations:
-            faults = Faults(stale=faults.stale)
+            faults = EndpointFaults(stale=faults.stale)
         self._cut_if(faults.cut_before, "cut_before")
         try:
             self._refuse_if(faults.errors)
@@ -156,7 +156,9 @@ class Endpoint:
             await asyncio.sleep(faults.stall_for.total_seconds())
         return wire.answer(answer)
 
-    async def _done(self, request: wire.Request, reader: asyncio.StreamReader, faults: Faults) -> dict[str, Any]:
+    async def _done(
+        self, request: wire.Request, reader: asyncio.StreamReader, faults: EndpointFaults
+    ) -> dict[str, Any]:
         start, wait = self._now(), self._service.wait_of(request.operation, request.body)
         while True:
             now = self._now()
@@ -193,7 +195,7 @@ class Endpoint:
 
     def _controlled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         if "faults" in asked:
-            self.faults = Faults.from_json(json.dumps(asked["faults"]))
+            self.faults = EndpointFaults.from_json(json.dumps(asked["faults"]))
         now = self._now()
         depths = {name: queue.counts(now) for name, queue in self._service.queues.items()}
         return {"requests": self.requests, "happened": self.happened, "depths": depths}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Stale(StrEnum):
+class StaleReceipts(StrEnum):
     """How a receipt is answered whose message is gone, visible again, or in other hands. Endpoints differ in it."""
 
     KEPT = "kept"
@@ -28,10 +28,10 @@ class Stale(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
+class EndpointFaults:
     """What goes wrong, and how often. Without arguments: nothing.
 
-    >>> Faults.from_json('{"lose": 0.1, "delay": 1, "delay_for": 2.5, "stale": "invalid"}').delay_for.total_seconds()
+    >>> EndpointFaults.from_json('{"delay": 1, "delay_for": 2.5, "stale": "invalid"}').delay_for.total_seconds()
     2.5
     """
 
@@ -57,12 +57,12 @@ class Faults:
     """One entry of a batch is done, and the answer does not mention it."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """A call is refused, by the code of the error: `{"ThrottlingException": 0.1}`."""
-    stale: Stale = Stale.KEPT
+    stale: StaleReceipts = StaleReceipts.KEPT
     operations: frozenset[str] = frozenset()
     """Calls that fail; empty: all of them."""
 
     @classmethod
-    def from_json(cls, text: str) -> Faults:
+    def from_json(cls, text: str) -> EndpointFaults:
         """Return what *text* asks for. Durations are in seconds."""
         asked = json.loads(text)
         unknown = sorted(asked.keys() - {each.name for each in fields(cls)})
@@ -78,7 +78,7 @@ class NoSuchFault(ValueError):
         super().__init__(names)
 
     def __str__(self) -> str:
-        known = ", ".join(each.name for each in fields(Faults))
+        known = ", ".join(each.name for each in fields(EndpointFaults))
         return f"no such fault: {', '.join(self.args[0])}; there are {known}"
 
 
@@ -89,6 +89,6 @@ def _read(name: str, value: Any) -> Any:
         case "operations":
             return frozenset(value)
         case "stale":
-            return Stale(value)
+            return StaleReceipts(value)
         case _:
             return value

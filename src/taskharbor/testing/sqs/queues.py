@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-class Standing(Enum):
+class MessageState(Enum):
     """What a receipt is worth."""
 
     HELD = auto()
@@ -27,7 +27,7 @@ class Standing(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class StoredMessage:
     """One copy of a message: a duplicate is another, with the same id."""
 
     key: int
@@ -36,19 +36,19 @@ class Message:
     attributes: Mapping[str, Any]
     sent_at: float
     visible_at: float
-    receives: int = 0
+    receive_count: int = 0
     first_received_at: float = 0.0
     is_ready: bool = False
     is_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ReceivedCopy:
     """A message in somebody's hands. The counts are those of this delivery."""
 
-    message: Message
-    receipt: str
-    receives: int
+    message: StoredMessage
+    receipt_handle: str
+    receive_count: int
 
 
 @dataclass(slots=True, eq=False)
@@ -58,9 +58,9 @@ class Queue:
     attributes: dict[str, str]
     max_receives: int | None = None
     dead_letters: Queue | None = None
-    _messages: dict[int, Message] = field(default_factory=dict)
-    _ready: deque[Message] = field(default_factory=deque)
-    _hidden: list[tuple[float, int, Message]] = field(default_factory=list)  # a heap; entries may be out of date
+    _messages: dict[int, StoredMessage] = field(default_factory=dict)
+    _ready: deque[StoredMessage] = field(default_factory=deque)
+    _hidden: list[tuple[float, int, StoredMessage]] = field(default_factory=list)  # a heap; entries may be out of date
     _secret: str = field(default_factory=lambda: secrets.token_hex(8))
     _keys: Iterator[int] = field(default_factory=count)
     _order: Iterator[int] = field(default_factory=count)
@@ -68,23 +68,25 @@ class Queue:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def put(self, message_id: str, body: str, attributes: Mapping[str, Any], *, now: float, delay: float) -> Message:
+    def put(
+        self, message_id: str, body: str, attributes: Mapping[str, Any], *, now: float, delay: float
+    ) -> StoredMessage:
         key = next(self._keys)
-        message = Message(key, message_id, body, attributes, sent_at=now, visible_at=now + delay)
+        message = StoredMessage(key, message_id, body, attributes, sent_at=now, visible_at=now + delay)
         self._messages[key] = message
         self._show_or_hide(message, now)
         return message
 
-    def move(self, message: Message, place: float) -> None:
+    def move(self, message: StoredMessage, place: float) -> None:
         """Put a message that waits elsewhere in the line: 0 is its head, 1 its end."""
         if message.is_ready:
             self._ready.remove(message)
             self._ready.insert(int(place * len(self._ready)), message)
 
-    def take(self, most: int, *, visibility: float, now: float) -> list[Taken]:
+    def take(self, most: int, *, visibility: float, now: float) -> list[ReceivedCopy]:
         self._show_due(now)
         retention = float(self.attributes["MessageRetentionPeriod"])
-        taken: list[Taken] = []
+        taken: list[ReceivedCopy] = []
         while self._ready and len(taken) < most:
             message = self._ready.popleft()
             message.is_ready = False
@@ -92,29 +94,29 @@ class Queue:
                 continue
             if message.sent_at + retention <= now:
                 self._remove(message)
-            elif self.dead_letters is not None and message.receives >= (self.max_receives or 1):
+            elif self.dead_letters is not None and message.receive_count >= (self.max_receives or 1):
                 self._remove(message)
                 self.dead_letters.put(message.message_id, message.body, message.attributes, now=now, delay=0)
             else:
                 taken.append(self._hand_out(message, visibility, now))
         return taken
 
-    def find(self, receipt: str, now: float) -> tuple[Standing, Message | None]:
+    def find(self, receipt: str, now: float) -> tuple[MessageState, StoredMessage | None]:
         secret, _, rest = receipt.partition(":")
         key, _, receives = rest.partition(":")
         if secret != self._secret or not key.isdigit() or not receives.isdigit():
-            return Standing.UNKNOWN, None
+            return MessageState.UNKNOWN, None
         message = self._messages.get(int(key))
         if message is None:
-            return Standing.GONE, None
-        if message.receives != int(receives):
-            return Standing.SUPERSEDED, message
-        return (Standing.VISIBLE if message.visible_at <= now else Standing.HELD), message
+            return MessageState.GONE, None
+        if message.receive_count != int(receives):
+            return MessageState.SUPERSEDED, message
+        return (MessageState.VISIBLE if message.visible_at <= now else MessageState.HELD), message
 
-    def delete(self, message: Message) -> None:
+    def delete(self, message: StoredMessage) -> None:
         self._remove(message)
 
-    def hide(self, message: Message, *, until: float, now: float) -> None:
+    def hide(self, message: StoredMessage, *, until: float, now: float) -> None:
         message.visible_at = until
         if message.is_ready:
             self._ready.remove(message)
@@ -135,15 +137,15 @@ class Queue:
     def counts(self, now: float) -> tuple[int, int, int]:
         """Return how many are ready, in flight and delayed."""
         hidden = [message for message in self._messages.values() if message.visible_at > now]
-        in_flight = sum(message.receives > 0 for message in hidden)
+        in_flight = sum(message.receive_count > 0 for message in hidden)
         return len(self._messages) - len(hidden), in_flight, len(hidden) - in_flight
 
-    def _hand_out(self, message: Message, visibility: float, now: float) -> Taken:
-        message.receives += 1
+    def _hand_out(self, message: StoredMessage, visibility: float, now: float) -> ReceivedCopy:
+        message.receive_count += 1
         message.first_received_at = message.first_received_at or now
         message.visible_at = now + visibility
         heapq.heappush(self._hidden, (message.visible_at, next(self._order), message))
-        return Taken(message, f"{self._secret}:{message.key}:{message.receives}", message.receives)
+        return ReceivedCopy(message, f"{self._secret}:{message.key}:{message.receive_count}", message.receive_count)
 
     def _show_due(self, now: float) -> None:
         while self._hidden and self._hidden[0][0] <= now:
@@ -151,16 +153,16 @@ class Queue:
             if visible_at == message.visible_at and not message.is_ready and not message.is_deleted:
                 self._show(message)
 
-    def _show_or_hide(self, message: Message, now: float) -> None:
+    def _show_or_hide(self, message: StoredMessage, now: float) -> None:
         if message.visible_at <= now:
             self._show(message)
         else:
             heapq.heappush(self._hidden, (message.visible_at, next(self._order), message))
 
-    def _show(self, message: Message) -> None:
+    def _show(self, message: StoredMessage) -> None:
         message.is_ready = True
         self._ready.append(message)
 
-    def _remove(self, message: Message) -> None:
+    def _remove(self, message: StoredMessage) -> None:
         message.is_deleted = True
         self._messages.pop(message.key, None)

@@ -10,14 +10,14 @@ from uuid import UUID
 
 from taskharbor.testing.sqs.checks import DEFAULTS, HIDDEN, MOST, NAME, WAITS, attributes_of, entries_of, within
 from taskharbor.testing.sqs.errors import Invalid, SqsError
-from taskharbor.testing.sqs.faults import Faults, Stale
-from taskharbor.testing.sqs.queues import Queue, Standing
+from taskharbor.testing.sqs.faults import EndpointFaults, StaleReceipts
+from taskharbor.testing.sqs.queues import MessageState, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from random import Random
 
-    from taskharbor.testing.sqs.queues import Message, Taken
+    from taskharbor.testing.sqs.queues import ReceivedCopy, StoredMessage
 
     Body = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ class Service:
 
     def __init__(self, random: Random, happened: Counter[str]) -> None:
         self.queues: dict[str, Queue] = {}
-        self._faults = Faults()
+        self._faults = EndpointFaults()
         self._makings: Counter[str] = Counter()
         self._random = random
         self._happened = happened
@@ -54,7 +54,7 @@ class Service:
             "ChangeMessageVisibilityBatch": lambda body, now: self._batch(self._hide, body, now),
         }
 
-    def do(self, operation: str, body: Body, *, now: float, faults: Faults) -> dict[str, Any]:
+    def do(self, operation: str, body: Body, *, now: float, faults: EndpointFaults) -> dict[str, Any]:
         """Return the answer, or raise an `SqsError`."""
         self._faults = faults
         if operation not in self._operations:
@@ -191,9 +191,9 @@ class Service:
     def _delete(self, body: Body, now: float) -> dict[str, Any]:
         queue = self.queue(body)
         standing, message = queue.find(body["ReceiptHandle"], now)
-        if standing is Standing.UNKNOWN:
+        if standing is MessageState.UNKNOWN:
             raise SqsError("ReceiptHandleIsInvalid")
-        if standing in {Standing.SUPERSEDED, Standing.GONE} and self._refuses_stale(on_delete=True):
+        if standing in {MessageState.SUPERSEDED, MessageState.GONE} and self._refuses_stale(on_delete=True):
             return {}
         if message is not None:
             queue.delete(message)
@@ -202,9 +202,9 @@ class Service:
     def _hide(self, body: Body, now: float) -> dict[str, Any]:
         queue, duration = self.queue(body), within(body["VisibilityTimeout"], "VisibilityTimeout", HIDDEN)
         standing, message = queue.find(body["ReceiptHandle"], now)
-        if standing is Standing.UNKNOWN:
+        if standing is MessageState.UNKNOWN:
             raise SqsError("ReceiptHandleIsInvalid")
-        if standing is not Standing.HELD:
+        if standing is not MessageState.HELD:
             self._refuses_stale(on_delete=False)
         if message is None:
             raise SqsError("ReceiptHandleIsInvalid")
@@ -215,33 +215,33 @@ class Service:
         """Answer a stale receipt as was chosen: with an error, or by telling whether to do nothing."""
         self._happened["stale"] += 1
         match self._faults.stale:
-            case Stale.INVALID:
+            case StaleReceipts.INVALID:
                 raise SqsError("ReceiptHandleIsInvalid")
-            case Stale.EXPIRED:
+            case StaleReceipts.EXPIRED:
                 raise Invalid("…", "ReceiptHandle", "The receipt handle has expired")
-            case Stale.KEPT if not on_delete:
+            case StaleReceipts.KEPT if not on_delete:
                 raise SqsError("MessageNotInflight")
-            case Stale.UNMOVED if not on_delete:
+            case StaleReceipts.UNMOVED if not on_delete:
                 raise SqsError("InvalidParameterValueException", "Value … for parameter ReceiptHandle is invalid.")
             case chosen:
-                return chosen is Stale.KEPT
+                return chosen is StaleReceipts.KEPT
 
 
-def _hide_within_bounds(queue: Queue, message: Message, duration: int, now: float) -> None:
+def _hide_within_bounds(queue: Queue, message: StoredMessage, duration: int, now: float) -> None:
     if now + duration - message.first_received_at > HIDDEN[-1]:
         reason = f"Total VisibilityTimeout for the message is beyond the limit [{HIDDEN[-1]} seconds]"
         raise Invalid(duration, "VisibilityTimeout", reason)
     queue.hide(message, until=now + duration, now=now)
 
 
-def _shown(taken: Taken) -> dict[str, Any]:
+def _shown(taken: ReceivedCopy) -> dict[str, Any]:
     message = taken.message
     return {
         "MessageId": message.message_id,
-        "ReceiptHandle": taken.receipt,
+        "ReceiptHandle": taken.receipt_handle,
         "Body": message.body,
         "MD5OfBody": _md5(message.body),
-        "Attributes": {"ApproximateReceiveCount": str(taken.receives)},
+        "Attributes": {"ApproximateReceiveCount": str(taken.receive_count)},
         **({"MessageAttributes": message.attributes} if message.attributes else {}),
     }
 
