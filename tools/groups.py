@@ -25,7 +25,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
 LANES: Final = 2
-WIDE: Final = ("planted-kit", "planted-worker", "planted-api", "planted-core", "planted-stores", "planted-sql")
+PLANTED: Final = ("kit", "worker", "api", "core", "postgres", "stores")
+WIDE: Final = (*(f"planted-{part}" for part in PLANTED), "planted-sql")
 """These keep every core busy by themselves: beside others each would only take twice as long."""
 
 APART: Final = (
@@ -49,6 +50,7 @@ LOADS: Final = [
 ]
 PLANS: Final = "tests/test_postgres_plans.py"
 CRASHES: Final = "tests/worker/test_crashes.py"
+DIFFERENCES: Final = "tests/parity/test_differences.py"
 ENDINGS: Final = [
     f"tests/worker/test_{each}.py"
     for each in ("deaths", "leases", "outcomes", "shutdown", "stopping", "store_errors", "timeouts", "unknown_types")
@@ -58,16 +60,13 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
         "types": [["mypy"]],
         "contracts": [["lint-imports", "--no-logo"]],
-        "planted-kit": [["python", "-m", "tests.planted", "kit"]],
-        "planted-worker": [["python", "-m", "tests.planted", "worker"]],
-        "planted-api": [["python", "-m", "tests.planted", "api"]],
-        "planted-core": [["python", "-m", "tests.planted", "core"]],
-        "planted-stores": [["python", "-m", "tests.planted", "stores"]],
+        **{f"planted-{part}": [["python", "-m", "tests.planted", part]] for part in PLANTED},
         "planted-sql": [["python", "-m", "tests.planted.sql"]],
         "behaviour": [["pytest", "tests", *(f"--ignore={each}" for each in APART), "--ignore-glob=*test_postgres*"]],
         "simulation": [["pytest", "tests/test_simulation.py"]],
         "stores": [["pytest", "tests/conformance"]],
-        "parity": [["pytest", "tests/parity"]],
+        "differences": [["pytest", DIFFERENCES]],
+        "parity": [["pytest", "tests/parity", f"--ignore={DIFFERENCES}"]],
         "postgres": [["pytest", *(each for each in POSTGRES if each not in {*FAULTS, *LOADS, PLANS})]],
         "loads": [["pytest", *LOADS]],
         "plans": [["pytest", PLANS]],
@@ -94,7 +93,7 @@ class Run:
     def __str__(self) -> str:
         verdict = "ok" if self.passed else "FAILED"
         warning = f"  !!! SLOW: over {SLOW.total_seconds():.0f} s" if self.took > SLOW else ""
-        return f"{self.group:<14}{self.took.total_seconds():>8.1f} s  {verdict}{warning}"
+        return f"{self.group:<17}{self.took.total_seconds():>8.1f} s  {verdict}{warning}"
 
 
 def main(names: Sequence[str]) -> int:
@@ -138,7 +137,7 @@ def print_table(runs: Iterable[Run], took: timedelta) -> None:
     print()
     for run in runs:
         print(run)
-    print(f"{'in all':<14}{took.total_seconds():>8.1f} s")
+    print(f"{'in all':<17}{took.total_seconds():>8.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Plant each bug in turn, and print the table of what caught it.
 
-python -m tests.planted [kit|worker|api|core|stores]     without a word: all of them
+python -m tests.planted [kit|worker|api|core|postgres|stores]     without a word: all of them
 
 Every bug must be caught. And every case of the conformance kit must catch a bug that
 at most a few others catch: a case that falls only when everything falls proves
@@ -37,7 +37,8 @@ PARTS: Final[dict[str, Callable[[Bug], bool]]] = {
     "worker": lambda bug: bug.tests in WORKER,
     "api": lambda bug: bug.tests in API,
     "core": lambda bug: bug.tests in CORE,
-    "stores": lambda bug: bug.tests not in {*KIT, *WORKER, *API, *CORE},
+    "postgres": lambda bug: bug.tests.startswith("postgres"),
+    "stores": lambda bug: bug.tests not in {*KIT, *WORKER, *API, *CORE} and not bug.tests.startswith("postgres"),
 }
 
 
