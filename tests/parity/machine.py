@@ -142,7 +142,7 @@ class Parity(RuleBasedStateMachine):
         worker=v.workers,
         lease=v.leases,
         limit=v.limits,
-        overdue=st.booleans(),
+        overdue_only=st.booleans(),
         types=v.subsets_of_types,
         unhandled_after=v.unhandled,
         reclaim=v.mostly,
@@ -221,13 +221,13 @@ class Parity(RuleBasedStateMachine):
     def dispatch(self, queue: str, fate: str, **how: Any) -> None:
         made = self._ask(lambda s: s.driver.dispatch(queue, **how))
         self._dispatches += made
-        self._notify_hooks(made, fate, v.MINUTE)
+        self._report(made, fate, v.MINUTE)
 
     @rule(picks=v.some, fate=st.sampled_from(["sent", "unsent", "declined"]), again_in=v.delays)
     def dispatched(self, picks: list[int], fate: str, again_in: timedelta) -> None:
-        self._notify_hooks(list({each.job_id: each for each in v.of(self._dispatches, picks)}.values()), fate, again_in)
+        self._report(list({each.job_id: each for each in v.of(self._dispatches, picks)}.values()), fate, again_in)
 
-    def _notify_hooks(self, made: list[Dispatch], fate: str, again_in: timedelta) -> None:
+    def _report(self, made: list[Dispatch], fate: str, again_in: timedelta) -> None:
         kinds: dict[str, Sequence[Sent | Unsent | Declined]] = {
             "sent": [Sent(each, again_in) for each in made],
             "unsent": [Unsent(each) for each in made],
@@ -260,7 +260,7 @@ class Parity(RuleBasedStateMachine):
             "job_ids": self._pick(picks, {Status.DEAD, Status.CANCELED} if fits else None),
             "token": self._names.token(),
             "by": "ops",
-            "why": "fixed",
+            "reason": "fixed",
             **self._moments(due),
             **how,
         }
@@ -440,7 +440,7 @@ class Parity(RuleBasedStateMachine):
     def _fire(self, name: str, fired: datetime, next_at: datetime | None, jobs: list[NewJob]) -> None:
         self._ask(lambda s: s.driver.maintenance.advance_schedule(name, fired=fired, next_at=next_at, jobs=jobs))
 
-    @rule(names=st.permutations(["nightly", "hourly", "never"]), verb=st.sampled_from(["pause", "resume", "drop"]))
+    @rule(names=st.permutations(["nightly", "hourly", "never"]), verb=st.sampled_from(["pause", "resume", "delete"]))
     def steer_schedules(self, names: list[str], verb: str) -> None:
         self._ask(lambda s: getattr(s.driver.control, f"{verb}_schedules")(names[:2]))
 
