@@ -53,7 +53,7 @@ class DueTaskEnqueuer:
 
     Any number may run at once: the store gives each job to one of them at a time. *lock* is how
     long that lasts; whoever is killed in the middle leaves its jobs to the others then. It rests until
-    the next job is due or a new one rings, and for *max_idle* at most. A job that nobody claims is
+    the next job is due or a new one is notified, and for *max_idle* at most. A job without a claim is
     sent again after *resend_after*, then ever more seldom, at most every *max_resend*.
     """
 

@@ -39,7 +39,7 @@ def run_until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_
 
     def hear(number: int, _frame: Any) -> None:
         if heard:
-            os._exit(SIGNAL_EXIT_BASE + number)  # whoever sends a second one means it
+            os._exit(SIGNAL_EXIT_BASE + number)  # a second signal ends the process now
         heard.append(number)
         told.put(number)
 

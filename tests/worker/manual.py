@@ -86,7 +86,7 @@ class Rig:
             self.runtime,
             {"greet": handler(self._wait, ())},
             {},
-            around=HandlerServices(self.driver, JsonCodec(), save=lambda _hand, _progress: None),
+            services=HandlerServices(self.driver, JsonCodec(), save=lambda _hand, _progress: None),
             report=self._report,
         )
         executor.start(executions)

@@ -85,7 +85,7 @@ def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
         runtime,
         {"run": handler(run, ())},
         {},
-        around=HandlerServices(driver, JsonCodec(), save=lambda _hand, _progress: None),
+        services=HandlerServices(driver, JsonCodec(), save=lambda _hand, _progress: None),
         report=lambda _hand, outcome: told.append(outcome),
     )
 

@@ -109,7 +109,7 @@ class ApiServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  as uvicorn has it
         if self.should_exit:
-            os._exit(SIGNAL_EXIT_BASE + sig)  # whoever sends a second one means it
+            os._exit(SIGNAL_EXIT_BASE + sig)  # a second signal ends the process now
         self.should_exit = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:

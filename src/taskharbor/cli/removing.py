@@ -94,7 +94,7 @@ def prune_finished(
     """Remove jobs that succeeded or were canceled longer ago than *older_than*; with *unpublished*, give up events."""
     driver.maintenance.roll_up(
         keep=STATS_RETENTION
-    )  # the count comes from aggregates, which may be old where nobody works
+    )  # the count comes from aggregates, which are old if no worker or janitor runs
     found = _ended_before(driver, driver.inspector.now() - older_than)
     what = f"remove about {found:,} finished jobs that ended more than {span(older_than)} ago"
     removed, kept = 0, Counter[Kept]()

@@ -59,7 +59,7 @@ queues_option = click.option(
 
 
 def queue_shapes(queues: Sequence[str]) -> list[QueueSpec]:
-    """Return the queues as they shall be: one for each of *queues*, and two of our own."""
+    """Return the specs of the queues: one for each of *queues*, and two of our own."""
     from datetime import timedelta
 
     from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE, QueueSpec

@@ -22,7 +22,7 @@ MAX_CONCURRENT_BATCHES: Final = 1
 MAX_LINGER_SECONDS: Final = (
     0.001  # seconds that a leader waits for more, if half the time of the last insert is not less
 )
-LEADER_TIMEOUT_SECONDS: Final = 1.0  # seconds; a batch that is under way for longer holds up nobody but those in it
+LEADER_TIMEOUT_SECONDS: Final = 1.0  # after it, a batch delays only its own callers
 GIVE_UP_SECONDS: Final = 120.0  # seconds
 
 
@@ -40,7 +40,7 @@ class GroupCommit:
     the very leader it waits for, and Ctrl-C may strike while the last one is being dealt with.
     So a batch that has been under way for longer than `LEADER_TIMEOUT_SECONDS` counts no more: those behind
     it look up, and one of them leads. Who is in such a batch itself, and hears nothing for
-    `GIVE_UP_SECONDS`, is told that nobody knows.
+    `GIVE_UP_SECONDS`, gets an error that says that the outcome is unknown.
     """
 
     def __init__(self, store: InsertCall) -> None:

@@ -159,7 +159,7 @@ def _place(parameter: inspect.Parameter, value: Any, args: list[Any], kwargs: di
 
 
 def _check_free(more: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], path: str) -> None:
-    """Raise `TypeMismatch` where what ``**kwargs`` shall take belongs to a parameter of that name."""
+    """Raise `TypeMismatch` if a name in ``**kwargs`` is that of a parameter."""
     for name in more:
         if name in parameters and parameters[name].kind in {_KEYWORD, inspect.Parameter.POSITIONAL_OR_KEYWORD}:
             raise TypeMismatch(f"{path}[{name!r}]", "there is a parameter of this name: store it under that")

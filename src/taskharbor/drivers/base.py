@@ -1,6 +1,6 @@
 """The contract of a store, in four small protocols.
 
-`Driver` moves jobs, `Maintenance` does what nobody asks for, `Inspector` only reads, and
+`Driver` moves jobs, `Maintenance` is for the janitor, `Inspector` only reads, and
 `Control` is for people. `taskharbor.testing.conformance` is this page as tests: a
 driver that passes it is a driver.
 

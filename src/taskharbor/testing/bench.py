@@ -33,7 +33,7 @@ class InlineExecutor:
             self._here,
             {each: handler(task.handler(), ()) for task in tasks for each in task.types},
             {each: task.retry or harbor.policy for task in tasks for each in task.types},
-            around=HandlerServices(harbor.driver, harbor.codec, save=self._note, state=state),
+            services=HandlerServices(harbor.driver, harbor.codec, save=self._note, state=state),
             report=self._report,
         )
         self._hand: Execution | None = None

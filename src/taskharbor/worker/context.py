@@ -69,9 +69,9 @@ class Context:
 
     __slots__ = ("_execution", "_pack", "_services")
 
-    def __init__(self, execution: Execution, around: HandlerServices) -> None:
+    def __init__(self, execution: Execution, services: HandlerServices) -> None:
         self._execution = execution
-        self._services = around
+        self._services = services
         self._pack: Callable[[object], object] | None = None
 
     @property

@@ -45,7 +45,7 @@ class MessageSource:
         executions: ExecutionSlots,
         mail: Mail,
         *,
-        takings: Mapping[str, Claimer],
+        claimers: Mapping[str, Claimer],
         wake: Callable[[str], None],
         poll: timedelta,
         overdue_after: timedelta,
@@ -53,9 +53,9 @@ class MessageSource:
         line = SlotWaitlist(runtime, wake=lambda queue: wake(_name(queue)))
         self._polls = {
             queue: QueueReceiver(
-                runtime, executions, mail, taking, queue=queue, poll=poll, overdue_after=overdue_after, line=line
+                runtime, executions, mail, claimer, queue=queue, poll=poll, overdue_after=overdue_after, line=line
             )
-            for queue, taking in takings.items()
+            for queue, claimer in claimers.items()
         }
 
     @property
@@ -127,7 +127,7 @@ class QueueReceiver:
         runtime: Runtime,
         executions: ExecutionSlots,
         mail: Mail,
-        taking: Claimer,
+        claimer: Claimer,
         *,
         queue: str,
         poll: timedelta,
@@ -137,7 +137,7 @@ class QueueReceiver:
         self._runtime = runtime
         self._transport, self._messages, self._visibility = mail.transport, mail.messages, mail.visibility
         self._slots = executions
-        self._claimer = taking
+        self._claimer = claimer
         self._queue = queue
         self._wait = mail.wait if runtime.can_block else AT_ONCE
         self._poll = poll

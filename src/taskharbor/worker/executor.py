@@ -62,13 +62,13 @@ class Executor:
         handlers: Mapping[str, Handler],
         policies: Mapping[str, RetryPolicy],
         *,
-        around: HandlerServices,
+        services: HandlerServices,
         report: Report,
     ) -> None:
         self._runtime = runtime
         self._handlers = handlers
         self._policies = policies
-        self._services = around
+        self._services = services
         self._report = report
 
     def start(self, executions: Sequence[Execution]) -> None:

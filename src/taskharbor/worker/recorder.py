@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Settled, Settlement, Skipped
+from taskharbor.core.answers import Settlement, Skipped
 from taskharbor.core.errors import OutcomeNotStorable, TaskHarborError
 from taskharbor.core.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskharbor.core.answers import Settled
     from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.runtime import Runtime
     from taskharbor.worker.hand import Execution, ExecutionSlots
@@ -173,10 +174,6 @@ class Recorder:
 
     def _answered(self, batch: Batch, answers: Sequence[SettleAnswer], apart: SeparateRetry | None) -> None:
         """Let go at once of what is recorded or refused; the rest is tried again by itself."""
-        settled = [answer for answer in answers if type(answer) is Settled]
-        if len(settled) == len(answers):  # nearly always, and quicker than to sort them
-            self._release_settled(batch, settled)
-            return
         done: Batch = []
         told: list[Answer] = []
         locked: Batch = []

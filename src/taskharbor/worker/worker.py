@@ -152,7 +152,7 @@ class Worker:
         self._reporter = ProgressWriter(self._runtime, driver, wake=lambda: self._wake("reporter"))
         self._services = HandlerServices(driver, codec or JsonCodec(), save=self._reporter.save)
         self._executor = Executor(
-            self._runtime, self._handlers, self._policies, around=self._services, report=self._ended
+            self._runtime, self._handlers, self._policies, services=self._services, report=self._ended
         )
         self._delivery = self._make_mail(transport, visibility, beat, wait=receive_wait)
         self._outbox_relay = relay_for(driver, publisher=publisher, transport=transport, queue=dead_letter_queue)
@@ -357,7 +357,7 @@ class Worker:
             self._runtime,
             self._slots,
             self._delivery,
-            takings={queue: Claimer(*common, **options) for queue in queues},
+            claimers={queue: Claimer(*common, **options) for queue in queues},
             wake=self._wake,
             poll=poll,
             overdue_after=overdue_after,

@@ -35,7 +35,7 @@ def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
         transport.ensure_queues(shapes)
         names = {shape.name: transport.name(shape.name) for shape in shapes}
         echo_data({"queues": names}, as_json=as_json, plain="\n".join(names.values()))
-        echo_status(f"{len(names)} queues are as they shall be")
+        echo_status(f"{len(names)} queues up to date")
 
 
 @sqs.command()

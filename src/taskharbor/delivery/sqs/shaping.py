@@ -1,4 +1,4 @@
-"""Queues as they shall be: made where they are missing, mended where they differ."""
+"""Provision queues: create missing ones, update those that differ."""
 
 from __future__ import annotations
 

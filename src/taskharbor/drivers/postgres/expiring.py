@@ -9,7 +9,7 @@ from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres.claiming import HELD, LOST_TO_CLOCK
 from taskharbor.drivers.postgres.rows import NOW
-from taskharbor.drivers.postgres.settling import COUNT_DEAD
+from taskharbor.drivers.postgres.settling import COUNT_ENDED
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -68,7 +68,7 @@ class PostgresLeaseExpiry:
                 ON CONFLICT DO NOTHING
         ),
         tallied AS (
-            {COUNT_DEAD}
+            {COUNT_ENDED}
               FROM landed
              WHERE status IN ('DEAD', 'CANCELED')
              GROUP BY queue, status
@@ -108,7 +108,7 @@ class PostgresLeaseExpiry:
             RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
         ),
         tallied AS (
-            {COUNT_DEAD}
+            {COUNT_ENDED}
               FROM buried
              GROUP BY queue, status
         )

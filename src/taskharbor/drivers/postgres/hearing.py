@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from taskharbor.drivers.postgres.listening import ListenerRegistry
 
 _LOG: Final = logging.getLogger(__name__)
-SELF_TEST_SECONDS: Final = 30.0  # seconds of silence, after which it asks whether it still hears
-ECHO_TIMEOUT_SECONDS: Final = 5.0  # seconds within which it must hear its own voice
-RECONNECT_SECONDS: Final = 1.0  # seconds between two attempts to connect
+SELF_TEST_SECONDS: Final = 30.0  # without a notification, after which it notifies itself
+ECHO_TIMEOUT_SECONDS: Final = 5.0  # within which its own notification must arrive
+RECONNECT_SECONDS: Final = 1.0
 # A server that was demoted still takes NOTIFY, and nothing else: it must not pass for the primary.
 _SELF_NOTIFY: Final = b"SELECT pg_notify($1, $2) WHERE NOT current_setting('transaction_read_only')::boolean"
 
 
 class ListenConnection:
-    """Rings for an *audience*, for the queues that it hears of, from a thread of its own.
+    """Rings for the listeners of the queues that it hears of, from a thread of its own.
 
     LISTEN dies in silence behind a pooler, or on a socket whose other end is gone. So it calls
     itself at the start and after some silence, and connects anew if it does not hear that. That
     it hears nothing, and that it hears again, is logged once; both may have cost a ring, and count as one.
     """
 
-    def __init__(self, address: ServerAddress, audience: ListenerRegistry) -> None:
+    def __init__(self, address: ServerAddress, listeners: ListenerRegistry) -> None:
         self._address = address
-        self._audience = audience
+        self._listeners = listeners
         self._db: psycopg.Connection | None = None
         self._connect_at = 0.0
         self._last_notified_at = self._self_notified_at = 0.0
@@ -57,7 +57,7 @@ class ListenConnection:
     def close(self) -> None:
         if self._thread is None:
             return
-        # The flag first: a thread that is woken before it is set would wait again.
+        # Set the flag first: a thread that wakes before that would wait again.
         self._is_closed = True
         self._wake()
         self._thread.join(self._address.deadline.total_seconds())
@@ -85,12 +85,12 @@ class ListenConnection:
 
     def _wait(self) -> None:
         """Wait until the connection is to be seen after, and tell at once what is called meanwhile."""
-        ears = select.poll()
-        ears.register(self._wake_receiver, select.POLLIN)
+        poller = select.poll()
+        poller.register(self._wake_receiver, select.POLLIN)
         if self._db is not None:
-            ears.register(self._db.fileno(), select.POLLIN)
+            poller.register(self._db.fileno(), select.POLLIN)
         seconds = max(0.0, self._next_check_at() - time.monotonic())
-        ready = {fd for fd, _ in ears.poll(seconds * 1_000)}
+        ready = {fd for fd, _ in poller.poll(seconds * 1_000)}
         if self._wake_receiver.fileno() in ready:
             ready.remove(self._wake_receiver.fileno())
             self._wake_receiver.recv(64)
@@ -107,12 +107,12 @@ class ListenConnection:
             while not self._db.pgconn.is_busy() and self._db.pgconn.get_result() is not None:
                 pass  # what it answers to our own call
             while (note := self._db.pgconn.notifies()) is not None:
-                if note.be_pid != self._audience.notified_backend:
+                if note.be_pid != self._listeners.notified_backend:
                     queues.add(note.extra.decode())
         except psycopg.Error as error:
             self._lose_connection(self._translate(error))
             return
-        self._audience.notify(queues)
+        self._listeners.notify(queues)
         self._last_notified_at = time.monotonic()
         if self._expected_echo in queues:
             self._expected_echo = None
@@ -164,7 +164,7 @@ class ListenConnection:
         try:
             self._db = self._address.connect(pinned=False)
             self._last_notified_at = time.monotonic()
-            self._audience.notified_backend = 0  # a server that was restarted gives out the same numbers again
+            self._listeners.notified_backend = 0  # a server that was restarted gives out the same numbers again
             self._db.execute(f'LISTEN "{channel_name(self._address.schema)}"'.encode())
         except psycopg.Error as error:
             self._lose_connection(self._translate(error))
@@ -172,7 +172,7 @@ class ListenConnection:
             self._lose_connection(str(error))
         else:
             self._notify_self()
-            self._audience.notify([ANY_QUEUE])  # nobody knows what was called meanwhile
+            self._listeners.notify([ANY_QUEUE])  # notifications may have been lost meanwhile
 
     def _translate(self, error: psycopg.Error) -> str:
         return str(translate_error(error, self._address.place))
@@ -181,7 +181,7 @@ class ListenConnection:
         self._disconnect()
         if not self._is_disconnected:
             _LOG.warning("cannot listen for jobs, and tries again; until then workers look now and then: %s", reason)
-            self._audience.notify([ANY_QUEUE])
+            self._listeners.notify([ANY_QUEUE])
         self._is_disconnected = True
 
     def _report_recovery(self) -> None:

@@ -46,7 +46,7 @@ class PostgresListener:
 
     def _reopen_after_fork(self) -> None:
         if self._pid != os.getpid():
-            self._register()  # the ear's thread stayed on the other side
+            self._register()  # the listening thread stayed in the parent
 
 
 class ListenerRegistry:
@@ -86,9 +86,9 @@ class ListenerRegistry:
 
     def renew(self) -> None:
         """Let the listening connection be replaced: the server that it is on is no longer the primary."""
-        ear = self._listen_connection if self._pid == os.getpid() else None
-        if ear is not None:
-            ear.renew()
+        connection = self._listen_connection if self._pid == os.getpid() else None
+        if connection is not None:
+            connection.renew()
 
     def notify(self, queues: Collection[str]) -> None:
         """Wake those who wait for jobs of these *queues*."""

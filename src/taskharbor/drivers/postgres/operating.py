@@ -8,7 +8,7 @@ from taskharbor.core.answers import Transitioned
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.rows import NOW
-from taskharbor.drivers.postgres.settling import COUNT_DEAD
+from taskharbor.drivers.postgres.settling import COUNT_ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ _CANCEL: Final[LiteralString] = f"""
         RETURNING job.id, job.queue, job.status
     ),
     tallied AS (
-        {COUNT_DEAD}
+        {COUNT_ENDED}
           FROM canceled
          WHERE status = 'CANCELED'
          GROUP BY queue, status

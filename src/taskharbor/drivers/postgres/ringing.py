@@ -83,7 +83,7 @@ class PostgresNotifier:
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            self._reset()  # or one could wait for ever for a lock that a thread of the other side holds
+            self._reset()  # a thread of the parent process may hold the lock
         with self._changed:
             self._is_closed = True
             self._changed.notify()
