@@ -123,9 +123,9 @@ def test_a_store_out_of_reach_is_asked_again_soon(verb: str) -> None:
     job_id = _dead(rig)
     outage = Outage(verb)
     relay = OutboxRelay(meddled(rig.driver, outage), publish_to(rig.service))
-    outage.is_on.set()
+    outage.begin()
     assert relay.tick() == timedelta(seconds=1)
-    outage.is_on.clear()
+    outage.end()
 
     rig.run(60)
     relay.tick()

@@ -234,11 +234,11 @@ def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent(
     outage = Outage("record_dispatch")
     enqueuer = rig.enqueuer(meddled(rig.driver, outage))
     job_id = rig.enqueue()
-    outage.is_on.set()
+    outage.begin()
     enqueuer.tick()
     assert rig.job(job_id).sent_at is None
 
-    outage.is_on.clear()
+    outage.end()
     enqueuer.tick()
 
     assert rig.job(job_id).sent_at is not None
@@ -248,7 +248,7 @@ def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent(
 def test_a_store_out_of_reach_is_asked_again_a_period_later() -> None:
     rig = Rig()
     outage = Outage()
-    outage.is_on.set()
+    outage.begin()
     rig.enqueue()
 
     assert rig.enqueuer(meddled(rig.driver, outage)).tick() == PERIOD

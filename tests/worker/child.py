@@ -94,7 +94,7 @@ def _wounds(config: dict[str, Any]) -> Iterator[Meddle]:
         yield Fatal(*config["fatal"])
     if "deaf_to" in config:
         outage = Outage(config["deaf_to"], commits=True)
-        outage.is_on.set()
+        outage.begin()
         yield outage
     if config.get("strays"):
         yield Straying()

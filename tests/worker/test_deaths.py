@@ -140,13 +140,13 @@ def test_without_hooks_and_without_info_lines_a_death_is_logged(
 
 def test_a_death_whose_reply_was_lost_is_reported_once(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
     outage, facts = Outage("settle", commits=True), list[Any]()
-    outage.is_on.set()
+    outage.begin()
 
     with at_work(meddled(driver, outage), {"run": fail}, hooks=[facts.append]):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: len(outage.refused) > 0)
         assert (stored(driver, job_id).status, deaths(facts)) == (Status.DEAD, [])
-        outage.is_on.clear()
+        outage.end()
         wait_until(lambda: deaths(facts) != [])
 
     assert len(deaths(facts)) == len(errors(caplog, "taskharbor.worker")) == 1

@@ -82,7 +82,7 @@ def test_the_message_goes_whatever_the_outcome_was_that_is_recorded(error: Excep
 def test_a_failed_job_whose_sending_was_not_noted_still_waits_for_a_message() -> None:
     rig = Rig()
     outage = Outage("record_dispatch")
-    outage.is_on.set()
+    outage.begin()
     job_id = rig.enqueue()
     rig.enqueuer(meddled(rig.driver, outage)).tick()
     assert (outage.refused, rig.left(), rig.job(job_id).sent_at) == (["record_dispatch"], 1, None)
@@ -128,11 +128,11 @@ def test_a_message_is_left_while_the_outcome_of_its_job_is_not_recorded() -> Non
     outage = Outage("settle")
     job_id = _sent(rig)
     rig.worker({"run": _nothing}, meddled(rig.driver, outage))
-    outage.is_on.set()
+    outage.begin()
     rig.run(2)
     assert rig.left() == 1
 
-    outage.is_on.clear()
+    outage.end()
     rig.run()
 
     assert rig.job(job_id).status is Status.SUCCEEDED
@@ -142,7 +142,7 @@ def test_a_message_is_left_while_the_outcome_of_its_job_is_not_recorded() -> Non
 def test_a_claim_whose_reply_was_lost_is_read_back_and_run() -> None:
     rig = Rig()
     outage = Outage("claim", commits=True)
-    outage.is_on.set()
+    outage.begin()
     job_id = _sent(rig)
     rig.worker({"run": _nothing}, meddled(rig.driver, outage))
     rig.run()
@@ -157,11 +157,11 @@ def test_a_claim_that_did_not_arrive_is_made_again_as_soon_as_the_store_answers(
     outage = Outage()
     job_id = _sent(rig)
     rig.worker({"run": _nothing}, meddled(rig.driver, outage))
-    outage.is_on.set()
+    outage.begin()
     rig.run(3)
     assert rig.job(job_id).status is Status.ENQUEUED
 
-    outage.is_on.clear()
+    outage.end()
     rig.run(V / 3)
 
     assert rig.job(job_id).status is Status.SUCCEEDED
@@ -173,7 +173,7 @@ def test_while_the_store_is_out_of_reach_no_messages_are_taken() -> None:
     for _ in range(30):
         _sent(rig)
     rig.worker({"run": _nothing}, meddled(rig.driver, outage))
-    outage.is_on.set()  # after the start, at which the codec is checked
+    outage.begin()  # after the start, at which the codec is checked
 
     rig.run(60)
 

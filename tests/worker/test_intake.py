@@ -121,14 +121,14 @@ def test_room_is_made_as_soon_as_an_outcome_is_on_its_way(driver: Driver) -> Non
 
 def test_a_store_that_takes_no_outcomes_gives_no_more_jobs(driver: Driver) -> None:
     outage = Outage("settle")
-    outage.is_on.set()
+    outage.begin()
     jobs = [enqueue(driver, "run") for _ in range(9)]
     began: list[JobId] = []
 
     with at_work(meddled(driver, outage), {"run": lambda job: began.append(job.id)}, concurrency=2):
         wait_until(lambda: len(outage.refused) > 2)
         held = len(began)
-        outage.is_on.clear()
+        outage.end()
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
     assert held <= 4

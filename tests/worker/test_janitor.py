@@ -139,13 +139,13 @@ def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(driver: Driv
 
 def test_a_store_that_is_away_ends_no_janitor(driver: Driver) -> None:
     outage = Outage()
-    outage.is_on.set()
+    outage.begin()
     job_id = enqueue(driver, "run", max_attempts=1)
     _hold(driver, SOON)
 
     with at_work(meddled(driver, outage), {}, lease=SHORT):
         wait_until(lambda: outage.refused.count("claim_duty") > 1)
-        outage.is_on.clear()
+        outage.end()
 
         assert ended(driver, job_id).status is Status.DEAD
 

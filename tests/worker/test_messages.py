@@ -77,12 +77,12 @@ def test_messages_that_cannot_be_declined_are_left_and_come_again() -> None:
     rig = Rig()
     outage = Outage("record_dispatch")
     _paused(rig, 3)
-    outage.is_on.set()
+    outage.begin()
     rig.worker({"run": _nothing}, meddled(rig.driver, outage))
     rig.run(V / 2)
     assert (rig.left(), set(outage.refused)) == (3, {"record_dispatch"})
 
-    outage.is_on.clear()
+    outage.end()
     rig.run(V)
 
     assert (rig.left(), rig.failed) == (0, [])

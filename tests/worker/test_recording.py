@@ -43,14 +43,14 @@ def test_a_success_is_told_only_after_its_commit(driver: Driver) -> None:
 
 def test_an_outcome_whose_reply_was_lost_is_recorded_and_told_once(driver: Driver) -> None:
     outage, facts = Outage("settle", commits=True), list[Any]()
-    outage.is_on.set()
+    outage.begin()
 
     with at_work(meddled(driver, outage), {"run": _nothing}, hooks=[facts.append]):
         job_id = enqueue(driver, "run")
         wait_until(lambda: len(outage.refused) > 0)
         assert stored(driver, job_id).status is Status.SUCCEEDED
         assert [type(fact) for fact in facts] == [JobClaimed]
-        outage.is_on.clear()
+        outage.end()
         wait_until(lambda: len(facts) == 2)
 
     assert [type(fact) for fact in facts] == [JobClaimed, JobSucceeded]
@@ -80,13 +80,13 @@ def test_a_worker_whose_store_is_away_keeps_what_it_has_takes_nothing_and_goes_o
     with at_work(meddled(driver, outage), {"run": run}):
         first = enqueue(driver, "run")
         wait_until(lambda: ran == [first])
-        outage.is_on.set()
+        outage.begin()
         second = enqueue(driver, "run")
         may_end.set()
         wait_until(lambda: outage.refused.count("settle") > 1)
         assert stored(driver, first).status is Status.PROCESSING
         assert ran == [first]
-        outage.is_on.clear()
+        outage.end()
         jobs = [ended(driver, job_id) for job_id in (first, second)]
 
     assert [(job.status, job.attempt_count) for job in jobs] == [(Status.SUCCEEDED, 1)] * 2
@@ -94,12 +94,12 @@ def test_a_worker_whose_store_is_away_keeps_what_it_has_takes_nothing_and_goes_o
 
 def test_an_outcome_that_could_not_be_recorded_before_its_lease_ended_is_made_again(driver: Driver) -> None:
     outage = Outage("settle", "extend")
-    outage.is_on.set()
+    outage.begin()
 
     with at_work(meddled(driver, outage), {"run": _nothing}, lease=SHORT):
         job_id = enqueue(driver, "run")
         wait_until(lambda: stored(driver, job_id).attempt_count > 1)
-        outage.is_on.clear()
+        outage.end()
         job = ended(driver, job_id)
 
     assert job.status is Status.SUCCEEDED
@@ -109,11 +109,11 @@ def test_an_outcome_that_could_not_be_recorded_before_its_lease_ended_is_made_ag
 def test_jobs_of_a_call_whose_reply_was_lost_run_all_the_same(driver: Driver) -> None:
     outage = Outage("reserve", commits=True)
     jobs = [enqueue(driver, "run") for _ in range(3)]
-    outage.is_on.set()
+    outage.begin()
 
     with at_work(meddled(driver, outage), {"run": _nothing}, concurrency=3):
         wait_until(lambda: len(outage.refused) > 0)
-        outage.is_on.clear()
+        outage.end()
         ran = [ended(driver, job_id) for job_id in jobs]
 
     assert [(job.status, job.attempt_count) for job in ran] == [(Status.SUCCEEDED, 1)] * 3
@@ -150,12 +150,12 @@ def test_an_outcome_that_the_store_cannot_hold_does_not_hold_up_the_others(drive
 
 def test_a_success_survives_a_store_that_fails_in_unknown_ways(driver: Driver) -> None:
     outage = Outage("settle", error=RuntimeError("SQLSTATE 58030"))
-    outage.is_on.set()
+    outage.begin()
 
     with at_work(meddled(driver, outage), {"run": _nothing}, concurrency=4):
         jobs = [enqueue(driver, "run") for _ in range(4)]
         wait_until(lambda: len(outage.refused) > 8)
-        outage.is_on.clear()
+        outage.end()
         ran = [ended(driver, job_id) for job_id in jobs]
 
     assert [(job.status, job.attempt_count) for job in ran] == [(Status.SUCCEEDED, 1)] * 4

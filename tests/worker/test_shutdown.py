@@ -150,12 +150,12 @@ def test_jobs_that_were_asked_for_before_and_came_after_are_given_back(driver: D
 def test_jobs_of_a_call_whose_reply_was_lost_are_given_back(driver: Driver) -> None:
     outage, ran = Outage("reserve", "claim", "read_back", commits=True), list[Any]()
     worker = worker_for(meddled(driver, outage), {"run": ran.append})
-    outage.is_on.set()
+    outage.begin()
     job_id = enqueue(driver, "run")
     worker.start()
     wait_until(lambda: "read_back" in outage.refused)
     worker.begin_stop(LONG)
-    outage.is_on.clear()
+    outage.end()
 
     worker.stop(LONG)
     assert ran == []
@@ -175,7 +175,7 @@ def test_a_store_that_never_comes_back_does_not_keep_a_worker_from_stopping(driv
     worker.start()
     job_id = enqueue(driver, "run")
     wait()
-    outage.is_on.set()
+    outage.begin()
     start = time.monotonic()
     worker.stop(NOW)
 

@@ -202,7 +202,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_is_thrown_away(driver: 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
 def test_a_handler_is_stopped_before_its_lease_ends_when_the_store_is_away(driver: Driver, colour: str) -> None:
     endless, outage = Endless(), Outage("extend")
-    outage.is_on.set()
+    outage.begin()
 
     with at_work(meddled(driver, outage), {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False):
         job_id = enqueue(driver, "run")
@@ -222,10 +222,10 @@ def test_a_beat_that_fails_now_and_then_costs_no_lease(driver: Driver) -> None:
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         for _ in range(3):
-            outage.is_on.set()
+            outage.begin()
             beats = len(outage.refused)
             wait_until(lambda beats=beats: len(outage.refused) > beats)  # type: ignore[misc]
-            outage.is_on.clear()
+            outage.end()
             expires_at = stored(driver, job_id).lease_expires_at
             wait_until(lambda expires_at=expires_at: stored(driver, job_id).lease_expires_at != expires_at)  # type: ignore[misc]
         endless.may_end.set()

@@ -153,18 +153,38 @@ def meddled(driver: Driver, meddle: Meddle) -> Driver:
 
 
 class Outage:
-    """A store that is out of reach, or raises *error*, while ``is_on`` is set: for these *verbs*, or for all."""
+    """A store that is unavailable, or raises *error*, between ``begin`` and ``end``: for these *verbs*, or for all."""
 
     def __init__(self, *verbs: str, commits: bool = False, error: Exception | None = None) -> None:
         self._verbs = verbs
         self._commits = commits
         self._error = error or StoreUnavailable("unplugged by a test")
-        self.is_on = threading.Event()
+        self._changed = threading.Condition()
+        self._is_on = False
+        self._running = 0
         self.refused: list[str] = []
 
+    def begin(self) -> None:
+        """Return when no call that began earlier is still running: it could claim what the test enqueues next."""
+        with self._changed:
+            self._is_on = True
+            assert self._changed.wait_for(lambda: not self._running, LIMIT)
+
+    def end(self) -> None:
+        with self._changed:
+            self._is_on = False
+
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
-        if not self.is_on.is_set() or (self._verbs and verb not in self._verbs):
-            return call()
+        with self._changed:
+            refuses = self._is_on and (not self._verbs or verb in self._verbs)
+            self._running += not refuses
+        if not refuses:
+            try:
+                return call()
+            finally:
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify_all()
         if self._commits:
             call()  # it is the reply that is lost
         self.refused.append(verb)
