@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.requests import HTTPConnection
 
 from taskharbor._version import __version__
-from taskharbor.api import batch, deadletters, docs, events, health, jobs, queues, schedules, stats, steering
+from taskharbor.api import deadletters, docs, events, health, jobs, queues, schedules, stats, steering
 from taskharbor.api.backend import StoreGateway
 from taskharbor.api.feed import EventFeed
 from taskharbor.api.problems import add_handlers
@@ -59,8 +59,18 @@ def create_app(
         only_local_hosts=only_local_hosts,
         max_body=max_body,
     )
-    for each in (batch, jobs, steering, events, deadletters, queues, schedules, stats, health, docs):
-        app.router.routes.extend(each.router.routes)  # the routes themselves: each has to know what it needs
+    for router in (
+        jobs.router,
+        steering.router,
+        events.router,
+        deadletters.router,
+        queues.router,
+        schedules.router,
+        stats.router,
+        health.health_router,
+        docs.router,
+    ):
+        app.router.routes.extend(router.routes)  # the routes themselves: each has to know what it needs
     add_handlers(app)
     app.openapi = partial(docs.document, app)  # type: ignore[method-assign]
     return app

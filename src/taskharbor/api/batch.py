@@ -58,7 +58,7 @@ async def create_many(request: ApiRequest, body: BatchBody) -> Response:
         await request.api.store.record_audit(
             request.caller, "jobs.enqueue-many", f"{len(new)} jobs", first=str(new[0].id), last=str(new[-1].id)
         )
-    return reply_bytes(await compute(_written, len(new), outcomes))
+    return reply_bytes(await compute(_batch_answer, len(new), outcomes))
 
 
 def _all_or_none(jobs: list[Any]) -> list[JobRequest]:
@@ -118,7 +118,7 @@ def _answer(answer: object) -> Outcome:
     return answer
 
 
-def _written(stored: int, outcomes: list[Outcome]) -> bytes:
+def _batch_answer(stored: int, outcomes: list[Outcome]) -> bytes:
     return json_bytes({"stored": stored, "results": [_shown(each) for each in outcomes]})
 
 

@@ -16,19 +16,19 @@ from taskharbor.api.replying import json_response
 from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, requires_scope
 from taskharbor.core.errors import TaskHarborError
 
-router: Final = APIRouter(tags=["health"], route_class=ApiRoute)
+health_router: Final = APIRouter(tags=["health"], route_class=ApiRoute)
 READY_TIMEOUT_SECONDS: Final = 3.0  # seconds
 _OK: Final = {200: (shapes.Health, {"status": "ok"})}
 
 
-@router.get("/livez", summary="Is the process alive?", **describe(_OK))
+@health_router.get("/livez", summary="Is the process alive?", **describe(_OK))
 @requires_scope(PUBLIC)
 async def livez() -> Response:
     """Answer at all: the event loop turns. A store that is out of reach is no reason to restart."""
     return json_response({"status": "ok"})
 
 
-@router.get("/readyz", summary="Is it any use?", **describe(_OK))
+@health_router.get("/readyz", summary="Is it any use?", **describe(_OK))
 @requires_scope(PUBLIC)
 async def readyz(request: ApiRequest) -> Response:
     """Answer 200 where the store answers, and 503 where it does not."""

@@ -165,10 +165,10 @@ async def reply_page(request: ApiRequest, wanted: JobFilter, cursor: str | None,
     """Answer with a page of jobs and the cursor of the next."""
     store = request.api.store
     after = None if cursor is None else JobId(UUID(bytes=urlsafe_b64decode(cursor + "==")))
-    return reply_bytes(await store.page(_written, store, wanted, limit=limit, after=after, root=request.root))
+    return reply_bytes(await store.page(_page_answer, store, wanted, limit=limit, after=after, root=request.root))
 
 
-def _written(store: StoreGateway, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
+def _page_answer(store: StoreGateway, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
     """Read a page and write it as JSON, in one thread: the loop has others to serve meanwhile."""
     page = store.inspector.find(wanted, limit=limit, after=after)
     following = None if page.after is None else urlsafe_b64encode(page.after.bytes).decode().rstrip("=")

@@ -116,11 +116,11 @@ def rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: da
         table.add_column(title, justify="right" if is_number(column) else "left", no_wrap=title in {"id", "queue"})
     for row in rows:
         # Text, and not str: words of others must not be read as markup.
-        table.add_row(*(Text(format_relative(cell, now), style=_color(cell)) for cell in row))
+        table.add_row(*(Text(format_relative(cell, now), style=_cell_color(cell)) for cell in row))
     return table
 
 
-def _color(cell: Cell) -> str:
+def _cell_color(cell: Cell) -> str:
     return _COLORS.get(cell, "") if isinstance(cell, Status) else ""
 
 

@@ -18,15 +18,15 @@ MAX_CRON: Final = 200
 def cron_problem(cron: object) -> Problem | None:
     """Say what is wrong with an expression: which field, and what may stand there; or that it never fires."""
     if not isinstance(cron, str):
-        return _problem(cron, "must be a str")
+        return _invalid_cron(cron, "must be a str")
     if cron.strip() in _NICKNAMES:
-        return _problem(cron, f"write {_NICKNAMES[cron.strip()]!r}")
+        return _invalid_cron(cron, f"write {_NICKNAMES[cron.strip()]!r}")
     fields = cron.split()
     if len(cron) > MAX_CRON:
-        return _problem(f"{cron[:20]}...", f"must have at most {MAX_CRON} characters")
+        return _invalid_cron(f"{cron[:20]}...", f"must have at most {MAX_CRON} characters")
     if len(fields) != len(_ALLOWED):
-        return _problem(cron, f"must have five fields ({', '.join(_ALLOWED)}), and has {len(fields)}")
-    return None if _fires(fields) else _problem(cron, _why_not(fields))
+        return _invalid_cron(cron, f"must have five fields ({', '.join(_ALLOWED)}), and has {len(fields)}")
+    return None if _fires(fields) else _invalid_cron(cron, _why_not(fields))
 
 
 def _fires(fields: list[str]) -> bool:
@@ -49,7 +49,7 @@ def _help(field: str, name: str) -> str:
     return _ALLOWED[name]
 
 
-def _problem(cron: object, rule: str) -> Problem:
+def _invalid_cron(cron: object, rule: str) -> Problem:
     return Problem(field="cron", value=repr(cron), rule=rule)
 
 

@@ -27,17 +27,17 @@ def zone_named(timezone: str) -> tzinfo | None:
 def zone_problem(timezone: object) -> Problem | None:
     """Say that a time zone is unknown, and which one was perhaps meant."""
     if not isinstance(timezone, str):
-        return _problem(timezone, "must be a str, such as 'Europe/Paris'")
+        return _invalid_zone(timezone, "must be a str, such as 'Europe/Paris'")
     if zone_named(timezone) is not None:
         return None
     from zoneinfo import available_timezones  # noqa: PLC0415  as above
 
     known = available_timezones()
     if not known:
-        return _problem(timezone, "this machine knows no time zones but UTC: install tzdata")
+        return _invalid_zone(timezone, "this machine knows no time zones but UTC: install tzdata")
     near = _near(timezone, known)
     rule = f"did you mean {' or '.join(map(repr, near))}?" if near else "write one such as 'Europe/Paris' or 'UTC'"
-    return _problem(timezone, f"there is no such time zone; {rule}")
+    return _invalid_zone(timezone, f"there is no such time zone; {rule}")
 
 
 def _near(timezone: str, known: set[str]) -> list[str]:
@@ -47,5 +47,5 @@ def _near(timezone: str, known: set[str]) -> list[str]:
     return sorted(by_city)[:2] or [lower[near] for near in get_close_matches(wanted, lower, n=1)]
 
 
-def _problem(timezone: object, rule: str) -> Problem:
+def _invalid_zone(timezone: object, rule: str) -> Problem:
     return Problem(field="timezone", value=repr(timezone), rule=rule)

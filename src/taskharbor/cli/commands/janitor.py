@@ -37,10 +37,10 @@ def janitor(*, app: str | None, url: str | None, as_json: bool, sqs: bool) -> No
     with loaded or Harbor() as harbor, sqs_transport() if sqs else nullcontext() as transport:
         if url is not None:
             harbor.use_store(url)
-        _run(harbor, transport)
+        _run_janitor(harbor, transport)
 
 
-def _run(harbor: Harbor, transport: Transport | None) -> None:
+def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
     import logging
 
     from taskharbor.deadletters import relay_for

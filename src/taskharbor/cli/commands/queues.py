@@ -27,7 +27,7 @@ def queues() -> None:
 @queues.command(name="list")
 @url_option
 @json_option
-def list_(*, url: str, as_json: bool) -> None:
+def list_queues(*, url: str, as_json: bool) -> None:
     """List every queue that holds jobs or is paused.
 
     Counts are as of a few seconds ago.

@@ -96,7 +96,7 @@ def worker(*, app: str | None, url: str | None, as_json: bool, sqs: bool, **opti
             harbor.use_store(url)
         made = _worker(harbor, transport, **options)
         loaded(made)
-        _run(made, options["grace"])
+        _run_worker(made, options["grace"])
 
 
 def _worker(
@@ -130,7 +130,7 @@ def _in_all(queues: Mapping[str, int | None]) -> int:
     return sum(limits) if len(limits) == len(queues) else max([CONCURRENCY, *limits])
 
 
-def _run(worker: Worker, grace: timedelta) -> None:
+def _run_worker(worker: Worker, grace: timedelta) -> None:
     import logging
 
     from taskharbor.service import run_until_signal

@@ -15,7 +15,7 @@ def workers() -> None:
 @workers.command(name="list")
 @url_option
 @json_option
-def list_(*, url: str, as_json: bool) -> None:
+def list_workers(*, url: str, as_json: bool) -> None:
     """List the workers that were heard of lately, and what each runs.
 
     With --json: {"workers": [...]}, each as the API shows it.
