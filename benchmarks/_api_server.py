@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.api import create_app
-from taskharbor.api.serving import ApiServer, open_socket
+from taskharbor.api.server import ApiServer, open_socket
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:

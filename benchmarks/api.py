@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.postgres import compared, drain, execute, fill, store
-from taskharbor.core.answers import Settlement
+from taskharbor.api_keys import issue_key
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
-from taskharbor.keys import issue_key
+from taskharbor.core.results import Settlement
 from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:

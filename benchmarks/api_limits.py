@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.postgres import store
 from taskharbor import Client, JobRequest
-from taskharbor.keys import issue_key
+from taskharbor.api_keys import issue_key
 from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:

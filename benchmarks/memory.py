@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taskharbor import Client, JobRequest, JsonCodec, MemoryDriver
-from taskharbor.core.answers import Settlement
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,14 +18,14 @@ import psycopg
 
 from benchmarks import _postgres_raw as raw
 from taskharbor import Client, JobRequest
-from taskharbor.core.answers import Settlement
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.address import ServerAddress
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.server import ServerAddress
 from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:

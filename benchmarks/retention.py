@@ -16,14 +16,14 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from taskharbor.core.answers import Settlement
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.address import ServerAddress
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.server import ServerAddress
 from taskharbor.janitor import RETENTION, STATS_RETENTION, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.postgres import PostgresServer

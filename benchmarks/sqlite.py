@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from taskharbor.core.answers import Settlement
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.claiming import TAKE_ANY
-from taskharbor.drivers.sqlite.inserting import INSERT_JOB
-from taskharbor.drivers.sqlite.settling import ACK
+from taskharbor.drivers.sqlite.claim import TAKE_ANY
+from taskharbor.drivers.sqlite.insert import INSERT_JOB
+from taskharbor.drivers.sqlite.settle import ACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import NewJob
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.listening import DATA_VERSION_POLL, ChangeWatch, SqliteListener
-from taskharbor.drivers.sqlite.ringing import SqliteNotifier
+from taskharbor.drivers.sqlite.notify import DATA_VERSION_POLL, ChangeWatch, SqliteListener, SqliteNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable

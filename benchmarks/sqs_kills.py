@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import _sqs
 from taskharbor.core.states import FINAL, Status
-from taskharbor.deadletters import OUTBOX_LOCK
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
+from taskharbor.outbox import OUTBOX_LOCK
 from tests.delivery.test_endpoint import control, process
 from tests.waiting import wait_until
 from tests.worker.fleet import LIMIT, Fleet

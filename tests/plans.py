@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 import psycopg
 
-from taskharbor.core.answers import Declined, JobFilter, Published, Sent, Settlement, Unsent
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import AuditEntry, Lease, Progress
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Declined, JobFilter, Published, Sent, Settlement, Unsent
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, RESEND, new_job

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import psycopg
 
 from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres.address import ServerAddress
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.server import ServerAddress
 from taskharbor.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor import Client, JobRequest, MemoryDriver, Status, awaiting
-from taskharbor.awaiting import JobWatcher
-from taskharbor.core.answers import Settlement
+from taskharbor import Client, JobRequest, MemoryDriver, Status
 from taskharbor.core.errors import JobNotFound, ResultTimeout, StoreUnavailable
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Progress
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.watcher import MAX_POLL_JOBS, MAX_POLL_SECONDS, JobWatcher
 from tests.forking import in_a_child
 from tests.postgres import emptied
 from tests.waiting import LIMIT, wait_until
@@ -185,7 +185,7 @@ def test_a_thousand_waits_take_one_thread_and_few_statements(
 
     assert {job.id for job in jobs} == {claim.job.id for claim in claims}
     assert threads == [1]
-    assert max(window.asked) <= awaiting.MAX_POLL_JOBS
+    assert max(window.asked) <= MAX_POLL_JOBS
     assert statements[0] < 30
 
 
@@ -260,13 +260,13 @@ def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
         watcher.wait(job_id, timedelta(seconds=1))
 
     # After 10, 30, 70, 150, 310, 560 and 810 ms; a slow machine looks less often.
-    assert 1 <= len(window.asked) <= 7 + (time.monotonic() - start - 1) / awaiting.MAX_POLL_SECONDS
+    assert 1 <= len(window.asked) <= 7 + (time.monotonic() - start - 1) / MAX_POLL_SECONDS
 
 
 def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
     driver: MemoryDriver, window: Window, watcher: JobWatcher, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(awaiting, "MAX_POLL_SECONDS", LIMIT)
+    monkeypatch.setattr(watcher, "MAX_POLL_SECONDS", LIMIT)
     never, soon = enqueued(driver), enqueued(driver)
     waiting = pool.submit(watcher.wait, never, LONG)
     wait_until(lambda: len(window.asked) >= 7)  # the next look is 1.28 s away

@@ -16,7 +16,6 @@ from uuid import UUID
 import pytest
 
 from taskharbor import Client, Enqueued, JobRequest, JsonCodec, MemoryDriver, RetryPolicy, Status
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import (
     CodecMismatch,
     EnqueueRefused,
@@ -25,9 +24,10 @@ from taskharbor.core.errors import (
     PayloadNotDecodable,
     StoreUnavailable,
 )
-from taskharbor.core.facts import JobEnqueued
+from taskharbor.core.hooks import JobEnqueued
 from taskharbor.core.ids import JobId, new_job_id
 from taskharbor.core.model import Job, NewJob
+from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.clock import ManualClock
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskharbor.core.codec import Codec
-    from taskharbor.core.facts import HookEvent
+    from taskharbor.core.hooks import HookEvent
 
 HOUR: Final = timedelta(hours=1)
 NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -16,12 +16,12 @@ import psycopg
 import pytest
 
 from taskharbor import Client, Enqueued, JobRequest, MemoryDriver
-from taskharbor.coalescing import batch, crew, line
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import EnqueueRefused, IdempotencyConflict, InvalidRequest, StoreUnavailable
-from taskharbor.core.facts import JobEnqueued
+from taskharbor.core.hooks import JobEnqueued
+from taskharbor.core.results import JobFilter
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.group_commit import aio, sync
 from tests.forking import in_a_child
 from tests.postgres import emptied
 from tests.waiting import LIMIT, wait_until
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from pathlib import Path
 
-    from taskharbor.core.facts import HookEvent
+    from taskharbor.core.hooks import HookEvent
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
 
@@ -72,7 +72,7 @@ class Gated(PostgresDriver):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        line, "LEADER_TIMEOUT_SECONDS", LIMIT
+        sync, "LEADER_TIMEOUT_SECONDS", LIMIT
     )  # a slow machine must not look like a leader that is gone
 
 
@@ -217,7 +217,7 @@ def wait_for(callers: Sequence[Future[Enqueued]]) -> None:
 def test_a_batch_has_a_bounded_number_of_jobs(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "MAX_BATCH_JOBS", 10)
+    monkeypatch.setattr(sync, "MAX_BATCH_JOBS", 10)
     first, behind = gathered(client, driver, pool, *[request()] * 25)
 
     driver.may_go.set()
@@ -230,7 +230,7 @@ def test_a_batch_has_a_bounded_number_of_jobs(
 def test_a_batch_has_a_bounded_number_of_bytes_or_one_job(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(sync, "MAX_BATCH_BYTES", 100)
     payloads = ["small", "small", "x" * 90, "x" * 200, "small"]
     first, behind = gathered(client, driver, pool, *(request(payload=each) for each in payloads))
 
@@ -406,7 +406,7 @@ def test_ctrl_c_while_waiting_takes_the_job_back_and_holds_up_nobody(
 def test_a_signal_handler_that_enqueues_does_not_wait_for_the_leader_it_interrupted(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "LEADER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", 0.05)
     handled: list[Enqueued] = []
 
     def ring(interrupt: Callable[[], float]) -> None:
@@ -427,7 +427,7 @@ def test_a_leader_that_does_not_come_back_holds_up_those_behind_it_for_a_moment_
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, behind = gathered(client, driver, pool)
-    monkeypatch.setattr(line, "LEADER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", 0.05)
 
     behind = [pool.submit(client.enqueue, request()) for _ in range(3)]
 
@@ -437,10 +437,10 @@ def test_a_leader_that_does_not_come_back_holds_up_those_behind_it_for_a_moment_
 
 
 def test_who_is_never_answered_is_told_that_nobody_knows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "LEADER_TIMEOUT_SECONDS", 0.01)
-    monkeypatch.setattr(line, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(sync, "GIVE_UP_SECONDS", 0.05)
     monkeypatch.setattr(
-        line.GroupCommit, "_has_room", lambda _: False
+        sync.GroupCommit, "_has_room", lambda _: False
     )  # as if a leader had vanished, and kept its place
 
     with pytest.raises(StoreUnavailable, match="was not heard of since"):
@@ -848,7 +848,7 @@ def test_closing_a_client_ends_its_threads_and_not_its_driver(driver: Gated) -> 
 def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves_and_come_back(
     client: Client, driver: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(aio, "IDLE_SECONDS", 0.01)
     driver.may_go.set()
 
     run(client.aenqueue(request()))

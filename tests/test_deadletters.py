@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.deadletters import OutboxRelay, publish_to
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, ItemFailure, TransportRefused
+from taskharbor.outbox import OutboxRelay, publish_to
 from tests.ringing import Rig
 from tests.worker.working import Outage, meddled
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Death
 from taskharbor.core.model import PUBLISHER_AWAY
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
+from taskharbor.core.results import Death
 from taskharbor.core.states import Status
-from taskharbor.deadletters import close_unpublished, purge
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.schema import MIGRATIONS as SQLITE_MIGRATIONS
 from taskharbor.drivers.sqlite.schema import SqliteSchema
+from taskharbor.outbox import close_unpublished, purge
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import LEASE, LOCK, TEN_YEARS, Subject
 from tests.postgres import database, schema_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskharbor import Status
-from taskharbor.cli.demo.effects import Effect, What
+from taskharbor.cli.demo.handlers import Effect, What
 from taskharbor.cli.demo.ledger import Ledger, ledger
 from taskharbor.core.model import AttemptOutcome
 

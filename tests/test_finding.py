@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskharbor.core.answers import JobFilter, Settlement, scan_limit
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import JobFilter, Settlement, scan_limit
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE, Subject, new_job
 from tests.conformance import test_drivers

@@ -6,8 +6,8 @@ from typing import Any, Final
 import pytest
 
 from taskharbor import MemoryDriver
+from taskharbor.api_keys import SCOPES, KeyCache, is_allowed, issue_key, key_digest
 from taskharbor.core.errors import UsageError
-from taskharbor.keys import SCOPES, KeyCache, is_allowed, issue_key, key_digest
 from taskharbor.testing.clock import ManualClock
 
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor import MemoryDriver
-from taskharbor.core.answers import JobFilter, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Claim
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import JobFilter, Settlement
 from taskharbor.testing.conformance.subject import LEASE, LOCK, PATIENCE, new_job
 
 if TYPE_CHECKING:

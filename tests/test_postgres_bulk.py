@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest, JsonCodec
-from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import IdempotencyConflict, InvalidRequest
-from taskharbor.drivers.postgres import PostgresDriver, inserting
-from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
+from taskharbor.core.results import Enqueued
+from taskharbor.drivers.postgres import PostgresDriver, insert
+from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.testing.conformance.subject import new_job
 from tests.postgres import emptied
 
@@ -99,7 +99,7 @@ PAUSE = 0.005  # seconds that the server takes for each job
 
 @pytest.fixture
 def _small_statements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inserting, "MAX_STATEMENT_JOBS", PORTION)
+    monkeypatch.setattr(insert, "MAX_STATEMENT_JOBS", PORTION)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def test_what_was_stored_by_many_statements_is_found_by_a_repeat(url: str, drive
 def test_large_payloads_are_stored_by_several_statements_in_one_transaction(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inserting, "MAX_STATEMENT_BYTES", 1_000)
+    monkeypatch.setattr(insert, "MAX_STATEMENT_BYTES", 1_000)
     jobs = [*many(10, payload=b"1" * 400), new_job(type="bad")]
     before = driver.statements
 

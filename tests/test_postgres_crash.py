@@ -18,10 +18,10 @@ from uuid import UUID
 
 import psycopg
 
-from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver

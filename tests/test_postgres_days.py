@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Enqueued
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres import PostgresDriver, days
+from taskharbor.drivers.postgres import PostgresDriver, partitions
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.pruning import RETENTION
+from taskharbor.testing.conformance.retention import RETENTION
 from taskharbor.testing.conformance.subject import Subject, new_job
 from tests.postgres import database, schema_at
 from tests.test_postgres_retention import (
@@ -70,7 +70,7 @@ def as_subject(driver: PostgresDriver, clock: ManualClock) -> Subject:
 
 @pytest.fixture
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(days, "SCAN_BATCH", 2)
+    monkeypatch.setattr(partitions, "SCAN_BATCH", 2)
 
 
 def busy_day(subject: Subject) -> int:

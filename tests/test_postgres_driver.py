@@ -21,18 +21,18 @@ import pytest
 from psycopg.rows import dict_row
 
 from taskharbor import Client, JobRequest
-from taskharbor.core.answers import Enqueued, Expired, Extended, JobFilter, Skipped
 from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Progress
+from taskharbor.core.results import Enqueued, Expired, Extended, JobFilter, Skipped
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres import PostgresDriver, lines
-from taskharbor.drivers.postgres.claiming import place
-from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
+from taskharbor.drivers.postgres import PostgresDriver, claim
+from taskharbor.drivers.postgres.claim import place
+from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.racing import race
+from taskharbor.testing.conformance.races import race
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import database, emptied, schema_at
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim, Job, NewJob
-    from taskharbor.drivers.postgres.claiming import Place
+    from taskharbor.drivers.postgres.claim import Place
 
 SHORT: Final = timedelta(seconds=1)
 NONE: Final = timedelta(0)
@@ -477,7 +477,7 @@ def waits_for_a_lock(url: str) -> bool:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The one by which the place in the line is forgotten."""
     now = [1_000.0]
-    monkeypatch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(claim, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -493,12 +493,12 @@ def line_of(driver: PostgresDriver, count: int, **fields: Any) -> list[NewJob]:
 
 def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: PostgresDriver, clock: list[float]) -> None:
     line_of(driver, 200, priority=5)
-    reserve(driver, limit=lines.MIN_CURSOR_BATCH)
+    reserve(driver, limit=claim.MIN_CURSOR_BATCH)
     [urgent] = line_of(driver, 1, priority=0)
 
-    at_once = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
-    clock[0] += lines.MIN_RESCAN_SECONDS + 0.01
-    later = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
+    at_once = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
+    clock[0] += claim.MIN_RESCAN_SECONDS + 0.01
+    later = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
 
     assert urgent.id not in ids(at_once)
     assert ids(later)[0] == urgent.id
@@ -507,43 +507,43 @@ def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: Post
 @pytest.mark.parametrize(
     ("usual", "took", "rests_for"),
     [
-        (0.001, 0.002, lines.MIN_RESCAN_SECONDS),
-        (0.3, 0.3, lines.MIN_RESCAN_SECONDS),
+        (0.001, 0.002, claim.MIN_RESCAN_SECONDS),
+        (0.3, 0.3, claim.MIN_RESCAN_SECONDS),
         (0.1, 0.2, 5.0),
-        (0.001, 5.0, lines.MAX_RESCAN_SECONDS),
+        (0.001, 5.0, claim.MAX_RESCAN_SECONDS),
     ],
     ids=["a quick look", "one as slow as every batch", "one that passes dead entries", "one that passes very many"],
 )
 def test_the_more_a_look_at_the_head_takes_than_a_batch_from_a_place_the_later_comes_the_next(
     usual: float, took: float, rests_for: float, driver: PostgresDriver, clock: list[float]
 ) -> None:
-    line_of(driver, lines.MIN_CURSOR_BATCH)
-    batch = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
-    line = lines.ScanCursors()
+    line_of(driver, claim.MIN_CURSOR_BATCH)
+    batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
+    line = claim.ScanCursors()
 
     def take(seconds: float) -> Place | None:
-        start = line.start("default", lines.MIN_CURSOR_BATCH)
+        start = line.start("default", claim.MIN_CURSOR_BATCH)
         clock[0] += seconds
-        line.note("default", batch, limit=lines.MIN_CURSOR_BATCH, start=start)
+        line.note("default", batch, limit=claim.MIN_CURSOR_BATCH, start=start)
         return start.place
 
     assert [take(took), take(usual)] == [None, place(batch[-1])]
-    clock[0] += lines.MIN_RESCAN_SECONDS
+    clock[0] += claim.MIN_RESCAN_SECONDS
     assert take(took) is None
 
     clock[0] += rests_for - 0.01
-    assert line.start("default", lines.MIN_CURSOR_BATCH).place == place(batch[-1])
+    assert line.start("default", claim.MIN_CURSOR_BATCH).place == place(batch[-1])
     clock[0] += 0.02
-    assert line.start("default", lines.MIN_CURSOR_BATCH).place is None
+    assert line.start("default", claim.MIN_CURSOR_BATCH).place is None
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_job_before_the_place_in_the_line_is_found_by_a_batch_that_comes_back_short(driver: PostgresDriver) -> None:
     line = line_of(driver, 60, priority=5)
-    reserve(driver, limit=lines.MIN_CURSOR_BATCH)
+    reserve(driver, limit=claim.MIN_CURSOR_BATCH)
     [urgent] = line_of(driver, 1, priority=0)
 
-    batch = reserve(driver, limit=lines.MIN_CURSOR_BATCH)
+    batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
 
     assert sorted(ids(batch)) == sorted([urgent.id, *[job.id for job in line[50:]]])
     assert [place(claim) for claim in batch] == sorted(place(claim) for claim in batch)
@@ -552,10 +552,10 @@ def test_a_job_before_the_place_in_the_line_is_found_by_a_batch_that_comes_back_
 @pytest.mark.usefixtures("clock")
 def test_small_batches_begin_at_the_head_of_the_line(driver: PostgresDriver) -> None:
     line_of(driver, 200, priority=5)
-    reserve(driver, limit=lines.MIN_CURSOR_BATCH)
+    reserve(driver, limit=claim.MIN_CURSOR_BATCH)
     [urgent] = line_of(driver, 1, priority=0)
 
-    assert ids(reserve(driver, limit=lines.MIN_CURSOR_BATCH - 1))[0] == urgent.id
+    assert ids(reserve(driver, limit=claim.MIN_CURSOR_BATCH - 1))[0] == urgent.id
 
 
 @pytest.mark.usefixtures("clock")
@@ -564,7 +564,7 @@ def test_batches_follow_each_other_in_the_order_of_the_line(driver: PostgresDriv
     random.Random(7).shuffle(jobs)
     driver.insert(jobs)
 
-    batches = [reserve(driver, limit=lines.MIN_CURSOR_BATCH) for _ in range(5)]
+    batches = [reserve(driver, limit=claim.MIN_CURSOR_BATCH) for _ in range(5)]
 
     taken = [place(claim) for batch in batches for claim in batch]
     assert (len(taken), taken) == (200, sorted(taken))
@@ -583,7 +583,7 @@ def test_no_job_is_missed_by_many_who_drain_while_others_insert(driver: Postgres
 
     def drain() -> list[JobId]:
         taken = []
-        while (batch := ids(reserve(driver, limit=lines.MIN_CURSOR_BATCH))) or not is_over.is_set():
+        while (batch := ids(reserve(driver, limit=claim.MIN_CURSOR_BATCH))) or not is_over.is_set():
             taken += batch
         return taken
 

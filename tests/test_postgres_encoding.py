@@ -9,8 +9,7 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.core.errors import UsageError
 from taskharbor.drivers import migrate
 from taskharbor.drivers.connect import connect, schema_for

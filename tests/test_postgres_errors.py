@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import OutcomeNotStorable, StoreUnavailable
+from taskharbor.core.results import JobFilter
 from taskharbor.drivers.postgres import PostgresDriver
 from tests.postgres import database, empty
 from tests.verbs import VERBS, inserting

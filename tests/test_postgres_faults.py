@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.drivers.postgres.server import ReplyLost
 from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.postgres import emptied, schema_at

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.drivers.postgres import PostgresDriver, listening
-from taskharbor.drivers.postgres.hearing import ListenConnection
+from taskharbor.drivers.postgres import PostgresDriver, notify
+from taskharbor.drivers.postgres.notify import ListenConnection
 from tests.postgres import emptied
 from tests.waiting import LIMIT, wait_until
 
@@ -76,7 +76,7 @@ class Noticed:
 def test_closing_a_listener_ends_its_thread_whichever_is_quicker(
     monkeypatch: pytest.MonkeyPatch, kind: type[ListenConnection]
 ) -> None:
-    monkeypatch.setattr(listening, "ListenConnection", kind)
+    monkeypatch.setattr(notify, "ListenConnection", kind)
     with closing(PostgresDriver(emptied())) as driver:
         listener = driver.listen(["default"])
         connection: Any = driver._audience._listen_connection  # noqa: SLF001  not part of the API

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres import PostgresDriver, hearing, ringing
+from taskharbor.drivers.postgres import PostgresDriver, notify
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import PostgresServer
@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from taskharbor.drivers.postgres.listening import PostgresListener
+    from taskharbor.drivers.postgres.notify import PostgresListener
 
 MOMENT: Final = timedelta(milliseconds=50)
 SECOND: Final = timedelta(seconds=1)
@@ -51,8 +51,8 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let listeners test themselves after a moment, and expect to hear themselves soon."""
-    monkeypatch.setattr(hearing, "SELF_TEST_SECONDS", 0.1)
-    monkeypatch.setattr(hearing, "ECHO_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(notify, "SELF_TEST_SECONDS", 0.1)
+    monkeypatch.setattr(notify, "ECHO_TIMEOUT_SECONDS", 0.5)
 
 
 def connection_of(driver: PostgresDriver) -> object:
@@ -164,7 +164,7 @@ def test_a_bell_that_fails_once_rings_the_next_time(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
-        monkeypatch.setattr(ringing, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
+        monkeypatch.setattr(notify, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
         driver.insert([new_job()])
         wait_until(lambda: not driver._bell._queues)  # noqa: SLF001  nothing else shows that it took its turn
         silent = not listener.wait(4 * MOMENT)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.core.errors import SchemaOutOfDate, StoreUnavailable, TaskHarborError, UsageError
 from taskharbor.drivers import migrate
 from taskharbor.drivers.connect import connect

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.awaiting import JobWatcher
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.conformance.subject import new_job
+from taskharbor.watcher import JobWatcher
 from taskharbor.worker import Worker
 from tests.postgres import emptied
 from tests.waiting import LIMIT, wait_until
@@ -24,7 +24,7 @@ from tests.waiting import LIMIT, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskharbor.drivers.postgres.listening import PostgresListener
+    from taskharbor.drivers.postgres.notify import PostgresListener
 
 DEADLINE: Final = timedelta(seconds=5)  # far longer than any ring takes
 MOMENT: Final = timedelta(milliseconds=50)

@@ -16,7 +16,7 @@ import pytest
 from taskharbor import Client, JobRequest
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres import PostgresDriver, outage
-from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
+from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.outage import Outage
 from tests.postgres import emptied
 from tests.proxy import Proxy

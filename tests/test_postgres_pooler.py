@@ -11,25 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Enqueued, JobFilter, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, JobFilter, Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers.connect import connect
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance import (
-    Subject,
-    claiming,
-    dispatching,
-    extending,
-    operating,
-    racing,
-    requeueing,
-    reserving,
-    soaking,
-)
+from taskharbor.testing.conformance import Subject, cancel, claim, dispatch, extend, races, requeue, reserve, soak
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
 from tests.pgbouncer import SERVERS, pooler
 from tests.postgres import database, emptied, server
@@ -43,7 +33,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.testing.conformance.subject import Insert
 
-KIT: Final = [claiming, dispatching, extending, operating, racing, requeueing, reserving, soaking]
+KIT: Final = [claim, dispatch, extend, cancel, races, requeue, reserve, soak]
 CASES: Final = {name: case for module in KIT for name, case in vars(module).items() if name.startswith("test_")}
 CREW: Final = 12
 

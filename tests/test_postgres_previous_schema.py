@@ -15,9 +15,8 @@ import psycopg
 import pytest
 
 from taskharbor import Harbor, RetryPolicy, Status
-from taskharbor.api import serving
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.api import server
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.core.ids import new_token
 from taskharbor.core.retry import Fixed
 from taskharbor.drivers import migrate
@@ -167,7 +166,7 @@ def test_the_api_answers_with_keys_and_without(shop: Shop) -> None:
 
 def test_the_commands_work(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[object] = []
-    monkeypatch.setattr(serving.ApiServer, "run", lambda self, **_: served.append(self))
+    monkeypatch.setattr(server.ApiServer, "run", lambda self, **_: served.append(self))
     job_id: JobId = shop.add.enqueue(1, 2).id
     lines = [
         ["enqueue", "add", "one=1", "other=2"],
@@ -197,7 +196,7 @@ def test_the_commands_work(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 def test_a_worker_goes_on_while_the_newest_migration_is_applied_and_after(
     shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.worker.presence.PERIOD", timedelta(milliseconds=200))
+    monkeypatch.setattr("taskharbor.worker.heartbeats.PERIOD", timedelta(milliseconds=200))
     with shop.working() as worker:
         before = shop.add.enqueue(1, 1)
         assert before.result(timeout=20) == 2

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Enqueued, Published, Settled, Settlement
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, Published, Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.retention import DAYS_AHEAD
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.pruning import RETENTION
+from taskharbor.testing.conformance.retention import RETENTION
 from taskharbor.testing.conformance.subject import TEN_YEARS, TICK, Subject, new_job
 from tests.postgres import database, schema_at
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.core.errors import SchemaOutOfDate, StoreUnavailable, UsageError
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -24,7 +23,7 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance import Subject
-from taskharbor.testing.conformance.pruning import LATEST, RETENTION
+from taskharbor.testing.conformance.retention import LATEST, RETENTION
 from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import binaries
 from tests.plans import Watched, all_day

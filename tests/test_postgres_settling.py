@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.core.answers import JobFilter, Settled, Settlement, Skipped
 from taskharbor.core.errors import LeaseExpired, OutcomeNotStorable, StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import JobFilter, Settled, Settlement, Skipped
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.driver import DEADLINE

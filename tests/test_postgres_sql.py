@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pytest
 
-from taskharbor.core.answers import (
+from taskharbor.core.errors import JobNotFound
+from taskharbor.core.failure import Failure
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import Claim, Progress
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import (
     Dispatch,
     Extended,
     Published,
@@ -21,14 +26,9 @@ from taskharbor.core.answers import (
     Settlement,
     Unsent,
 )
-from taskharbor.core.errors import JobNotFound
-from taskharbor.core.failure import Failure
-from taskharbor.core.ids import new_token
-from taskharbor.core.model import Claim, Progress
-from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.drivers.postgres.failures import ReplyLost
-from taskharbor.testing.conformance.groups import kill
+from taskharbor.drivers.postgres.server import ReplyLost
+from taskharbor.testing.conformance.dead_groups import kill
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, TEN_YEARS
 from tests.conformance.test_drivers import postgres
 from tests.postgres import emptied

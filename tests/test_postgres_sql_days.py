@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Unpublished
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Unpublished
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver

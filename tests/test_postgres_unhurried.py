@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor.core.states import Status
-from taskharbor.drivers.postgres import PostgresDriver, unhurried
+from taskharbor.drivers.postgres import PostgresDriver, partitions
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.pruning import RETENTION
+from taskharbor.testing.conformance.retention import RETENTION
 from tests.pgbouncer import pooler
 from tests.postgres import database, server
 from tests.test_postgres_days import SHORT, as_subject, is_table, slow_down
@@ -20,8 +20,7 @@ from tests.test_postgres_retention import NOON, TODAY, UNTIL_IT_GOES, count, fin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskharbor.drivers.postgres.connection import PostgresPool, Row
-    from taskharbor.drivers.postgres.steps import Steps
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
     from taskharbor.testing.conformance.subject import Subject
 
 
@@ -80,7 +79,7 @@ def test_an_unhurried_statement_has_the_settings_of_all_others_but_for_its_limit
         shown = ", ".join(f"current_setting('{name}')" for name in names)
         return (yield f"SELECT {shown}", {})
 
-    [found] = unhurried.transact(connections_of(slow), settings, patience=timedelta(minutes=3))
+    [found] = partitions.transact(connections_of(slow), settings, patience=timedelta(minutes=3))
 
     assert found == ("3min", "1s", "off", "force_generic_plan")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskharbor.api_keys import issue_key
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS
-from taskharbor.keys import issue_key
 from tests.postgres import database, schema_at
 
 if TYPE_CHECKING:

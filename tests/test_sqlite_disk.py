@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.results import Enqueued
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.conformance.subject import new_job
 from tests.namespaces import call_in

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import StoreUnavailable, UsageError
 from taskharbor.core.model import Job
+from taskharbor.core.results import JobFilter
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite import SqliteDriver, claiming, finding
+from taskharbor.drivers.sqlite import SqliteDriver, claim, search
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
 from taskharbor.drivers.sqlite.rows import EPOCH
 from taskharbor.testing.conformance.subject import new_job
@@ -137,7 +137,7 @@ def plan(file: Path, statement: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize("take", [claiming.TAKE_ANY, claiming.TAKE_HANDLED], ids=["any", "handled"])
+@pytest.mark.parametrize("take", [claim.TAKE_ANY, claim.TAKE_HANDLED], ids=["any", "handled"])
 def test_a_claim_walks_what_waits_in_its_order_and_sorts_nothing(take: str, file: Path) -> None:
     steps = plan(file, take)
 
@@ -158,7 +158,7 @@ def test_the_next_due_time_is_found_by_leaps_over_what_waits(file: Path) -> None
 
 @pytest.mark.usefixtures("driver")
 def test_an_ended_lease_is_found_without_a_look_at_the_history(file: Path) -> None:
-    steps = plan(file, claiming.TAKE_ENDED)
+    steps = plan(file, claim.TAKE_ENDED)
 
     assert "SEARCH th_jobs USING INDEX th_jobs_processing (lease_expires_at<?)" in steps
     assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
@@ -175,9 +175,9 @@ def test_those_who_live_are_counted_without_a_look_at_the_history(file: Path) ->
 
 
 FINDERS: Final = {
-    finding.AT_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
-    finding.AT_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
-    finding.AT_KILLED: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
+    search.AT_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
+    search.AT_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
+    search.AT_KILLED: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
 }
 
 
@@ -192,7 +192,7 @@ def test_a_page_is_walked_in_its_order_and_nothing_is_sorted(statement: str, way
 
 @pytest.mark.usefixtures("driver")
 def test_a_group_of_dead_letters_is_told_without_a_look_at_them_all(file: Path) -> None:
-    steps = plan(file, finding.GROUPS)
+    steps = plan(file, search.GROUPS)
 
     assert not [step for step in steps if step.startswith(("SCAN th_jobs", "SCAN oldest", "SCAN newest"))]
 

@@ -17,8 +17,8 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.connection import SqlitePool
-from taskharbor.drivers.sqlite.ringing import socket_dir
+from taskharbor.drivers.sqlite.notify import socket_dir
+from taskharbor.drivers.sqlite.pool import SqlitePool
 from taskharbor.worker import Worker
 from tests.waiting import LIMIT, wait_until
 

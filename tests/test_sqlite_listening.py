@@ -15,8 +15,7 @@ import pytest
 
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.listening import ChangeWatch, SqliteListener
-from taskharbor.drivers.sqlite.ringing import socket_dir
+from taskharbor.drivers.sqlite.notify import ChangeWatch, SqliteListener, socket_dir
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
 from tests.namespaces import call_in
 

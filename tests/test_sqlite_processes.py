@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId, Token, new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.clock import ManualClock

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import Settled, Settlement
 from taskharbor.core.errors import OutcomeNotStorable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.conformance.subject import BOOM, LEASE, PATIENCE, new_job

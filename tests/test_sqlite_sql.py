@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from taskharbor.core.answers import Sent, Unsent
+from taskharbor.core.results import Sent, Unsent
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
 from taskharbor.testing.conformance.subject import RESEND

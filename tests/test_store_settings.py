@@ -16,14 +16,14 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest, JsonCodec
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.codec import codec_name
 from taskharbor.core.errors import CodecMismatch
+from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.drivers.postgres.server import ReplyLost
 from taskharbor.drivers.sqlite import SqliteDriver
 from tests.postgres import database, emptied, schema_at
 from tests.waiting import wait_until

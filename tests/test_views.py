@@ -11,11 +11,11 @@ from uuid import UUID
 import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver, Status
-from taskharbor.core.answers import Settlement
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import Job, Progress
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.testing.clock import ManualClock
 from taskharbor.views import actions, attempt_view, iso_time, job_view, last_failure, queue_view, stored_value
 

@@ -7,14 +7,14 @@ from typing import Any, Final
 import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver
-from taskharbor.core.answers import Sent, Settlement
 from taskharbor.core.errors import JobNotFound
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, new_job_id, new_token
 from taskharbor.core.model import Claim, WorkerRecord
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Sent, Settlement
+from taskharbor.diagnosis import MAX_COUNTED, Cause, Diagnosis, diagnose
 from taskharbor.testing.clock import ManualClock
-from taskharbor.why import MAX_COUNTED, Cause, Diagnosis, diagnose
 
 NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 LEASE: Final = timedelta(seconds=30)

@@ -7,7 +7,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import (
+from taskharbor.core.errors import IllegalTransition
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import Claim, Progress
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import (
     Declined,
     Expired,
     Extended,
@@ -18,12 +22,8 @@ from taskharbor.core.answers import (
     Transitioned,
     Unsent,
 )
-from taskharbor.core.errors import IllegalTransition
-from taskharbor.core.ids import new_token
-from taskharbor.core.model import Claim, Progress
-from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.postgres.inserting import MIN_COPY_JOBS
+from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, RESEND, new_job
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from taskharbor._version import __version__
 
 if TYPE_CHECKING:
     from taskharbor.client import Client
-    from taskharbor.core.answers import Enqueued
     from taskharbor.core.codec import JsonCodec
-    from taskharbor.core.decide import Cancel, DeadLetter, Retry, Snooze
     from taskharbor.core.errors import JobFailed, ResultTimeout, TaskHarborError
     from taskharbor.core.model import Job
+    from taskharbor.core.outcome import Cancel, DeadLetter, Retry, Snooze
     from taskharbor.core.request import JobRequest
+    from taskharbor.core.results import Enqueued
     from taskharbor.core.retry import Exponential, Fixed, Never, RetryPolicy
     from taskharbor.core.states import Status
     from taskharbor.drivers.memory import MemoryDriver

@@ -10,8 +10,6 @@ from datetime import UTC, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.coalescing import AsyncGroupCommit, GroupCommit, KeyLocks, keys_of
-from taskharbor.core.answers import Enqueued
 from taskharbor.core.codec import CODEC_SETTING, JsonCodec, check_codec, codec_name
 from taskharbor.core.errors import (
     EnqueueRefused,
@@ -21,21 +19,23 @@ from taskharbor.core.errors import (
     Problem,
     StoreUnavailable,
 )
-from taskharbor.core.facts import JobEnqueued
+from taskharbor.core.hooks import JobEnqueued
 from taskharbor.core.ids import JobIdGenerator, new_job_id
 from taskharbor.core.model import new_job, payload_context
 from taskharbor.core.request import is_simple, validate
+from taskharbor.core.results import Enqueued
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.text import exact_str
+from taskharbor.group_commit import AsyncGroupCommit, GroupCommit, KeyLocks, keys_of
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from taskharbor.core.clock import Clock
+    from taskharbor.core.clocks import Clock
     from taskharbor.core.codec import Codec
-    from taskharbor.core.facts import Hook
+    from taskharbor.core.hooks import Hook
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
     from taskharbor.core.request import JobRequest

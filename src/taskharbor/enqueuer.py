@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Sent, Unsent
 from taskharbor.core.errors import Problem, StoreUnavailable, UsageError
 from taskharbor.core.messages import Message, encode_message, resend_interval
 from taskharbor.core.request import QUEUE_PATTERN
+from taskharbor.core.results import Sent, Unsent
 from taskharbor.delivery.transport import OutgoingMessage, TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from taskharbor.core.answers import Dispatch
+    from taskharbor.core.results import Dispatch
     from taskharbor.delivery.transport import ItemFailure, Transport
     from taskharbor.drivers.base import Driver, Listener
     from taskharbor.runtime import Runtime, ServiceLoop

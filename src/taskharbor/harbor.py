@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from taskharbor.client import Client
-from taskharbor.core.arguments import CallSignature
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.retry import RetryPolicy
-from taskharbor.drivers import joining
+from taskharbor.core.signatures import CallSignature
+from taskharbor.drivers import unwrap
 from taskharbor.drivers.connect import connect
 from taskharbor.schedules.scheduler import Scheduler
 from taskharbor.schedules.spec import DAY, ScheduleSpec
 from taskharbor.settings import Settings
-from taskharbor.store import OpenStore
 from taskharbor.tasks import (
     Call,
     Handle,
@@ -30,6 +29,7 @@ from taskharbor.tasks import (
     check_options,
     request_for_schedule,
 )
+from taskharbor.watcher import JobWatcher
 from taskharbor.worker.context import Context
 from taskharbor.worker.lifespan import check_lifespan
 from taskharbor.worker.worker import Worker
@@ -39,20 +39,19 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from taskharbor.awaiting import JobWatcher
-    from taskharbor.core.answers import Enqueued
-    from taskharbor.core.clock import Clock
+    from taskharbor.core.clocks import Clock
     from taskharbor.core.codec import Codec
-    from taskharbor.core.facts import Hook
-    from taskharbor.core.firing import Missed, Overlap
+    from taskharbor.core.hooks import Hook
     from taskharbor.core.ids import JobId
     from taskharbor.core.request import JobRequest
-    from taskharbor.deadletters import Publisher
+    from taskharbor.core.results import Enqueued
     from taskharbor.drivers.base import Driver, Inserter
+    from taskharbor.outbox import Publisher
+    from taskharbor.schedules.firing import Missed, Overlap
     from taskharbor.tasks import Duration
     from taskharbor.testing.harness import Harness
+    from taskharbor.worker.config import Queues, WorkerOptions
     from taskharbor.worker.lifespan import Lifespan
-    from taskharbor.worker.options import Queues, WorkerOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +59,21 @@ T = TypeVar("T", bound="Task[..., Any, Any]")
 L = TypeVar("L", bound="Lifespan")
 
 _POLICY: Final = RetryPolicy()
+
+
+class OpenStore:
+    """What a harbor has open: the driver, who accepts jobs, and who waits for them. *joins*: users' transactions."""
+
+    def __init__(self, driver: Driver, client: Client, *, joins: bool = True) -> None:
+        self.driver = driver
+        self.client = client
+        self.watcher = JobWatcher(driver.inspector)
+        self.joins = joins
+
+    def close(self) -> None:
+        self.watcher.close()
+        self.client.close()
+        self.driver.close()
 
 
 class TaskDecorator(Protocol):
@@ -292,9 +306,9 @@ class Harbor:
         """Store a job without blocking the event loop."""
         if connection is None or not self.store.joins:
             return await self.client.aenqueue(request)
-        if not joining.is_async(connection):
+        if not unwrap.is_async(connection):
             return self._joined_client(connection).enqueue(request)
-        joined = self._join("ajoin", await joining.aunwrap(connection))
+        joined = self._join("ajoin", await unwrap.aunwrap(connection))
         return await self.client.aenqueue_in(joined, request)
 
     def testing(self) -> AbstractContextManager[Harness]:
@@ -360,13 +374,13 @@ class Harbor:
     def _joined_client(self, connection: Any) -> Client:
         if not self.store.joins:
             return self.client
-        if joining.is_async(connection):
+        if unwrap.is_async(connection):
             rule = "it is async: await aenqueue(…) instead"
             raise UsageError(Problem(field="connection", value=type(connection).__name__, rule=rule))
-        return self.make_client(self._join("join", joining.unwrap(connection)))
+        return self.make_client(self._join("join", unwrap.unwrap(connection)))
 
     def _join(self, way: str, raw: Any) -> Any:
-        return joining.join(self.driver, way, raw, notify=self._notify)
+        return unwrap.join(self.driver, way, raw, notify=self._notify)
 
     def _add(self, function: Any, options: TaskOptions) -> Task[..., Any, Any]:
         is_inner = "<locals>" in getattr(function, "__qualname__", "")

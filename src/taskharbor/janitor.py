@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.facts import JobDead
-from taskharbor.deadletters import FIRST_START, close_unpublished, log_death
+from taskharbor.core.hooks import JobDead
+from taskharbor.outbox import FIRST_START, close_unpublished, log_death
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from taskharbor.core.answers import Death
-    from taskharbor.core.facts import HookEvent
+    from taskharbor.core.hooks import HookEvent
+    from taskharbor.core.results import Death
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
     from taskharbor.schedules import Scheduler

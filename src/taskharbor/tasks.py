@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
-from taskharbor.core.decide import DeadLetter
 from taskharbor.core.errors import (
     CallNotReadable,
     InvalidRequest,
@@ -18,6 +17,7 @@ from taskharbor.core.errors import (
     UsageError,
 )
 from taskharbor.core.model import result_context
+from taskharbor.core.outcome import DeadLetter
 from taskharbor.core.request import JobRequest, validate
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.states import Status
@@ -25,13 +25,13 @@ from taskharbor.core.states import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from taskharbor.awaiting import JobWatcher
-    from taskharbor.core.answers import Enqueued
-    from taskharbor.core.arguments import CallSignature
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job, Progress
+    from taskharbor.core.results import Enqueued
+    from taskharbor.core.signatures import CallSignature
     from taskharbor.drivers.base import Driver
+    from taskharbor.watcher import JobWatcher
 
 P = ParamSpec("P")
 R = TypeVar("R")

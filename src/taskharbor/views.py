@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import DeadLetterGroup, FinishedCount, QueueStats
     from taskharbor.core.failure import Failure
     from taskharbor.core.model import ApiKey, Attempt, JobSummary, Schedule, WorkerRecord
+    from taskharbor.core.results import DeadLetterGroup, FinishedCount, QueueStats
 
 View = dict[str, Any]
 

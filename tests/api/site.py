@@ -11,12 +11,12 @@ import httpx
 
 from taskharbor import Client, JsonCodec, MemoryDriver
 from taskharbor.api import create_app
-from taskharbor.awaiting import JobWatcher
-from taskharbor.core.answers import Settlement
+from taskharbor.api_keys import issue_key
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
-from taskharbor.keys import issue_key
+from taskharbor.core.results import Settlement
+from taskharbor.watcher import JobWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator

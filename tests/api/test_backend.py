@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.api import backend
+from taskharbor.api import store
 from taskharbor.core.errors import StoreUnavailable
 from tests.api.site import bearer, opened
 from tests.waiting import LIMIT, wait_until
@@ -47,7 +47,7 @@ def noted(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_use_of_a_key_is_noted_once_a_minute(locked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(backend, "time", clock)
+    monkeypatch.setattr(store, "time", clock)
     uses, key = noted(locked, monkeypatch), locked.key("jobs:read")
     [key_id] = locked.driver.inspector.keys()
 

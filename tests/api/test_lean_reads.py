@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.api import feed
+from taskharbor.api import sse
 from taskharbor.core.model import JobSummary
 from taskharbor.core.outcome import Outcome
 from taskharbor.drivers.postgres import rows as postgres_rows
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
 
 
 def refuse_payloads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

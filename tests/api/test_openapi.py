@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema_rs
 import pytest
 
-from taskharbor.keys import SCOPES
+from taskharbor.api_keys import SCOPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

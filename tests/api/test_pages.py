@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskharbor import Status
-from taskharbor.api.pages import page_json
-from taskharbor.api.shapes import JobPage
+from taskharbor.api.render import page_json
+from taskharbor.api.responses import JobPage
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import Job, Progress
 from taskharbor.core.outcome import Outcome

@@ -11,7 +11,7 @@ import pytest
 from taskharbor import Client, JobRequest, MemoryDriver, Status
 from taskharbor.api import problems
 from taskharbor.core import errors
-from taskharbor.core.answers import JobFilter
+from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from tests.api.site import NOBODY, Site, bearer, opened, problem
 
@@ -152,7 +152,7 @@ def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
 
 
 def test_too_many_calls_at_once_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.api.backend.MAX_QUEUED_CALLS", 0)
+    monkeypatch.setattr("taskharbor.api.store.MAX_QUEUED_CALLS", 0)
 
     answer = site.get("/v1/queues")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.api import backend, routing
+from taskharbor.api import routing, store
 from tests.api.site import bearer, opened, problem
 from tests.waiting import LIMIT
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.api.site import Site
 
-LARGE: Final = "x" * backend.LARGE_BYTES
+LARGE: Final = "x" * store.LARGE_BYTES
 
 
 def post(site: Site, path: str, body: str) -> httpx.Response:

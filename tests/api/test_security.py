@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.api.docs import routes_of
+from taskharbor.api.openapi import routes_of
 from taskharbor.api.routing import PUBLIC
-from taskharbor.keys import SCOPES
+from taskharbor.api_keys import SCOPES
 from tests.api.site import NOBODY, bearer, opened, problem
 
 if TYPE_CHECKING:

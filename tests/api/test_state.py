@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.api import state, streaming
+from taskharbor.api import sse, state
 from taskharbor.api.problems import HttpProblem
 from taskharbor.core.errors import StoreUnavailable
 from tests.api.site import bearer, opened, problem
@@ -94,7 +94,7 @@ def test_an_api_that_cannot_ask_for_keys_lets_nobody_in(
 def test_a_stream_without_a_key_ends_once_keys_are_needed(
     keyless: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
 
     async def follow() -> None:
         async with Stream(keyless, "/v1/events") as stream:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.api import streaming
-from taskharbor.api.streaming import EventStream, StreamBuffer, event
-from taskharbor.core.answers import JobFilter
+from taskharbor.api import sse
+from taskharbor.api.sse import EventStream, StreamBuffer, event
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.results import JobFilter
 from tests.api.site import bearer, opened, problem
 from tests.api.streams import Stream
 from tests.waiting import LIMIT, wait_until
@@ -49,7 +49,7 @@ def revoke(site: Site) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{id}/events"])
 def test_a_revoked_keys_stream_ends_at_the_next_beat(locked: Site, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
     key = locked.key("jobs:read", "jobs:write")
     made = locked.post("/v1/jobs", {"type": "t"}, headers=bearer(key)).json()["id"]
 
@@ -66,7 +66,7 @@ def test_a_revoked_keys_stream_ends_at_the_next_beat(locked: Site, monkeypatch: 
 
 
 def test_a_stream_stays_while_the_store_cannot_tell(locked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
     key = locked.key("jobs:read")
     asked: list[object] = []
 
@@ -99,14 +99,12 @@ def test_the_job_of_a_wait_is_not_shown_to_a_key_that_was_revoked_meanwhile(lock
     assert problem(locked.run(wait()))["code"] == "unauthorized"
 
 
-@pytest.mark.parametrize(
-    ("beats", "allowed_for"), [(3, 2), (streaming.MAX_LIFE_SECONDS // streaming.KEEP_ALIVE_SECONDS, 10**6)]
-)
+@pytest.mark.parametrize(("beats", "allowed_for"), [(3, 2), (sse.MAX_LIFE_SECONDS // sse.KEEP_ALIVE_SECONDS, 10**6)])
 def test_a_stream_with_more_and_more_to_send_is_checked_too_and_has_a_longest_life(
     monkeypatch: pytest.MonkeyPatch, beats: int, allowed_for: int
 ) -> None:
     clock, checks, sent = Steps(), [0], [0]
-    monkeypatch.setattr(streaming, "time", clock)
+    monkeypatch.setattr(sse, "time", clock)
     listener = StreamBuffer()
 
     async def is_allowed() -> bool:
@@ -130,5 +128,5 @@ def test_a_stream_with_more_and_more_to_send_is_checked_too_and_has_a_longest_li
     asyncio.run(run())
 
     assert checks[0] <= beats
-    assert clock.now <= beats * streaming.KEEP_ALIVE_SECONDS + beats * 3 + streaming.KEEP_ALIVE_SECONDS
+    assert clock.now <= beats * sse.KEEP_ALIVE_SECONDS + beats * 3 + sse.KEEP_ALIVE_SECONDS
     assert beats < sent[0] < 20_000

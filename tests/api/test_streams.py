@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.api import feed, streaming
+from taskharbor.api import sse
 from taskharbor.api.app import close_streams
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.outcome import Outcome
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
 
 
 def test_a_job_is_followed_from_where_it_is_to_its_end(site: Site) -> None:
@@ -90,7 +90,7 @@ async def next_job(stream: Stream) -> dict[str, Any]:
 
 
 def test_a_stream_in_which_nothing_happens_beats(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
     job_id = site.create()
 
     async def listen() -> bytes:
@@ -104,7 +104,7 @@ def test_a_stream_in_which_nothing_happens_beats(site: Site, monkeypatch: pytest
 def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "SEND_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(sse, "SEND_TIMEOUT_SECONDS", 0.1)
 
     async def listen() -> None:
         async with Stream(site, "/v1/events", reads=False) as slow, Stream(site, "/v1/events") as quick:
@@ -118,7 +118,7 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(
 
 def test_a_buffer_that_is_full_ends_the_stream_instead_of_growing() -> None:
     async def listen() -> tuple[int, bytes]:
-        listener = streaming.StreamBuffer(size=3)
+        listener = sse.StreamBuffer(size=3)
         for _ in range(10):
             listener.offer(b"x")
         return listener._events.qsize(), await listener.next(1)  # noqa: SLF001  what must stay small

@@ -8,12 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor import Client, JobRequest
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
-from taskharbor.core.answers import Settlement
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.drivers.connect import connect
 
 if TYPE_CHECKING:

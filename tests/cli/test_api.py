@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from taskharbor.api import serving
-from taskharbor.cli.root import cli, run
+from taskharbor.api import server
+from taskharbor.api_keys import issue_key
+from taskharbor.cli.main import cli, run
 from taskharbor.drivers.connect import connect
-from taskharbor.keys import issue_key
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         pytest.fail("it was not refused, and serves")
 
-    monkeypatch.setattr(serving.ApiServer, "run", fail)
+    monkeypatch.setattr(server.ApiServer, "run", fail)
 
 
 @pytest.mark.usefixtures("_nothing_serves")
@@ -64,7 +64,7 @@ def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_an_answer_does_not_wait_for_the_client_to_confirm_its_first_half() -> None:
-    with serving.open_socket("127.0.0.1", 0) as sock:
+    with server.open_socket("127.0.0.1", 0) as sock:
         assert sock.proto == socket.IPPROTO_TCP  # or asyncio leaves Nagle's algorithm on
 
 

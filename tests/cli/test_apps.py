@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import MemoryDriver, Worker
-from taskharbor.cli.app import load_app
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.refusals import AppNotLoaded
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.app_loader import load_app
+from taskharbor.cli.errors import AppNotLoaded
+from taskharbor.cli.main import ExitCode, cli, run
 
 if TYPE_CHECKING:
     from pathlib import Path

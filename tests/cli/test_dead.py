@@ -10,9 +10,9 @@ from uuid import uuid4
 import pytest
 
 from taskharbor import Status
-from taskharbor.cli.exits import ExitCode
-from taskharbor.core.answers import Published
+from taskharbor.cli.main import ExitCode
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Published
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor import Client, JobRequest, Status
-from taskharbor.cli import developing
-from taskharbor.cli.developing import children_for, folder_of
-from taskharbor.cli.discovery import find_app
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.refusals import NoApp
-from taskharbor.cli.reloading import FileWatcher
-from taskharbor.cli.root import cli, run
+from taskharbor.cli import dev_server
+from taskharbor.cli.app_loader import find_app
+from taskharbor.cli.dev_server import FileWatcher, children_for, folder_of
+from taskharbor.cli.errors import NoApp
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.drivers.connect import connect
 from tests.cli.processes import LIMIT, PYTHON
 from tests.waiting import wait_until
@@ -148,8 +146,8 @@ def test_a_file_is_watched_with_its_neighbours_and_a_module_with_the_folder_one_
 def test_what_is_installed_wanted_and_configured_runs_beside_the_worker(
     port: int | None, has_api: bool, delivers: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(developing, "_has_api", lambda: has_api)
-    monkeypatch.setattr(developing, "_has_delivery", lambda: delivers)
+    monkeypatch.setattr(dev_server, "_has_api", lambda: has_api)
+    monkeypatch.setattr(dev_server, "_has_delivery", lambda: delivers)
 
     assert [child.name for child in children_for("tasks.py", "memory://", port=port)] == names
 

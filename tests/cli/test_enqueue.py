@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from taskharbor import Status
-from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.main import ExitCode
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import FINAL

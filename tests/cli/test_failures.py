@@ -13,11 +13,8 @@ import click
 import pytest
 
 import taskharbor
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.failures import VERDICTS, verdict_on
-from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.options import json_option
-from taskharbor.cli.refusals import (
+from taskharbor.cli.errors import (
+    VERDICTS,
     AppNotLoaded,
     CodecNotRecorded,
     NoApp,
@@ -26,13 +23,15 @@ from taskharbor.cli.refusals import (
     NotConfirmed,
     NotInstalled,
     PartlyRefused,
+    verdict_on,
 )
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, LazyGroup, cli, run
+from taskharbor.cli.options import json_option
 from taskharbor.core import errors
 from taskharbor.core.ids import JobId
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.drivers.connect import DriverNotInstalled, NotAUrl, UnknownStore
-from taskharbor.drivers.postgres.failures import ReplyLost
+from taskharbor.drivers.postgres.server import ReplyLost
 from taskharbor.settings import UrlMissing
 
 if TYPE_CHECKING:

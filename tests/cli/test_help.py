@@ -6,8 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.root import COMMANDS, cli
+from taskharbor.cli.main import COMMANDS, LazyGroup, cli
 from tests.cli.processes import python, taskharbor
 
 LIST_IMPORTS = """
@@ -30,9 +29,7 @@ def test_help_imports_nothing_but_the_frame() -> None:
         "taskharbor",
         "taskharbor._version",
         "taskharbor.cli",
-        "taskharbor.cli.exits",
-        "taskharbor.cli.lazy",
-        "taskharbor.cli.root",
+        "taskharbor.cli.main",
     }
     heavy = {"asyncio", "concurrent.futures", "decimal", "difflib", "importlib.metadata", "logging", "rich", "sqlite3"}
     assert not heavy & (set(seen["modules"]) - before)

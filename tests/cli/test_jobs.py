@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from taskharbor import Status
-from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.main import ExitCode
 from tests.worker.working import at_work
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.cli.exits import ExitCode
-from taskharbor.keys import KeyCache
+from taskharbor.api_keys import KeyCache
+from taskharbor.cli.main import ExitCode
 
 if TYPE_CHECKING:
     from tests.cli.console import Console

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.drivers.sqlite.schema import MIGRATIONS
 
 if TYPE_CHECKING:

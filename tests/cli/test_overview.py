@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.main import ExitCode
 from taskharbor.core.model import WorkerRecord
 from tests.cli.processes import LIMIT, PYTHON
 from tests.waiting import wait_until
@@ -169,7 +169,7 @@ if {hide!r}:
     sys.modules["rich"] = None
     from taskharbor.cli import tables, watching
     tables.has_rich = watching.has_rich = lambda: False
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import cli, run
 sys.exit(run(cli, ["top", "--every", "100ms", "--url", {url!r}]))
 """
 

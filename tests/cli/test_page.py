@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

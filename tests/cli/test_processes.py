@@ -16,7 +16,7 @@ from tests.cli.processes import LIMIT, PYTHON, taskharbor
 WAIT_FOR_EVER = """
 import signal, sys, threading
 import click
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import cli, run
 
 @cli.command()
 def wait():

@@ -10,7 +10,7 @@ from typing import Final
 import click
 import pytest
 
-from taskharbor.cli.root import cli
+from taskharbor.cli.main import cli
 
 README: Final = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text("utf-8")
 LINES: Final = re.findall(r"^\$ taskharbor (.+)$", README, re.MULTILINE)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.main import ExitCode
 from taskharbor.schedules import Scheduler, ScheduleSpec
 
 if TYPE_CHECKING:

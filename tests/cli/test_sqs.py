@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.client import Client
 from taskharbor.core.request import JobRequest
 from taskharbor.core.states import Status

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.main import ExitCode
 from taskharbor.drivers.connect import connect
 from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from tests.cli.processes import LIMIT, PYTHON, taskharbor

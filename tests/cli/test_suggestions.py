@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
 
 
 @pytest.mark.parametrize(

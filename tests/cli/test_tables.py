@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import Status
-from taskharbor.cli import tables
-from taskharbor.cli.progress import ProgressLine
-from taskharbor.cli.tables import print_facts, print_table, printable
-from taskharbor.cli.times import relative, span
+from taskharbor.cli import render
+from taskharbor.cli.render import ProgressLine, print_facts, print_table, printable, relative, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.cli.tables import Cell
+    from taskharbor.cli.render import Cell
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TITLES = ("id", "status", "count", "due", "took")
@@ -53,7 +51,7 @@ def test_a_pipe_gets_exact_values_between_tabs(capsys: pytest.CaptureFixture[str
 
 def test_a_terminal_without_rich_gets_columns_and_relative_times(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = at_a_screen(monkeypatch)
-    monkeypatch.setattr(tables, "has_rich", lambda: False)
+    monkeypatch.setattr(render, "has_rich", lambda: False)
 
     print_table(TITLES, ROWS, now=NOON, empty="none")
 

@@ -6,7 +6,7 @@ import platform
 from click.testing import CliRunner
 
 from taskharbor import __version__
-from taskharbor.cli.root import cli
+from taskharbor.cli.main import cli
 
 
 def test_version_says_what_is_installed() -> None:

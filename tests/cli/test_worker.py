@@ -15,9 +15,8 @@ import click
 import pytest
 
 from taskharbor import Client, JobRequest, Status
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
-from taskharbor.cli.values import duration, queues
+from taskharbor.cli.main import ExitCode, cli, run
+from taskharbor.cli.options import duration, queues
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.drivers.connect import connect

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import Client, Harbor, JobRequest
-from taskharbor.api import serving
-from taskharbor.cli import developing
-from taskharbor.cli.exits import ExitCode
-from taskharbor.cli.root import cli, run
-from taskharbor.core.answers import JobFilter
+from taskharbor.api import server
+from taskharbor.cli import dev_server
+from taskharbor.cli.main import ExitCode, cli, run
+from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.connect import connect
 from taskharbor.schedules import Scheduler, ScheduleSpec
@@ -143,7 +142,7 @@ def test_the_api_serves_the_app(
     (tmp_path / ("shop.py" if words else "tasks.py")).write_text(APP)
     Client(console.driver, codec=AES).enqueue(JobRequest(type="pay"))
     served: list[object] = []
-    monkeypatch.setattr(serving.ApiServer, "run", lambda self, **_: served.append(self._app))
+    monkeypatch.setattr(server.ApiServer, "run", lambda self, **_: served.append(self._app))
 
     said = console("api", *words, "--port", "0")
 
@@ -154,7 +153,7 @@ def test_an_api_with_another_codec_than_the_stores_does_not_serve(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Client(console.driver, codec=AES).enqueue(JobRequest(type="pay"))
-    monkeypatch.setattr(serving.ApiServer, "run", lambda *_, **__: pytest.fail("it was not refused, and serves"))
+    monkeypatch.setattr(server.ApiServer, "run", lambda *_, **__: pytest.fail("it was not refused, and serves"))
 
     said = console("api", "--port", "0")
 
@@ -162,7 +161,7 @@ def test_an_api_with_another_codec_than_the_stores_does_not_serve(
 
 
 def test_an_api_that_has_written_nothing_records_nothing(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.ApiServer, "run", lambda *_, **__: None)
+    monkeypatch.setattr(server.ApiServer, "run", lambda *_, **__: None)
 
     console("api", "--port", "0")
 
@@ -176,8 +175,8 @@ def test_for_development_the_api_has_the_app_too(monkeypatch: pytest.MonkeyPatch
         def __init__(self, words: list[str], *, url: str) -> None:  # noqa: ARG002  as the real one
             started.append(words)
 
-    monkeypatch.setattr(developing, "ChildProcess", Child)
-    developing.children_for("shop.py", "sqlite:///a.db", port=1)
+    monkeypatch.setattr(dev_server, "ChildProcess", Child)
+    dev_server.children_for("shop.py", "sqlite:///a.db", port=1)
 
     assert [words[:2] for words in started] == [["worker", "shop.py"], ["api", "shop.py"]]
 

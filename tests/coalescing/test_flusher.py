@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor import Client, Enqueued
-from taskharbor.coalescing import turns
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.group_commit import key_locks
 from tests.coalescing.held import HELD, WAITERS, CountingDriver, held_key, request
 from tests.postgres import emptied
 from tests.waiting import LIMIT
@@ -105,7 +105,7 @@ def test_a_coroutine_that_waited_too_long_for_its_turn_fails_without_being_sent(
             await in_the_store(driver)
             second = asyncio.create_task(single(client, 1))
             await asyncio.sleep(0)
-            monkeypatch.setattr(turns, "KEY_TIMEOUT_SECONDS", 0.0)
+            monkeypatch.setattr(key_locks, "KEY_TIMEOUT_SECONDS", 0.0)
         return await asyncio.gather(first, second, return_exceptions=True)
 
     first, second = run(enqueue_two())

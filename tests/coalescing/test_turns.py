@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor import Client
-from taskharbor.coalescing import turns
-from taskharbor.coalescing.turns import KeyLocks, KeyWaiter, keys_of
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.group_commit import key_locks
+from taskharbor.group_commit.key_locks import KeyLocks, KeyWaiter, keys_of
 from tests.coalescing.held import HELD, WAITERS, CountingDriver, held_key, request
 from tests.forking import in_a_child
 from tests.postgres import emptied
@@ -109,7 +109,7 @@ def test_a_key_is_free_after_all_its_statements_left(queue: Queue) -> None:
 def test_a_statement_that_never_left_is_forgotten(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.enter("lost", "a")
     queue.enter("second", "a")
-    monkeypatch.setattr(turns, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(key_locks, "FORGET_SECONDS", 0.0)
 
     queue.enter("third", "a")
 
@@ -193,7 +193,7 @@ def held_up(client: Client, driver: CountingDriver, pool: ThreadPoolExecutor) ->
 def test_a_thread_that_waits_too_long_for_its_turn_fails_without_being_sent(
     client: Client, driver: CountingDriver, url: str, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "KEY_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(key_locks, "KEY_TIMEOUT_SECONDS", 0.01)
     with held_key(driver, url):
         first = held_up(client, driver, pool)
 

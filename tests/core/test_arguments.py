@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.core.arguments import CallSignature
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, UsageError
+from taskharbor.core.signatures import CallSignature
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from taskharbor.core import codec as module
 from taskharbor.core.codec import MAX_BYTES, JsonCodec, check_codec, codec_name
 from taskharbor.core.errors import CodecMismatch, PayloadNotDecodable, PayloadNotEncodable, PayloadTooLarge, UsageError
-from taskharbor.core.jsonform import MAX_DEPTH
+from taskharbor.core.tagged_json import MAX_DEPTH
 from taskharbor.core.text import is_storable
 
 few = settings(max_examples=60, deadline=None)

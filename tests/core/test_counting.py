@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.counting import check_json_limits
 from taskharbor.core.errors import PayloadNotDecodable
+from taskharbor.core.json_limits import check_json_limits
 
 MANY: Final = 10_000
 TEXTS: Final = st.text(st.sampled_from('ab"\\:,[]{} \n\u00e9\U0001f600'))

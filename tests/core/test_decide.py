@@ -11,12 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.decide import DEFAULT_POLICY, Cancel, DeadLetter, Retry, Snooze, decide_outcome
 from taskharbor.core.errors import JobTimedOut, UsageError
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId
 from taskharbor.core.model import AttemptOutcome, Job
-from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, MAX_DELAY, Outcome
+from taskharbor.core.outcome import (
+    ATTEMPTS_EXHAUSTED,
+    DEFAULT_POLICY,
+    Cancel,
+    DeadLetter,
+    Outcome,
+    Retry,
+    Snooze,
+    decide_outcome,
+)
+from taskharbor.core.request import MAX_DELAY
 from taskharbor.core.retry import Fixed, Never, RetryPolicy
 from taskharbor.core.states import Event, Status
 from taskharbor.core.text import MAX_TEXT_CHARS, is_storable

@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 
 from taskharbor.core import errors
-from taskharbor.core.answers import Enqueued
 from taskharbor.core.errors import (
     AddressUnavailable,
     ApiKeyRequired,
@@ -41,6 +40,7 @@ from taskharbor.core.errors import (
     UsageError,
 )
 from taskharbor.core.ids import JobId
+from taskharbor.core.results import Enqueued
 
 if TYPE_CHECKING:
     from collections.abc import Callable

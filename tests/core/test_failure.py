@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from taskharbor.core.decide import Retry
 from taskharbor.core.errors import JobTimedOut
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id
+from taskharbor.core.outcome import Retry
 from taskharbor.core.text import MAX_TEXT_CHARS, is_storable
 
 if TYPE_CHECKING:

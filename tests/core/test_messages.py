@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from taskharbor.core.answers import RefusalReason, Refused
 from taskharbor.core.ids import JobId, new_job_id
 from taskharbor.core.messages import (
     MAX_MESSAGE_CHARS,
@@ -24,6 +23,7 @@ from taskharbor.core.messages import (
     parse_message,
     resend_interval,
 )
+from taskharbor.core.results import RefusalReason, Refused
 
 few = settings(max_examples=100, deadline=None)
 

@@ -12,7 +12,8 @@ from taskharbor.core.errors import JobTimedOut
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import AttemptOutcome
-from taskharbor.core.outcome import MAX_DELAY, MAX_RELEASES, Outcome
+from taskharbor.core.outcome import MAX_RELEASES, Outcome
+from taskharbor.core.request import MAX_DELAY
 from taskharbor.core.states import SETTLE_EVENTS, Event
 from taskharbor.core.text import MAX_TEXT_CHARS
 

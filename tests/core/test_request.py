@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor.core.errors import InvalidRequest, Problem
-from taskharbor.core.outcome import MAX_DELAY
 from taskharbor.core.request import (
     ATTEMPTS_RANGE,
+    MAX_DELAY,
     MAX_KEY_CHARS,
     MAX_METADATA,
     MAX_METADATA_KEY,

@@ -16,9 +16,9 @@ import pydantic
 import pytest
 
 from taskharbor.core.codec import JsonCodec
+from taskharbor.core.conversion import TypeMismatch
 from taskharbor.core.errors import UsageError
-from taskharbor.core.fitting import TypeMismatch
-from taskharbor.core.shapes import converter_for
+from taskharbor.core.typed_values import converter_for
 
 UserId = NewType("UserId", int)
 T = TypeVar("T")

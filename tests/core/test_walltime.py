@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from taskharbor.core.walltime import next_offset_change, unambiguous_instant, wall_time
+from taskharbor.core.clocks import next_offset_change, unambiguous_instant, wall_time
 
 PARIS: Final = ZoneInfo("Europe/Paris")
 LORD_HOWE: Final = ZoneInfo("Australia/Lord_Howe")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from taskharbor.core.errors import InvalidRequest
 from taskharbor.core.request import QUEUE_PATTERN
 from taskharbor.delivery.sqs import sqs_name
-from taskharbor.delivery.sqs.names import checked_prefix
+from taskharbor.delivery.sqs.queues import checked_prefix
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE
 
 OURS = [DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE]

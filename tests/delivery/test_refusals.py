@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from taskharbor.core.errors import InvalidRequest
 from taskharbor.delivery.sqs import SqsTransport
-from taskharbor.delivery.sqs.failures import CallContext, translate_error
+from taskharbor.delivery.sqs.client import CallContext, translate_error
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.testing.sqs import EndpointFaults
 from tests.delivery.contract import messages

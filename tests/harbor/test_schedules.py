@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor, MemoryDriver, Status
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import UsageError
+from taskharbor.core.results import JobFilter
 from taskharbor.testing.clock import ManualClock
 from tests.waiting import wait_until
 

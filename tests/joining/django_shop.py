@@ -10,11 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import Settlement
 from taskharbor.core.errors import UsageError
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.drivers.connect import connect
-from taskharbor.drivers.joining import unwrap
+from taskharbor.drivers.unwrap import unwrap
 from taskharbor.testing.conformance.subject import new_job
 from tests.joining.shops import COUNT, ORDER, Regret
 from tests.joining.stores import Store

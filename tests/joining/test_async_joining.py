@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import LeaseMismatch, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Status
-from taskharbor.drivers.joining import aunwrap, is_async
+from taskharbor.drivers.unwrap import aunwrap, is_async
 from taskharbor.testing.conformance.subject import BOOM, new_job
 from tests.joining.shops import ASYNC_SHOPS, Regret
 from tests.joining.stores import postgres_store

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from taskharbor.core.answers import Settled, Settlement, Skipped
 from taskharbor.core.errors import LeaseExpired, LeaseMismatch
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settled, Settlement, Skipped
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.clock import ManualClock

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Enqueued, Settled, Settlement
 from taskharbor.core.errors import LeaseMismatch
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Status
-from taskharbor.drivers.joining import is_async, unwrap
+from taskharbor.drivers.unwrap import is_async, unwrap
 from taskharbor.testing.conformance.subject import BOOM, new_job
 from tests.joining.shops import SHOPS, Regret
 from tests.joining.stores import postgres_store, sqlite_store

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 
 from taskharbor import Harbor, Worker
-from taskharbor.core.answers import Settlement
 from taskharbor.core.errors import SchemaOutOfDate, UsageError
 from taskharbor.core.outcome import Outcome
-from taskharbor.drivers.joining import aunwrap, unwrap
+from taskharbor.core.results import Settlement
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.drivers.unwrap import aunwrap, unwrap
 from taskharbor.testing.conformance.subject import new_job
 from tests.joining.shops import ASYNC_SHOPS, SHOPS
 from tests.joining.stores import postgres_store, sqlite_store

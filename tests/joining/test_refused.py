@@ -14,10 +14,10 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from taskharbor.core.answers import Settlement
 from taskharbor.core.errors import UsageError
 from taskharbor.core.outcome import Outcome
-from taskharbor.drivers.joining import aunwrap, is_async, unwrap
+from taskharbor.core.results import Settlement
+from taskharbor.drivers.unwrap import aunwrap, is_async, unwrap
 from taskharbor.testing.conformance.subject import new_job
 from tests.joining.shops import by_sqlalchemy
 from tests.joining.stores import postgres_store, sqlite_store

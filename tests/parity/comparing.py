@@ -6,8 +6,8 @@ from dataclasses import fields, is_dataclass
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import TaskHarborError
+from taskharbor.core.results import JobFilter
 from taskharbor.testing.conformance.subject import LONG_AGO, TEN_YEARS
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from taskharbor.core.answers import (
+from taskharbor.core.model import ApiKey, AuditEntry, Claim, Lease, NewJob, Schedule, WorkerRecord
+from taskharbor.core.results import (
     Death,
     Declined,
     Dispatch,
@@ -28,7 +29,6 @@ from taskharbor.core.answers import (
     Unpublished,
     Unsent,
 )
-from taskharbor.core.model import ApiKey, AuditEntry, Claim, Lease, NewJob, Schedule, WorkerRecord
 from taskharbor.core.states import FINAL, WAITING, Status
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, TICK
 from tests.parity import values as v

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from taskharbor.core.firing import MAX_CATCH_UP, next_firing
 from taskharbor.core.states import Status
 from taskharbor.schedules import Cron
+from taskharbor.schedules.firing import MAX_CATCH_UP, next_firing
 from tests.schedules.world import HOUR, MINUTE, SECOND, World, fire_times, hourly, made
 
 

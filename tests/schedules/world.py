@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import JobFilter, Settlement
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import JobFilter, Settlement
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.schedules import Scheduler, ScheduleSpec
 from taskharbor.testing.clock import ManualClock

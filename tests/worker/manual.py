@@ -13,10 +13,10 @@ from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
 from taskharbor.worker.context import HandlerServices
+from taskharbor.worker.execution import Execution, ExecutionSlots
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.hand import Execution, ExecutionSlots
-from taskharbor.worker.heartbeat import LeaseHeartbeat
-from taskharbor.worker.middleware import handler
+from taskharbor.worker.handlers import handler
+from taskharbor.worker.heartbeats import LeaseHeartbeat
 from taskharbor.worker.timeouts import TimeoutMonitor
 from tests.waiting import wait_until
 from tests.worker.working import LIMIT

@@ -77,7 +77,7 @@ def test_a_worker_starts_while_the_store_is_away_and_checks_before_it_claims(
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Worker:
     """Return a worker that will find out after its start that it has another codec than the store."""
-    monkeypatch.setattr("taskharbor.worker.agreeing.RETRY_PAUSE", timedelta(milliseconds=10))
+    monkeypatch.setattr("taskharbor.worker.codec_check.RETRY_PAUSE", timedelta(milliseconds=10))
     driver = Away(0)
     encrypted(driver)
     driver.times = 2

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from taskharbor.core.decide import DeadLetter
 from taskharbor.core.errors import UsageError
-from taskharbor.core.facts import JobDead
+from taskharbor.core.hooks import JobDead
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import PUBLISHER_AWAY
-from taskharbor.core.outcome import MAX_RELEASES
+from taskharbor.core.outcome import MAX_RELEASES, DeadLetter
 from taskharbor.core.states import Status
-from taskharbor.deadletters import FIRST_START, OutboxRelay, relay_for, to_callable
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.harbor import Harbor
 from taskharbor.janitor import Janitor
+from taskharbor.outbox import FIRST_START, OutboxRelay, relay_for, to_callable
 from taskharbor.testing.clock import ManualClock
 from taskharbor.worker import Worker
 from tests.ringing import Rig

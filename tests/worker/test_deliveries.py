@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.core.answers import Sent
-from taskharbor.core.decide import Cancel, Snooze
 from taskharbor.core.ids import JobId, new_job_id
 from taskharbor.core.messages import MAX_UNKNOWN_RECEIVES, Message, encode_message
+from taskharbor.core.outcome import Cancel, Snooze
+from taskharbor.core.results import Sent
 from taskharbor.core.states import Status
 from tests.ringing import FIRST, LEASE, VISIBILITY, Rig
 from tests.worker.working import Outage, meddled

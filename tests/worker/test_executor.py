@@ -16,9 +16,9 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Event
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.context import HandlerServices
+from taskharbor.worker.execution import Execution, StopReason
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.hand import Execution, StopReason
-from taskharbor.worker.middleware import handler
+from taskharbor.worker.handlers import handler
 from tests.worker.manual import TIMEOUT
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.worker.hand import Execution, StopReason
+from taskharbor.worker.execution import Execution, StopReason
 
 LEASE = timedelta(seconds=5)
 OTHERS = [why for why in StopReason if why is not StopReason.LOST]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from taskharbor.core.answers import Skipped
 from taskharbor.core.errors import LeaseLost, StoreUnavailable
-from taskharbor.worker.hand import StopReason
+from taskharbor.core.results import Skipped
+from taskharbor.worker.execution import StopReason
 from tests.worker.manual import LEASE
 from tests.worker.working import stored
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
     from taskharbor.core.model import Lease
-    from taskharbor.worker.hand import Execution
+    from taskharbor.worker.execution import Execution
     from tests.worker.manual import Rig
 
 

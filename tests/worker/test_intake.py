@@ -14,8 +14,8 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.hand import Execution, ExecutionSlots
-from taskharbor.worker.intake import PollingSource
+from taskharbor.worker.execution import Execution, ExecutionSlots
+from taskharbor.worker.polling_source import PollingSource
 from tests.waiting import wait_until
 from tests.worker.conftest import BY_MESSAGES
 from tests.worker.working import (
@@ -191,7 +191,7 @@ def test_a_paused_queue_gives_nothing(driver: Driver) -> None:
 
 
 def test_a_job_starts_long_before_the_next_poll(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.worker.intake.MIN_POLL_PAUSE", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
     started: list[float] = []
 
     with at_work(driver, {"run": lambda _job: started.append(time.monotonic())}, poll=SELDOM):
@@ -222,7 +222,7 @@ def test_a_worker_that_is_full_takes_the_next_job_as_soon_as_one_ends(driver: Dr
 def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_ends(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.worker.intake.MIN_POLL_PAUSE", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
     jobs = [enqueue(driver, "run") for _ in range(20)]
 
     with at_work(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM):
@@ -230,7 +230,7 @@ def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_e
 
 
 def test_a_worker_that_has_room_leaves_the_store_alone_when_a_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.worker.intake.MIN_POLL_PAUSE", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
     driver, looks = MemoryDriver(), list[str]()
 
     def note(verb: str, call: Callable[[], Any]) -> Any:

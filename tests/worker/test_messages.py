@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from taskharbor.core.facts import MessageRejected
+from taskharbor.core.hooks import MessageRejected
 from taskharbor.core.states import Status
 from taskharbor.testing.simulation.queue_service import QueueService
 from tests.ringing import VISIBILITY, Rig

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.core.decide import DeadLetter
 from taskharbor.core.errors import UsageError
+from taskharbor.core.outcome import DeadLetter
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from tests.worker.working import drained, enqueue, stored, worker_for

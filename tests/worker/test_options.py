@@ -11,7 +11,7 @@ from taskharbor import MemoryDriver
 from taskharbor.core.errors import UsageError
 from taskharbor.testing.simulation.queue_service import QueueService
 from taskharbor.worker import Worker
-from taskharbor.worker.options import checked_visibility
+from taskharbor.worker.config import checked_visibility
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.decide import Cancel, DeadLetter, Retry, Snooze
-from taskharbor.core.facts import AttemptFailed
+from taskharbor.core.hooks import AttemptFailed
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
+from taskharbor.core.outcome import Cancel, DeadLetter, Retry, Snooze
 from taskharbor.core.retry import Fixed, RetryPolicy
 from taskharbor.core.states import Status
 from tests.worker.working import NOW, SHORT, at_work, drained, ended, enqueue, stored, worker_for
 
 if TYPE_CHECKING:
-    from taskharbor.core.facts import HookEvent
+    from taskharbor.core.hooks import HookEvent
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Attempt, Job
     from taskharbor.drivers.base import Driver

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver, Status
-from taskharbor.core.answers import Settled, Settlement, Skipped
 from taskharbor.core.errors import OutcomeNotStorable, StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settled, Settlement, Skipped
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.hand import Execution, ExecutionSlots
+from taskharbor.worker.execution import Execution, ExecutionSlots
 from taskharbor.worker.recorder import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Recorder
 
 if TYPE_CHECKING:

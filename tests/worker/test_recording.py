@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from taskharbor.core.errors import OutcomeNotStorable
-from taskharbor.core.facts import AttemptFailed, JobClaimed, JobDead, JobSucceeded
+from taskharbor.core.hooks import AttemptFailed, JobClaimed, JobDead, JobSucceeded
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from tests.waiting import wait_until
@@ -17,8 +17,8 @@ from tests.worker.working import LIMIT, SHORT, Hold, Outage, at_work, ended, enq
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.answers import Settlement
     from taskharbor.core.model import Job
+    from taskharbor.core.results import Settlement
     from taskharbor.drivers.base import Driver, SettleAnswer
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.facts import AttemptReturned, JobClaimed
+from taskharbor.core.hooks import AttemptReturned, JobClaimed
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver

@@ -12,9 +12,9 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
-from taskharbor.worker.hand import Execution, ExecutionSlots
-from taskharbor.worker.heartbeat import LeaseHeartbeat
-from taskharbor.worker.intake import PollingSource
+from taskharbor.worker.execution import Execution, ExecutionSlots
+from taskharbor.worker.heartbeats import LeaseHeartbeat
+from taskharbor.worker.polling_source import PollingSource
 from taskharbor.worker.timeouts import TimeoutMonitor
 
 LEASE = timedelta(seconds=5)

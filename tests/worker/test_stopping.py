@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Settled, Settlement, Transitioned
-from taskharbor.core.facts import AttemptLost
+from taskharbor.core.hooks import AttemptLost
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settled, Settlement, Transitioned
 from taskharbor.core.states import Status
 from taskharbor.worker import AttemptStopped
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
-from taskharbor.worker.hand import Execution, ExecutionSlots, StopReason
+from taskharbor.worker.execution import Execution, ExecutionSlots, StopReason
 from taskharbor.worker.recorder import Recorder
 
 LEASE: Final = timedelta(seconds=5)

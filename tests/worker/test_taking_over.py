@@ -10,7 +10,7 @@ from taskharbor.core.ids import JobId, new_token
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.worker.taking import RECLAIM_INTERVAL_SECONDS, Claimer
+from taskharbor.worker.claimer import RECLAIM_INTERVAL_SECONDS, Claimer
 
 LEASE = timedelta(seconds=5)
 

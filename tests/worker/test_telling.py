@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from taskharbor import MemoryDriver
-from taskharbor.core.decide import Cancel
+from taskharbor.core.outcome import Cancel
 from tests.worker.working import drained, enqueue
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.cli.exits import ExitCode
+from taskharbor.cli.main import ExitCode
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.service import LOST_SLOTS_EXIT
-from taskharbor.worker.hand import StopReason
+from taskharbor.worker.execution import StopReason
 from tests.waiting import wait_until
 from tests.worker.conftest import BY_MESSAGES
 from tests.worker.working import LIMIT, LONG, at_work, ended, enqueue, stored, worker_for

@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor.core.states import Status
 from taskharbor.worker import Worker
-from taskharbor.worker.options import UNHANDLED_AFTER
+from taskharbor.worker.config import UNHANDLED_AFTER
 from tests.ringing import LEASE, Rig
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from taskharbor.client import Client
-from taskharbor.core.answers import JobFilter
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.messages import parse_message
 from taskharbor.core.request import JobRequest
+from taskharbor.core.results import JobFilter
 from taskharbor.core.states import FINAL, WAITING
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from taskharbor.api.app import create_app, harbor_from, lifespan_for
-from taskharbor.api.backend import ApiBackend
+from taskharbor.api.store import ApiBackend
 
 __all__ = ["ApiBackend", "create_app", "harbor_from", "lifespan_for"]

@@ -10,18 +10,19 @@ from fastapi import FastAPI
 from fastapi.requests import HTTPConnection
 
 from taskharbor._version import __version__
-from taskharbor.api import deadletters, docs, events, health, jobs, queues, schedules, stats, steering
-from taskharbor.api.backend import StoreGateway
-from taskharbor.api.feed import EventFeed
+from taskharbor.api import openapi
 from taskharbor.api.problems import add_handlers
+from taskharbor.api.routes import dead_letters, events, job_actions, jobs, queues, schedules, stats
+from taskharbor.api.sse import EventFeed
 from taskharbor.api.state import AppState, KeyRule
+from taskharbor.api.store import StoreGateway
 from taskharbor.core.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from taskharbor.api.backend import ApiBackend
+    from taskharbor.api.store import ApiBackend
 
 MAX_BODY: Final = 262_144
 """The most bytes of a request's body; a batch may have 16 times as many."""
@@ -61,18 +62,18 @@ def create_app(
     )
     for router in (
         jobs.router,
-        steering.router,
+        job_actions.router,
         events.router,
-        deadletters.router,
+        dead_letters.router,
         queues.router,
         schedules.router,
         stats.router,
-        health.health_router,
-        docs.router,
+        stats.health_router,
+        openapi.router,
     ):
         app.router.routes.extend(router.routes)  # the routes themselves: each has to know what it needs
     add_handlers(app)
-    app.openapi = partial(docs.document, app)  # type: ignore[method-assign]
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
     return app
 
 

@@ -11,12 +11,12 @@ from urllib.parse import SplitResult, urlsplit
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from taskharbor.api.backend import LARGE_BYTES, Caller
 from taskharbor.api.problems import HttpProblem, field_problem
+from taskharbor.api.store import LARGE_BYTES, Caller
+from taskharbor.api_keys import SCOPES, is_allowed
 from taskharbor.core.codec import strict_json
-from taskharbor.core.counting import check_json_limits
 from taskharbor.core.errors import PayloadNotDecodable, StoreUnavailable
-from taskharbor.keys import SCOPES, is_allowed
+from taskharbor.core.json_limits import check_json_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine

@@ -15,8 +15,8 @@ from taskharbor.api.problems import HttpProblem
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from taskharbor.api.backend import StoreGateway
-    from taskharbor.api.feed import EventFeed
+    from taskharbor.api.sse import EventFeed
+    from taskharbor.api.store import StoreGateway
 
 _LOG: Final = logging.getLogger(__name__)
 MAX_OPEN: Final = 2_000

@@ -1,5 +1,5 @@
 """The command line: `taskharbor`, or `th`, or `python -m taskharbor.cli`."""
 
-from taskharbor.cli.root import main
+from taskharbor.cli.main import main
 
 __all__ = ["main"]

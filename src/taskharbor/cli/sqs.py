@@ -37,7 +37,7 @@ def sqs_transport(*, pollers: int = 1) -> Iterator[SqsTransport]:
 
 def queue_names(text: str) -> tuple[str, ...]:
     """Read queues such as mail,default."""
-    from taskharbor.cli.values import InvalidValue
+    from taskharbor.cli.options import InvalidValue
     from taskharbor.core.request import QUEUE_PATTERN
 
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
@@ -63,7 +63,7 @@ def queue_shapes(queues: Sequence[str]) -> list[QueueSpec]:
     from datetime import timedelta
 
     from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE, QueueSpec
-    from taskharbor.worker.options import VISIBILITY
+    from taskharbor.worker.config import VISIBILITY
 
     keeps = timedelta(days=14)  # the most that SQS allows: people read these
     return [

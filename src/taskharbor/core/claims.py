@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from taskharbor.core.answers import RefusalReason
+from taskharbor.core.results import RefusalReason
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:

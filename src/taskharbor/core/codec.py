@@ -29,7 +29,7 @@ from taskharbor.core.errors import (
     Problem,
     UsageError,
 )
-from taskharbor.core.jsonform import (
+from taskharbor.core.tagged_json import (
     MAX_BITS,
     MAX_DEPTH,
     MAX_DIGITS,

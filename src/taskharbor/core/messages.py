@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from taskharbor.core.answers import RefusalReason, Refused
 from taskharbor.core.ids import JobId
+from taskharbor.core.results import RefusalReason, Refused
 
 if TYPE_CHECKING:
     from datetime import datetime

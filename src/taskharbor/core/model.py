@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.codec import Codec, JsonCodec
-from taskharbor.core.thawing import mutable_twin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +16,21 @@ if TYPE_CHECKING:
     from taskharbor.core.failure import Failure
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.states import Event, Status
+
+
+def mutable_twin(frozen: type[Any]) -> Any:
+    """Return a class whose objects become instances of *frozen* by a change of their class.
+
+    A frozen class sets each of its fields by a call: 5 µs for a job, a tenth of its whole way through
+    SQLite. So they are set on a twin of the same slots that is not frozen: 0.5 µs.
+    """
+    name = f"Thawed{frozen.__name__}"
+    if frozen.__bases__ == (object,):
+        return make_dataclass(name, [each.name for each in fields(frozen)], slots=True)
+    # An object changes its class only to one of the same bases, and a dataclass that is not frozen has no frozen one.
+    # Both methods, or Python would call one of them for every field: 10 µs for a job.
+    plain = {"__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+    return type(name, frozen.__bases__, {"__slots__": frozen.__slots__, **plain})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

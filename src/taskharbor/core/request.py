@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import InvalidRequest, Problem
-from taskharbor.core.outcome import MAX_DELAY
 from taskharbor.core.text import is_storable
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
 
+MAX_DELAY: Final = timedelta(days=3650)
+"""The longest delay. A longer one is a mistake, and its time may not be storable."""
 TYPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 QUEUE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 PRIORITY_RANGE: Final = range(-32_768, 32_768)

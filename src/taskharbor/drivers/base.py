@@ -29,13 +29,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from taskharbor.drivers.operating import Control, Inspector
+from taskharbor.drivers.operator import Control, Inspector
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import (
+    from taskharbor.core.errors import (
+        IdempotencyConflict,
+        IllegalTransition,
+        JobNotFound,
+        LeaseLost,
+        OutcomeNotStorable,
+    )
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Claim, Lease, NewJob, OutboxRow, Progress, Schedule, WorkerRecord
+    from taskharbor.core.results import (
         Death,
         Declined,
         Dispatch,
@@ -52,15 +61,6 @@ if TYPE_CHECKING:
         Unpublished,
         Unsent,
     )
-    from taskharbor.core.errors import (
-        IdempotencyConflict,
-        IllegalTransition,
-        JobNotFound,
-        LeaseLost,
-        OutcomeNotStorable,
-    )
-    from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Claim, Lease, NewJob, OutboxRow, Progress, Schedule, WorkerRecord
 
     SettleAnswer = Settled | Skipped | OutcomeNotStorable | JobNotFound | LeaseLost
 

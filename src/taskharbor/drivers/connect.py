@@ -146,8 +146,8 @@ def _open_postgres(url: str) -> Driver:
 
 def _postgres_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
     _need_psycopg()
-    from taskharbor.drivers.postgres.address import ServerAddress  # noqa: PLC0415  as above
     from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema  # noqa: PLC0415  as above
+    from taskharbor.drivers.postgres.server import ServerAddress  # noqa: PLC0415  as above
 
     rest, ours = _parameters(url)
     return PostgresSchema(ServerAddress(url=rest, schema=ours.get("schema", "public"))), MIGRATIONS

@@ -7,20 +7,73 @@ hour later (Lord Howe), and when asked in the second hour of a fold it answers w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.errors import InvalidRequest
-from taskharbor.core.walltime import SECOND, next_offset_change, offset_at, unambiguous_instant, wall_time
-from taskharbor.schedules.checking import cron_problem
-from taskharbor.schedules.walls import wall_times
-from taskharbor.schedules.zones import zone_named, zone_problem
+from taskharbor.core.clocks import SECOND, next_offset_change, offset_at, unambiguous_instant, wall_time
+from taskharbor.core.errors import InvalidRequest, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from datetime import tzinfo
 
 MAX_FIRES: Final = 10_000
+MAX_CRON: Final = 200
+
+
+def zone_named(timezone: str) -> tzinfo | None:
+    """Return the time zone of this name; None where there is none."""
+    if timezone == "UTC":
+        return UTC  # needs no files
+    from zoneinfo import ZoneInfo  # noqa: PLC0415  looks up how Python was built, which takes as long as all of us
+
+    with suppress(KeyError, ValueError, OSError):  # unknown; no name at all; the name of a folder
+        return ZoneInfo(timezone)
+    return None
+
+
+def zone_problem(timezone: object) -> Problem | None:
+    """Say that a time zone is unknown, and which one was perhaps meant."""
+    if not isinstance(timezone, str):
+        return _invalid_zone(timezone, "must be a str, such as 'Europe/Paris'")
+    if zone_named(timezone) is not None:
+        return None
+    from zoneinfo import available_timezones  # noqa: PLC0415  as above
+
+    known = available_timezones()
+    if not known:
+        return _invalid_zone(timezone, "this machine knows no time zones but UTC: install tzdata")
+    near = _near(timezone, known)
+    rule = f"did you mean {' or '.join(map(repr, near))}?" if near else "write one such as 'Europe/Paris' or 'UTC'"
+    return _invalid_zone(timezone, f"there is no such time zone; {rule}")
+
+
+def _near(timezone: str, known: set[str]) -> list[str]:
+    wanted = timezone.strip().replace(" ", "_").lower()
+    by_city = [zone for zone in known if zone.lower() == wanted or zone.lower().endswith(f"/{wanted}")]
+    lower = {zone.lower(): zone for zone in sorted(known)}
+    return sorted(by_city)[:2] or [lower[near] for near in get_close_matches(wanted, lower, n=1)]
+
+
+def _invalid_zone(timezone: object, rule: str) -> Problem:
+    return Problem(field="timezone", value=repr(timezone), rule=rule)
+
+
+def wall_times(cron: str, after: datetime) -> Iterator[datetime]:
+    """Give what clocks show when *cron* fires, later than *after*, which has no zone either.
+
+    There is none where the expression cannot be read, and no more where none comes within fifty years.
+    """
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415  nothing but a schedule needs it
+
+    try:
+        return CronSim(cron, after)
+    except CronSimError:
+        return iter(())
 
 
 def next_fires(cron: str, tz: str, *, after: datetime, count: int) -> list[datetime]:
@@ -75,3 +128,67 @@ class Cron:
                 yield moment
                 since = moment
             since = change
+
+
+def cron_problem(cron: object) -> Problem | None:
+    """Say what is wrong with an expression: which field, and what may stand there; or that it never fires."""
+    if not isinstance(cron, str):
+        return _invalid_cron(cron, "must be a str")
+    if cron.strip() in _NICKNAMES:
+        return _invalid_cron(cron, f"write {_NICKNAMES[cron.strip()]!r}")
+    fields = cron.split()
+    if len(cron) > MAX_CRON:
+        return _invalid_cron(f"{cron[:20]}...", f"must have at most {MAX_CRON} characters")
+    if len(fields) != len(_ALLOWED):
+        return _invalid_cron(cron, f"must have five fields ({', '.join(_ALLOWED)}), and has {len(fields)}")
+    return None if _fires(fields) else _invalid_cron(cron, _why_not(fields))
+
+
+def _fires(fields: list[str]) -> bool:
+    return next(wall_times(" ".join(fields), _SOME_DAY), None) is not None
+
+
+def _why_not(fields: list[str]) -> str:
+    for place, name in enumerate(_ALLOWED):
+        alone = ["*"] * len(_ALLOWED)
+        alone[place] = fields[place]
+        if not _fires(alone):
+            return f"its {name} {fields[place]!r} is wrong: {_help(fields[place], name)}"
+    return "no such day ever comes, so it would never fire"
+
+
+def _help(field: str, name: str) -> str:
+    first, dash, last = field.partition("-")
+    if dash and first.isdecimal() and last.isdecimal() and int(first) > int(last):
+        return f"a range runs upwards; write two, such as {first}-{_LAST[name]},{_FIRST[name]}-{last}"
+    return _ALLOWED[name]
+
+
+def _invalid_cron(cron: object, rule: str) -> Problem:
+    return Problem(field="cron", value=repr(cron), rule=rule)
+
+
+_SOME_DAY: Final = datetime(2024, 1, 1)  # noqa: DTZ001  a wall time: whether an expression ever fires is the same in all zones
+_NAMES: Final = "a list (1,5), a range (1-5), a step (*/15)"
+_ALLOWED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "minute": f"0 to 59, {_NAMES}",
+        "hour": f"0 to 23, {_NAMES}",
+        "day-of-month": f"1 to 31, L (the last), LW (the last from Monday to Friday), {_NAMES}",
+        "month": f"1 to 12, JAN to DEC, {_NAMES}",
+        "day-of-week": f"0 (Sunday) to 7 (again), SUN to SAT, 5L (the last Friday), 1#2 (the second Monday), {_NAMES}",
+    }
+)
+_FIRST: Final = MappingProxyType({"minute": 0, "hour": 0, "day-of-month": 1, "month": 1, "day-of-week": 0})
+_LAST: Final = MappingProxyType({"minute": 59, "hour": 23, "day-of-month": 31, "month": 12, "day-of-week": 6})
+_NICKNAMES: Final = MappingProxyType(
+    {
+        "@hourly": "0 * * * *",
+        "@daily": "0 0 * * *",
+        "@midnight": "0 0 * * *",
+        "@weekly": "0 0 * * 0",
+        "@monthly": "0 0 1 * *",
+        "@yearly": "0 0 1 1 *",
+        "@annually": "0 0 1 1 *",
+    }
+)

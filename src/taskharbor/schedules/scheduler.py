@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.client import Client, agree_on_codec
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, UsageError
-from taskharbor.core.firing import jittered, next_firing
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import NewJob, Schedule, payload_context, schedule_context
 from taskharbor.core.retry import RetryPolicy
+from taskharbor.schedules.firing import jittered, next_firing
 from taskharbor.schedules.spec import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import Enqueued
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import JobSummary
+    from taskharbor.core.results import Enqueued
     from taskharbor.drivers.base import Driver
     from taskharbor.schedules.spec import ScheduleSpec
 

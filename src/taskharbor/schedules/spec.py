@@ -8,11 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskharbor.core.errors import InvalidRequest, Problem
-from taskharbor.core.firing import Missed, Overlap
 from taskharbor.core.request import TYPE_PATTERN, JobRequest, validate
-from taskharbor.schedules.checking import cron_problem
-from taskharbor.schedules.cron import Cron
-from taskharbor.schedules.zones import zone_problem
+from taskharbor.schedules.cron import Cron, cron_problem, zone_problem
+from taskharbor.schedules.firing import Missed, Overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,25 +8,33 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
 
-from taskharbor.core.answers import JobFilter, Settled, Settlement
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import payload_context
+from taskharbor.core.results import JobFilter, Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.store import OpenStore
-from taskharbor.testing.bench import InlineExecutor
+from taskharbor.harbor import OpenStore
+from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
+from taskharbor.worker.context import HandlerServices
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.executor import Executor
+from taskharbor.worker.handlers import handler
 from taskharbor.worker.lifespan import FINISHED, astep, ended, yielded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
     from contextvars import Context
+    from datetime import datetime
 
-    from taskharbor.core.model import Claim, Job
-    from taskharbor.drivers.base import SettleAnswer
+    from taskharbor.core.model import Claim, Job, Progress
+    from taskharbor.core.outcome import Outcome
+    from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.harbor import Harbor
+    from taskharbor.runtime import AsyncWork
     from taskharbor.tasks import Task
 
 P = ParamSpec("P")
@@ -34,6 +42,64 @@ Step = Literal["claim", "run", "settle"]
 LEASE: Final = timedelta(seconds=30)
 MAX_ATTEMPTS_PER_DRAIN: Final = 10_000
 """Attempts in one drain, after which something must be wrong."""
+
+
+class InlineExecutor:
+    """The executor of a worker, with the tasks of *harbor*, and one attempt in hand."""
+
+    def __init__(self, harbor: Harbor, state: Any) -> None:
+        self._driver = harbor.driver
+        self._here = _Here(harbor.driver)
+        tasks = harbor.tasks.values()
+        self._executor = Executor(
+            self._here,
+            {each: handler(task.handler(), ()) for task in tasks for each in task.types},
+            {each: task.retry or harbor.policy for task in tasks for each in task.types},
+            services=HandlerServices(harbor.driver, harbor.codec, save=self._note, state=state),
+            report=self._report,
+        )
+        self._hand: Execution | None = None
+        self.outcome: Outcome | None = None
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the handler settled its job itself."""
+        return self._hand is not None and self._hand.is_completed
+
+    def start(self, claim: Claim) -> Coroutine[Any, Any, None] | None:
+        """Run a plain attempt to its end; return an async one, to be run by the caller."""
+        self.outcome, self._here.work = None, None
+        self._hand = Execution(claim, ends_at=inf, times_out_at=None)
+        self._executor.start([self._hand])
+        return self._here.work
+
+    def _report(self, _hand: Execution, outcome: Outcome | None) -> None:
+        self.outcome = outcome
+
+    def _note(self, execution: Execution, progress: Progress) -> None:
+        self._driver.save_progress([(execution.claim.lease, progress)])
+
+
+class _Here(ThreadRuntime):
+    """A runtime that does at once what it is asked, and leaves coroutines to the caller."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(sync_threads=1)
+        self._driver = driver
+        self.work: Coroutine[Any, Any, None] | None = None
+
+    def now(self) -> datetime:
+        return self._driver.inspector.now()
+
+    def run_sync(self, work: Callable[[], None]) -> None:
+        work()
+
+    def run_async(self, works: Sequence[AsyncWork]) -> list[_Here]:
+        [(self.work, _)] = works
+        return [self]
+
+    def cancel(self) -> None:
+        """Nobody asks for it: there is no timeout, no heartbeat and no shutdown here."""
 
 
 @contextmanager

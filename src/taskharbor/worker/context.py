@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskharbor.core.answers import Settled, Settlement
-from taskharbor.core.errors import Problem, TaskHarborError, UsageError
+from taskharbor.core.errors import Problem, StoreUnavailable, TaskHarborError, UsageError
 from taskharbor.core.model import Progress, result_context
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settled, Settlement
 from taskharbor.core.text import make_storable
 
 if TYPE_CHECKING:
@@ -20,11 +22,45 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Claim
     from taskharbor.drivers.base import Driver
-    from taskharbor.worker.hand import Execution
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.execution import Execution
 
+_LOG: Final = logging.getLogger(__name__)
+WRITE_INTERVAL: Final = timedelta(milliseconds=250)
+IDLE: Final = timedelta(seconds=60)
 MAX_NOTE_CHARS: Final = 500
 MAX_COUNT: Final = 2**63 - 1
 MAX_SHOWN_CHARS: Final = 80
+
+
+class ProgressWriter:
+    """Keeps the last word of each handler, and stores all of them in one statement, at most once in a while."""
+
+    def __init__(self, runtime: Runtime, driver: Driver, *, wake: Callable[[], None]) -> None:
+        self._driver = driver
+        self._wake = wake
+        self._lock = runtime.lock()
+        self._said: dict[Execution, Progress] = {}
+        self._rests = False
+
+    def save(self, execution: Execution, progress: Progress) -> None:
+        with self._lock:
+            self._said[execution] = progress
+            rests, self._rests = self._rests, True
+        if not rests:
+            self._wake()
+
+    def tick(self) -> timedelta:
+        with self._lock:
+            said, self._said = self._said, {}
+            self._rests = bool(said)
+        if not said:
+            return IDLE
+        try:
+            self._driver.save_progress([(execution.claim.lease, progress) for execution, progress in said.items()])
+        except StoreUnavailable as error:
+            _LOG.warning("cannot store how far %d jobs are: %s", len(said), error)
+        return WRITE_INTERVAL
 
 
 class AttemptStopped(Exception):
@@ -114,16 +150,16 @@ class Context:
         more: let it pass, so that your transaction rolls back. What the handler returns is not looked
         at any more; if the transaction does not commit, the attempt has failed.
         """
-        from taskharbor.drivers import joining  # noqa: PLC0415  few handlers need it
+        from taskharbor.drivers import unwrap  # noqa: PLC0415  few handlers need it
 
-        joined = joining.join(self._services.driver, "join", joining.unwrap(connection))
+        joined = unwrap.join(self._services.driver, "join", unwrap.unwrap(connection))
         self._completed(joined.settle([self._settlement(result)]))
 
     async def acomplete_in(self, connection: Any, *, result: object = None) -> None:
         """Do the same in a transaction of an async connection or session."""
-        from taskharbor.drivers import joining  # noqa: PLC0415  as above
+        from taskharbor.drivers import unwrap  # noqa: PLC0415  as above
 
-        joined = joining.join(self._services.driver, "ajoin", await joining.aunwrap(connection))
+        joined = unwrap.join(self._services.driver, "ajoin", await unwrap.aunwrap(connection))
         self._completed(await joined.settle([self._settlement(result)]))
 
     def use_result_encoder(self, pack: Callable[[object], object]) -> None:

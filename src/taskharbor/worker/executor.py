@@ -9,12 +9,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.decide import DEFAULT_POLICY, decide_outcome
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
 from taskharbor.core.model import result_context
-from taskharbor.core.outcome import Outcome
+from taskharbor.core.outcome import DEFAULT_POLICY, Outcome, decide_outcome
 from taskharbor.worker.context import Context, CurrentAttempt, NotCommitted, current_attempt
-from taskharbor.worker.hand import StopReason
+from taskharbor.worker.execution import StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from taskharbor.core.retry import RetryPolicy
     from taskharbor.runtime import Runtime
     from taskharbor.worker.context import HandlerServices
-    from taskharbor.worker.hand import Execution
-    from taskharbor.worker.middleware import Handler
+    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.handlers import Handler
 
     Report = Callable[[Execution, Outcome | None], None]
 

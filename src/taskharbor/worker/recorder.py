@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import Settlement, Skipped
 from taskharbor.core.errors import OutcomeNotStorable, TaskHarborError
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement, Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskharbor.core.answers import Settled
+    from taskharbor.core.results import Settled
     from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Execution, ExecutionSlots
+    from taskharbor.worker.execution import Execution, ExecutionSlots
 
     Batch = list[tuple[Execution, Outcome]]
     Answer = Settled | TaskHarborError | None

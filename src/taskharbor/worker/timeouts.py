@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.hand import Execution, ExecutionSlots
+    from taskharbor.worker.execution import Execution, ExecutionSlots
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 MIN_PAUSE_SECONDS: Final = 0.001

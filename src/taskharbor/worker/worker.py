@@ -7,35 +7,33 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from taskharbor.core.answers import Settled
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import JobNotInflight
-from taskharbor.core.facts import JobClaimed
+from taskharbor.core.hooks import JobClaimed
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settled
 from taskharbor.core.states import Event, Status
-from taskharbor.deadletters import relay_for
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
 from taskharbor.janitor import ClockGuard, Janitor
+from taskharbor.outbox import relay_for
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.schedules.scheduler import Scheduler
 from taskharbor.service import LOST_SLOTS_EXIT, run_until_signal
-from taskharbor.worker.agreeing import CodecCheck
-from taskharbor.worker.context import HandlerServices
-from taskharbor.worker.declaring import register_schedules
-from taskharbor.worker.deliveries import MessageSource
+from taskharbor.worker.claimer import Claimer
+from taskharbor.worker.codec_check import CodecCheck
+from taskharbor.worker.config import UNHANDLED_AFTER, check_options, checked_visibility, limits_of
+from taskharbor.worker.context import HandlerServices, ProgressWriter
+from taskharbor.worker.execution import ExecutionSlots, StopReason
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.hand import ExecutionSlots, StopReason
-from taskharbor.worker.heartbeat import LeaseHeartbeat
-from taskharbor.worker.intake import PollingSource
+from taskharbor.worker.handlers import handler
+from taskharbor.worker.heartbeats import LeaseHeartbeat, WorkerHeartbeat, new_worker_id
+from taskharbor.worker.hooks import AttemptHooks
 from taskharbor.worker.lifespan import LifespanRun, check_lifespan
-from taskharbor.worker.mail import Mail
-from taskharbor.worker.middleware import handler
-from taskharbor.worker.options import UNHANDLED_AFTER, check_options, checked_visibility, limits_of
-from taskharbor.worker.presence import WorkerHeartbeat, new_worker_id
+from taskharbor.worker.message_acks import Mail
+from taskharbor.worker.message_source import MessageSource
+from taskharbor.worker.polling_source import PollingSource
 from taskharbor.worker.recorder import Recorder
-from taskharbor.worker.reporting import ProgressWriter
-from taskharbor.worker.taking import Claimer
-from taskharbor.worker.telling import AttemptHooks
+from taskharbor.worker.schedule_registration import register_schedules
 from taskharbor.worker.timeouts import TimeoutMonitor
 
 if TYPE_CHECKING:
@@ -43,17 +41,17 @@ if TYPE_CHECKING:
 
     from taskharbor.core.codec import Codec
     from taskharbor.core.errors import TaskHarborError
-    from taskharbor.core.facts import Hook
+    from taskharbor.core.hooks import Hook
     from taskharbor.core.retry import RetryPolicy
-    from taskharbor.deadletters import Publisher
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver, Listener
+    from taskharbor.outbox import Publisher
     from taskharbor.runtime import Runtime, ServiceLoop
     from taskharbor.schedules.spec import ScheduleSpec
-    from taskharbor.worker.hand import Execution
+    from taskharbor.worker.config import Queues
+    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.handlers import Handler, Middleware
     from taskharbor.worker.lifespan import Lifespan
-    from taskharbor.worker.middleware import Handler, Middleware
-    from taskharbor.worker.options import Queues
 
 _LOG: Final = logging.getLogger(__name__)
 LEASE: Final = timedelta(seconds=30)
@@ -83,7 +81,7 @@ class Worker:
     With a *transport* jobs are taken by the messages that a `DueTaskEnqueuer` sends, which are
     hidden from others for *visibility* (a minute, or *lease* if that is longer), and those without one
     only when they are due for longer than *overdue_after*. Events of jobs that died go to *publisher*
-    (`taskharbor.deadletters`), or to its queue *dead_letter_queue*.
+    (`taskharbor.outbox`), or to its queue *dead_letter_queue*.
 
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> driver = MemoryDriver()

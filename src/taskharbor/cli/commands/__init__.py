@@ -1,1 +1,1 @@
-"""One module for each command of `taskharbor`; `taskharbor.cli.root` lists them."""
+"""One module for each command of `taskharbor`; `taskharbor.cli.main` lists them."""

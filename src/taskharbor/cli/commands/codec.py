@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskharbor.cli.confirming import confirm, confirm_options
-from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import echo_data, echo_status
+from taskharbor.cli.main import LazyGroup
+from taskharbor.cli.options import confirm, confirm_options, json_option, url_option
+from taskharbor.cli.render import echo_data, echo_status
 
 if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
@@ -37,7 +36,7 @@ def show_(*, url: str, as_json: bool) -> None:
 
     With --json: {"codec": NAME}, or null
     """
-    from taskharbor.cli.operating import open_driver
+    from taskharbor.cli.store import open_driver
     from taskharbor.core.codec import CODEC_SETTING
 
     with open_driver(url) as driver:
@@ -58,7 +57,7 @@ def set_(*, url: str, name: str, yes: bool, dry_run: bool, as_json: bool) -> Non
 
     Payloads that are stored stay as they are: every worker must be able to read them with the new codec.
     """
-    from taskharbor.cli.operating import open_driver
+    from taskharbor.cli.store import open_driver
     from taskharbor.core.codec import CODEC_SETTING, check_name
 
     check_name(name)
@@ -72,8 +71,8 @@ def set_(*, url: str, name: str, yes: bool, dry_run: bool, as_json: bool) -> Non
 
 
 def _record(driver: Driver, name: str, before: str | None, *, yes: bool) -> str:
-    from taskharbor.cli.records import record_audit
-    from taskharbor.cli.refusals import CodecNotRecorded
+    from taskharbor.cli.errors import CodecNotRecorded
+    from taskharbor.cli.store import record_audit
     from taskharbor.core.codec import CODEC_SETTING
 
     if before is None:

@@ -4,19 +4,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskharbor.cli.confirming import confirm_options
-from taskharbor.cli.filters import dead_filter, dead_options, page_options
-from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import job_id_of, no_matches, open_driver
-from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import echo_status
-from taskharbor.cli.values import duration
+from taskharbor.cli.main import LazyGroup
+from taskharbor.cli.options import (
+    confirm_options,
+    dead_filter,
+    dead_options,
+    duration,
+    json_option,
+    page_options,
+    url_option,
+)
+from taskharbor.cli.render import echo_status
+from taskharbor.cli.store import job_id_of, no_matches, open_driver
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from taskharbor.cli.filters import Asked
-    from taskharbor.cli.tables import Cell
+    from taskharbor.cli.options import Asked
+    from taskharbor.cli.render import Cell
 
 
 @click.group(cls=LazyGroup)
@@ -34,8 +39,7 @@ def list_(*, url: str, limit: int, after: str | None, as_json: bool, **asked: As
 
     With --json: {"jobs": [...], "next": ID or null}
     """
-    from taskharbor.cli.pages import full_page
-    from taskharbor.cli.shown import show_page
+    from taskharbor.cli.jobs_view import full_page, show_page
 
     with open_driver(url) as driver:
         below = None if after is None else job_id_of(driver, after)
@@ -53,9 +57,8 @@ def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
 
     The fingerprint stands for the kind and place of an error; other commands take it as a filter.
     """
-    from taskharbor.cli.output import echo_data
-    from taskharbor.cli.shown import first_line
-    from taskharbor.cli.tables import print_table
+    from taskharbor.cli.jobs_view import first_line
+    from taskharbor.cli.render import echo_data, print_table
     from taskharbor.views import group_view
 
     with open_driver(url) as driver:
@@ -141,8 +144,7 @@ def purge(
     whose event a publisher has still to publish.
     With --json: {"matched": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
     """
-    from taskharbor.cli.bulk import died_before, select_dead_letters
-    from taskharbor.cli.removing import BulkPurge
+    from taskharbor.cli.bulk import BulkPurge, died_before, select_dead_letters
 
     with open_driver(url) as driver:
         found = select_dead_letters(
@@ -157,3 +159,33 @@ def purge(
         BulkPurge(driver, older_than=older_than, unpublished=unpublished).run(
             found, yes=yes, dry_run=dry_run, as_json=as_json
         )
+
+
+@click.command()
+@click.option(
+    "--older-than",
+    type=duration,
+    default="7d",
+    show_default=True,
+    metavar="TIME",
+    help="Only those that ended before that.",
+)
+@click.option(
+    "--unpublished", is_flag=True, help="Even if the event of an earlier death is still to be published: give it up."
+)
+@confirm_options
+@url_option
+@json_option
+def prune(*, url: str, older_than: timedelta, unpublished: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove finished jobs that are past their retention.
+
+    Every worker and janitor does that by itself, after seven days. Dead letters stay: see
+    'taskharbor dead purge'. A store may keep some for up to a day longer, and a job that died once
+    is kept while a publisher has still to publish that.
+    With --json: {"found": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
+    """
+    from taskharbor.cli.bulk import prune_finished
+    from taskharbor.cli.store import open_driver
+
+    with open_driver(url) as driver:
+        prune_finished(driver, older_than, unpublished=unpublished, yes=yes, dry_run=dry_run, as_json=as_json)

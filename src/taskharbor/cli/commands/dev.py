@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from taskharbor.cli.output import echo_status
+from taskharbor.cli.render import echo_status
 
 FOLDER: Final = ".taskharbor"
 
@@ -22,8 +22,8 @@ def dev(*, app: str | None, url: str | None, port: int, api: bool) -> None:
     names under [tool.taskharbor] as app, or tasks.py, app.py, jobs.py or main.py), the API if it
     is installed, and a store in a file, whose place is told. Ctrl-C ends all of it.
     """
-    from taskharbor.cli.developing import DevServer, children_for
-    from taskharbor.cli.discovery import find_app
+    from taskharbor.cli.app_loader import find_app
+    from taskharbor.cli.dev_server import DevServer, children_for
 
     wanted = find_app() if app is None else app
     store = url or _embedded(Path.cwd() / FOLDER)
@@ -39,3 +39,19 @@ def _embedded(folder: Path) -> str:
     echo_status(f"jobs are kept in {file}")
     echo_status(f"other commands reach them with --url {url}")
     return url
+
+
+@click.command()
+@click.option("--chaos", is_flag=True, help="Kill a worker again and again, and not just once.")
+@click.pass_context
+def demo(ctx: click.Context, *, chaos: bool) -> None:
+    """Watch jobs survive workers that are killed.
+
+    Real workers on a store in a temporary file, jobs that fail in every way, and a worker that is
+    killed in the middle. It takes about fifteen seconds, prints a ledger that comes from the store
+    and from what the jobs wrote down themselves, and exits with 1 if that is not clean.
+    """
+    from taskharbor.cli.demo.run import run_demo
+    from taskharbor.cli.main import ExitCode
+
+    ctx.exit(ExitCode.OK if run_demo(chaos=chaos) else ExitCode.FAILURE)

@@ -4,12 +4,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import open_driver, require_name
-from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import echo_data, echo_status
-from taskharbor.cli.values import duration
-from taskharbor.keys import SCOPES
+from taskharbor.api_keys import SCOPES
+from taskharbor.cli.main import LazyGroup
+from taskharbor.cli.options import duration, json_option, url_option
+from taskharbor.cli.render import echo_data, echo_status
+from taskharbor.cli.store import open_driver, require_name
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -41,8 +40,8 @@ def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelt
 
     With --json: {"key": TEXT, "id", "name", "scopes", "created_at", "expires_at", "revoked_at", "used_at"}
     """
-    from taskharbor.cli.records import record_audit
-    from taskharbor.keys import issue_key
+    from taskharbor.api_keys import issue_key
+    from taskharbor.cli.store import record_audit
     from taskharbor.views import key_view
 
     with open_driver(url) as driver:
@@ -62,7 +61,7 @@ def list_(*, url: str, as_json: bool) -> None:
 
     With --json: {"keys": [...]}
     """
-    from taskharbor.cli.tables import print_table
+    from taskharbor.cli.render import print_table
     from taskharbor.views import key_view
 
     with open_driver(url) as driver:
@@ -83,7 +82,7 @@ def list_(*, url: str, as_json: bool) -> None:
 @json_option
 def revoke(*, url: str, key_id: str, as_json: bool) -> None:
     """Let a key open nothing any more, from a few seconds on. There is no way back."""
-    from taskharbor.cli.records import record_audit
+    from taskharbor.cli.store import record_audit
     from taskharbor.views import key_view
 
     with open_driver(url) as driver:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.main import LazyGroup
 from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import echo_data, echo_status
+from taskharbor.cli.render import echo_data, echo_status
 from taskharbor.drivers import migrate as runner
 from taskharbor.drivers.connect import schema_for, store_kind
 

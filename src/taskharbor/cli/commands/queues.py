@@ -4,15 +4,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import current_actor, known_queues, open_driver, require_name
-from taskharbor.cli.options import json_option, url_option
-from taskharbor.cli.output import echo_data, echo_status
+from taskharbor.cli.main import LazyGroup
+from taskharbor.cli.options import duration_from, json_option, url_option
+from taskharbor.cli.render import echo_data, echo_status
+from taskharbor.cli.store import current_actor, known_queues, open_driver, require_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
-    from taskharbor.core.answers import QueueStats
+    from taskharbor.core.results import QueueStats
     from taskharbor.drivers.base import Driver
 
 
@@ -32,7 +33,7 @@ def list_queues(*, url: str, as_json: bool) -> None:
 
     Counts are as of a few seconds ago.
     """
-    from taskharbor.cli.overview import show_queues
+    from taskharbor.cli.stats_view import show_queues
 
     with open_driver(url) as driver:
         show_queues(driver, driver.inspector.queues(), as_json=as_json)
@@ -63,8 +64,8 @@ def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
 
 def _known(driver: Driver, names: Sequence[str], *, may_be_new: bool) -> list[str]:
     """Return each name once, or raise `NoSuchName`."""
-    from taskharbor.core.answers import JobFilter
     from taskharbor.core.request import QUEUE_PATTERN
+    from taskharbor.core.results import JobFilter
 
     known = known_queues(driver)
     for name in names:
@@ -76,7 +77,7 @@ def _known(driver: Driver, names: Sequence[str], *, may_be_new: bool) -> list[st
 
 
 def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
-    from taskharbor.cli.records import record_audit
+    from taskharbor.cli.store import record_audit
     from taskharbor.views import queue_view
 
     for name, is_new in zip(names, changed, strict=True):
@@ -91,6 +92,65 @@ def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[b
 
 def _empty(name: str) -> QueueStats:
     """Return a queue whose jobs nobody has counted yet."""
-    from taskharbor.core.answers import QueueStats
+    from taskharbor.core.results import QueueStats
 
     return QueueStats(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)
+
+
+@click.group(cls=LazyGroup)
+def workers() -> None:
+    """Look at workers."""
+
+
+@workers.command(name="list")
+@url_option
+@json_option
+def list_workers(*, url: str, as_json: bool) -> None:
+    """List the workers that were heard of lately, and what each runs.
+
+    With --json: {"workers": [...]}, each as the API shows it.
+    """
+    from taskharbor.cli.stats_view import show_workers
+
+    with open_driver(url) as driver:
+        show_workers(driver, driver.inspector.workers(), as_json=as_json)
+
+
+@click.command()
+@url_option
+@json_option
+def stats(*, url: str, as_json: bool) -> None:
+    """Show how much there is, and how fast jobs end.
+
+    Counts are as of a few seconds ago.
+    """
+    from taskharbor.cli.stats_view import show_stats
+    from taskharbor.cli.store import open_driver
+
+    with open_driver(url) as driver:
+        show_stats(driver, as_json=as_json)
+
+
+@click.command()
+@click.option(
+    "--every",
+    type=duration_from("100ms"),
+    default="2s",
+    show_default=True,
+    metavar="TIME",
+    help="How often to look.",
+)
+@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many looks.")
+@url_option
+@json_option
+def top(*, url: str, every: timedelta, count: int | None, as_json: bool) -> None:
+    """Watch queues and workers live.
+
+    On a terminal q or Ctrl-C ends it. Elsewhere, and with --json, it prints one look after the
+    other, as 'taskharbor stats' does.
+    """
+    from taskharbor.cli.stats_view import watch
+    from taskharbor.cli.store import open_driver
+
+    with open_driver(url) as driver:
+        watch(driver, every=every, count=count, as_json=as_json)

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskharbor.cli.lazy import LazyGroup
-from taskharbor.cli.operating import open_driver, require_schedules
+from taskharbor.cli.main import LazyGroup
 from taskharbor.cli.options import app_option, json_option, url_option
-from taskharbor.cli.output import echo_data, echo_status
+from taskharbor.cli.render import echo_data, echo_status
+from taskharbor.cli.store import open_driver, require_schedules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def list_(*, url: str, as_json: bool) -> None:
 
     With --json: {"schedules": [...]}, each as the API shows it.
     """
-    from taskharbor.cli.tables import print_table
+    from taskharbor.cli.render import print_table
     from taskharbor.views import schedule_view
 
     with open_driver(url) as driver:
@@ -85,10 +85,9 @@ def run(*, app: str | None, url: str, name: str, as_json: bool) -> None:
 
     With --json the job is printed as the API shows it.
     """
-    from taskharbor.cli.operating import get_job
-    from taskharbor.cli.records import record_audit
-    from taskharbor.cli.shown import show_job
-    from taskharbor.cli.writing import harbor_for
+    from taskharbor.cli.app_loader import harbor_for
+    from taskharbor.cli.jobs_view import show_job
+    from taskharbor.cli.store import get_job, record_audit
     from taskharbor.schedules import Scheduler
 
     harbor = harbor_for(app)
@@ -123,7 +122,7 @@ def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
-    from taskharbor.cli.records import record_audit
+    from taskharbor.cli.store import record_audit
     from taskharbor.views import schedule_view
 
     for name, is_new in zip(names, changed, strict=True):

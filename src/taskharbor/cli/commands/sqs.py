@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.lazy import LazyGroup
+from taskharbor.cli.main import LazyGroup
 from taskharbor.cli.options import json_option
-from taskharbor.cli.output import echo_data, echo_status
+from taskharbor.cli.render import echo_data, echo_status
 from taskharbor.cli.sqs import queue_shapes, queues_option, sqs_transport
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def policy(*, queues: tuple[str, ...], account: str, region: str, role: str | No
 
 
 def _ages(url: str | None) -> dict[str, float | None]:
-    from taskharbor.cli.operating import open_driver
+    from taskharbor.cli.store import open_driver
     from taskharbor.settings import Settings
     from taskharbor.views import queue_view
 

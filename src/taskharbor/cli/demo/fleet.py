@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskharbor.cli.demo.effects import EffectLog
+    from taskharbor.cli.demo.handlers import EffectLog
 
 LEASE: Final = "2s"
 OPTIONS: Final = ("--concurrency", "4", "--lease", LEASE, "--poll", "200ms", "--grace", "5s")

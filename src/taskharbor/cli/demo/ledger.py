@@ -16,7 +16,7 @@ from taskharbor.core.states import FINAL
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from taskharbor.cli.demo.effects import Effect
+    from taskharbor.cli.demo.handlers import Effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

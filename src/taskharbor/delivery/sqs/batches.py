@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.delivery.sqs.codes import THROTTLED, short_code
+from taskharbor.delivery.sqs.error_codes import THROTTLED, short_code
 from taskharbor.delivery.transport import ItemFailure, TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:

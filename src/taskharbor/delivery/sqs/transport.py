@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.delivery.sqs import batches
-from taskharbor.delivery.sqs.codes import MISSING, is_stale
-from taskharbor.delivery.sqs.names import PREFIX, checked_prefix, sqs_name
-from taskharbor.delivery.sqs.shaping import QueueProvisioner
+from taskharbor.delivery.sqs.error_codes import MISSING, is_stale
+from taskharbor.delivery.sqs.queues import PREFIX, QueueProvisioner, checked_prefix, sqs_name
 from taskharbor.delivery.transport import (
     IncomingMessage,
     ItemFailure,
@@ -23,7 +22,7 @@ from taskharbor.delivery.transport import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taskharbor.delivery.sqs.boto import SqsClients
+    from taskharbor.delivery.sqs.client import SqsClients
     from taskharbor.delivery.transport import OutgoingMessage, QueueSpec
 
 MAX_RECEIVE_WAIT: Final = timedelta(seconds=20)
@@ -156,7 +155,7 @@ class SqsTransport:
 
     def _opened(self) -> SqsClients:
         try:
-            from taskharbor.delivery.sqs.boto import SqsClients  # noqa: PLC0415  an extra, and slow to load
+            from taskharbor.delivery.sqs.client import SqsClients  # noqa: PLC0415  an extra, and slow to load
         except ModuleNotFoundError as error:
             raise TransportRefused(_NO_BOTO, _INSTALL) from error
         return SqsClients(

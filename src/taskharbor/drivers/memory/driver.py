@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from taskharbor.core.claims import Claimant
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.request import validate_requeue
-from taskharbor.drivers.memory import claiming, dispatching, inserting, operating, settling
+from taskharbor.drivers.memory import attempts
+from taskharbor.drivers.memory import jobs as job_rows
+from taskharbor.drivers.memory.attempts import is_expired
 from taskharbor.drivers.memory.control import MemoryControl
-from taskharbor.drivers.memory.endings import is_expired
 from taskharbor.drivers.memory.inspector import MemoryInspector
+from taskharbor.drivers.memory.maintenance import MemoryMaintenance
 from taskharbor.drivers.memory.tables import Tables
-from taskharbor.drivers.memory.upkeep import MemoryMaintenance
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from taskharbor.core.answers import (
+    from taskharbor.core.clocks import Clock
+    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import NewJob, Progress
+    from taskharbor.core.results import (
         Declined,
         Dispatch,
         Enqueued,
@@ -33,12 +38,8 @@ if TYPE_CHECKING:
         Transitioned,
         Unsent,
     )
-    from taskharbor.core.clock import Clock
-    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
-    from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import NewJob, Progress
     from taskharbor.drivers.base import SettleAnswer
-    from taskharbor.drivers.memory.listening import MemoryListener
+    from taskharbor.drivers.memory.tables import MemoryListener
 
 
 class MemoryDriver:
@@ -69,7 +70,7 @@ class MemoryDriver:
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._tables.statement() as now:
-            return [inserting.insert(self._tables, job, now, repeat=repeat) for job in jobs]
+            return [job_rows.insert(self._tables, job, now, repeat=repeat) for job in jobs]
 
     def remember(self, name: str, value: str) -> str:
         return self._tables.settings.setdefault(name, value)
@@ -91,10 +92,10 @@ class MemoryDriver:
         taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
             wait = overdue_after if overdue_only else timedelta(0)
-            claims = claiming.claim_due(
+            claims = attempts.claim_due(
                 self._tables, queue, taker, now=now, limit=limit, patience=overdue_after, wait=wait
             )
-            return claims + claiming.reclaim_expired(self._tables, queue, taker, now=now, limit=limit - len(claims))
+            return claims + attempts.reclaim_expired(self._tables, queue, taker, now=now, limit=limit - len(claims))
 
     def claim(
         self,
@@ -110,7 +111,7 @@ class MemoryDriver:
     ) -> list[Claim | Refused]:
         taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
-            return [claiming.claim(self._tables, queue, job_id, taker, now) for job_id in job_ids]
+            return [attempts.claim(self._tables, queue, job_id, taker, now) for job_id in job_ids]
 
     def extend(
         self,
@@ -119,15 +120,15 @@ class MemoryDriver:
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
         with self._tables.statement() as now:
-            return [settling.extend(self._tables, held, lease, now) for held in leases]
+            return [attempts.extend(self._tables, held, lease, now) for held in leases]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         with self._tables.statement() as now:
-            return [settling.settle(self._tables, each.lease, each.outcome, now) for each in settlements]
+            return [attempts.settle(self._tables, each.lease, each.outcome, now) for each in settlements]
 
     def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
         with self._tables.statement() as now:
-            return [settling.save_progress(self._tables, held, progress, now) for held, progress in notes]
+            return [attempts.save_progress(self._tables, held, progress, now) for held, progress in notes]
 
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         with self._tables.statement() as now:
@@ -141,15 +142,15 @@ class MemoryDriver:
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
         with self._tables.statement() as now:
-            return dispatching.dispatch(self._tables, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
+            return job_rows.dispatch(self._tables, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         with self._tables.statement() as now:
-            return [dispatching.dispatched(self._tables, result, now) for result in results]
+            return [job_rows.dispatched(self._tables, result, now) for result in results]
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._tables.statement() as now:
-            return [operating.cancel(self._tables, job_id, now) for job_id in job_ids]
+            return [job_rows.cancel(self._tables, job_id, now) for job_id in job_ids]
 
     def requeue(
         self,
@@ -167,10 +168,10 @@ class MemoryDriver:
         validate_requeue(job_ids, budget=budget, payload=payload)
         with self._tables.statement() as now:
             due = scheduled_for or now + (delay or timedelta(0))
-            new = operating.MemoryRequeue(
+            new = job_rows.MemoryRequeue(
                 token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
             )
-            return [operating.requeue(self._tables, job_id, new, now) for job_id in job_ids]
+            return [job_rows.requeue(self._tables, job_id, new, now) for job_id in job_ids]
 
     def reschedule(
         self,
@@ -182,7 +183,7 @@ class MemoryDriver:
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._tables.statement() as now:
             due = scheduled_for or (None if delay is None else now + delay)
-            return [operating.reschedule(self._tables, job_id, now, due=due, priority=priority) for job_id in job_ids]
+            return [job_rows.reschedule(self._tables, job_id, now, due=due, priority=priority) for job_id in job_ids]
 
     def close(self) -> None:
         """Do nothing: what is in memory goes with the process."""

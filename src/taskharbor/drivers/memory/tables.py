@@ -14,17 +14,60 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
-from taskharbor.drivers.memory.listening import MemoryNotifier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
+    from datetime import timedelta
 
-    from taskharbor.core.clock import Clock
+    from taskharbor.core.clocks import Clock
     from taskharbor.core.ids import Token
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, OutboxRow, Schedule, WorkerRecord
 
 Entry = tuple[int, datetime, JobId]
 _FORKED: Final = "the memory store stays with the process that made it, and this is a fork of that"
+
+
+class MemoryNotifier:
+    """Everybody who listens, and for which queues."""
+
+    def __init__(self) -> None:
+        self._listeners: frozenset[MemoryListener] = frozenset()
+        self._changing = threading.Lock()
+
+    def listen(self, queues: Collection[str]) -> MemoryListener:
+        listener = MemoryListener(queues, self)
+        with self._changing:
+            self._listeners |= {listener}
+        return listener
+
+    def leave(self, listener: MemoryListener) -> None:
+        with self._changing:
+            self._listeners -= {listener}
+
+    def notify(self, queues: Collection[str]) -> None:
+        # Without the lock: whoever comes or goes leaves this set as it was, and makes another.
+        for listener in self._listeners:
+            if not listener.queues.isdisjoint(queues):
+                listener.wake()
+
+
+class MemoryListener:
+    def __init__(self, queues: Collection[str], bells: MemoryNotifier) -> None:
+        self.queues = frozenset(queues)
+        self._bells = bells
+        self._woken = threading.Event()
+
+    def wait(self, timeout: timedelta) -> bool:
+        has_rung = self._woken.wait(timeout.total_seconds())
+        # Cleared before the caller looks for jobs: what rings from here on is heard by the next wait.
+        self._woken.clear()
+        return has_rung
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        self._bells.leave(self)
 
 
 @dataclass(frozen=True, slots=True)

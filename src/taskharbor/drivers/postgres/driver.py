@@ -10,21 +10,24 @@ from taskharbor.core.claims import Claimant
 from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres import claiming, dispatching, inserting, operating, settling
-from taskharbor.drivers.postgres.address import ServerAddress
-from taskharbor.drivers.postgres.connection import PostgresPool
+from taskharbor.drivers.postgres import claim, control, dispatch, insert, settle
+from taskharbor.drivers.postgres.claim import ScanCursors
 from taskharbor.drivers.postgres.control import PostgresControl
-from taskharbor.drivers.postgres.failures import ReplyLost
 from taskharbor.drivers.postgres.inspector import PostgresInspector
-from taskharbor.drivers.postgres.join import AsyncPostgresTransaction, PostgresTransaction
-from taskharbor.drivers.postgres.lines import ScanCursors
-from taskharbor.drivers.postgres.listening import ListenerRegistry, PostgresListener
-from taskharbor.drivers.postgres.ringing import ANY_QUEUE, PostgresNotifier, ready_queues
+from taskharbor.drivers.postgres.maintenance import PostgresMaintenance
+from taskharbor.drivers.postgres.notify import (
+    ANY_QUEUE,
+    ListenerRegistry,
+    PostgresListener,
+    PostgresNotifier,
+    ready_queues,
+)
+from taskharbor.drivers.postgres.pool import PostgresPool, run_statements
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.server import ReplyLost, ServerAddress
 from taskharbor.drivers.postgres.settings import PostgresSettings
-from taskharbor.drivers.postgres.steps import run_statements
-from taskharbor.drivers.postgres.upkeep import PostgresMaintenance
+from taskharbor.drivers.postgres.transactions import AsyncPostgresTransaction, PostgresTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -32,7 +35,11 @@ if TYPE_CHECKING:
 
     from psycopg import AsyncConnection, Connection
 
-    from taskharbor.core.answers import (
+    from taskharbor.core.clocks import Clock
+    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Claim, Lease, NewJob, Progress
+    from taskharbor.core.results import (
         Declined,
         Dispatch,
         Enqueued,
@@ -44,10 +51,6 @@ if TYPE_CHECKING:
         Transitioned,
         Unsent,
     )
-    from taskharbor.core.clock import Clock
-    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
-    from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Claim, Lease, NewJob, Progress
     from taskharbor.drivers.base import SettleAnswer
 
 T = TypeVar("T")
@@ -129,11 +132,11 @@ class PostgresDriver:
         return answers
 
     def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
-        if not repeat and len(jobs) >= inserting.MIN_COPY_JOBS:
-            return inserting.copy(self._connections, jobs)
-        if inserting.is_one_statement(jobs):
-            return run_statements(inserting.insert(jobs, repeat=repeat), self._connections.fetch)
-        return self._connections.transact(lambda: inserting.insert(jobs, repeat=repeat))
+        if not repeat and len(jobs) >= insert.MIN_COPY_JOBS:
+            return insert.copy(self._connections, jobs)
+        if insert.is_one_statement(jobs):
+            return run_statements(insert.insert(jobs, repeat=repeat), self._connections.fetch)
+        return self._connections.transact(lambda: insert.insert(jobs, repeat=repeat))
 
     def remember(self, name: str, value: str) -> str:
         return self._settings.remember(name, value)
@@ -168,25 +171,25 @@ class PostgresDriver:
 
         def take() -> list[Claim]:
             claims = (
-                claiming.claim_overdue(self._connections, queue, taker, limit=limit, patience=overdue_after)
+                claim.claim_overdue(self._connections, queue, taker, limit=limit, patience=overdue_after)
                 if overdue_only
                 else self._take_due(queue, taker, limit, overdue_after)
             )
             if len(claims) < limit and reclaim:
-                claims += claiming.reclaim_expired(self._connections, queue, taker, limit=limit - len(claims))
+                claims += claim.reclaim_expired(self._connections, queue, taker, limit=limit - len(claims))
             return claims
 
         return self._safely(take, lambda: self.read_back([token]) or None)
 
     def _take_due(self, queue: str, taker: Claimant, limit: int, patience: timedelta) -> list[Claim]:
         start = self._lines.start(queue, limit)
-        claims = claiming.claim_due(self._connections, queue, taker, limit=limit, patience=patience, after=start.place)
+        claims = claim.claim_due(self._connections, queue, taker, limit=limit, patience=patience, after=start.place)
         self._lines.note(queue, claims, limit=limit, start=start)
         if start.place is not None and len(claims) < limit:
             left = limit - len(claims)
-            claims += claiming.claim_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
+            claims += claim.claim_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
             # One job once: a process that stood still in between may have lost what it took, and taken it again.
-            claims = sorted({claim.job.id: claim for claim in claims}.values(), key=claiming.place)
+            claims = sorted({claim.job.id: claim for claim in claims}.values(), key=claim.place)
         return claims
 
     def claim(
@@ -207,7 +210,7 @@ class PostgresDriver:
             held = {claim.job.id: claim for claim in self.read_back([token])}
             return [held[each] for each in job_ids] if len(held) == len(job_ids) else None
 
-        return self._safely(lambda: claiming.claim(self._connections, queue, job_ids, taker), taken)
+        return self._safely(lambda: claim.claim(self._connections, queue, job_ids, taker), taken)
 
     def extend(
         self,
@@ -215,16 +218,16 @@ class PostgresDriver:
         *,
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
-        return self._safely(lambda: settling.extend(self._heartbeat_connection, leases, lease))
+        return self._safely(lambda: settle.extend(self._heartbeat_connection, leases, lease))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        answers = self._safely(lambda: settling.settle(self._connections, settlements))
+        answers = self._safely(lambda: settle.settle(self._connections, settlements))
         if any(each.outcome.event is Event.RELEASE for each in settlements):
             self._bell.notify([ANY_QUEUE])
         return answers
 
     def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
-        return self._safely(lambda: settling.save_progress(self._heartbeat_connection, notes))
+        return self._safely(lambda: settle.save_progress(self._heartbeat_connection, notes))
 
     _READ_BACK: LiteralString = f"""
         SELECT {JOB}
@@ -237,13 +240,13 @@ class PostgresDriver:
         return [claimed(row) for row in self._connections.fetch(self._READ_BACK, tokens=list(tokens))]
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
-        return dispatching.dispatch(self._connections, queue, limit=limit, lock=lock, unclaimed=unclaimed)
+        return dispatch.dispatch(self._connections, queue, limit=limit, lock=lock, unclaimed=unclaimed)
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
-        return dispatching.dispatched(self._connections, results)
+        return dispatch.dispatched(self._connections, results)
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        return operating.cancel(self._connections, job_ids)
+        return control.cancel(self._connections, job_ids)
 
     def requeue(
         self,
@@ -260,7 +263,7 @@ class PostgresDriver:
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         validate_requeue(job_ids, budget=budget, payload=payload)
         answers = self._safely(
-            lambda: operating.requeue(
+            lambda: control.requeue(
                 self._connections,
                 job_ids,
                 token=token,
@@ -286,7 +289,7 @@ class PostgresDriver:
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         asked: dict[str, Any] = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
-        answers = self._safely(lambda: operating.reschedule(self._connections, job_ids, **asked))
+        answers = self._safely(lambda: control.reschedule(self._connections, job_ids, **asked))
         self._bell.notify([ANY_QUEUE])
         return answers
 

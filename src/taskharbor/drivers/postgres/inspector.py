@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.core.answers import FinishedCount, QueueStats
 from taskharbor.core.model import ApiKey, AuditEntry, WorkerRecord
+from taskharbor.core.results import FinishedCount, QueueStats
 from taskharbor.core.states import Status
-from taskharbor.drivers.postgres.finding import by_key, dead_groups, find
 from taskharbor.drivers.postgres.rows import (
     ATTEMPT,
     JOB,
@@ -26,15 +25,16 @@ from taskharbor.drivers.postgres.rows import (
     text_map,
 )
 from taskharbor.drivers.postgres.schema import SETTINGS
+from taskharbor.drivers.postgres.search import by_key, dead_groups, find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.answers import DeadLetterGroup, JobFilter, Page
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule
-    from taskharbor.drivers.postgres.connection import PostgresPool
+    from taskharbor.core.results import DeadLetterGroup, JobFilter, Page
+    from taskharbor.drivers.postgres.pool import PostgresPool
     from taskharbor.drivers.postgres.settings import PostgresSettings
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from psycopg.errors import LockNotAvailable, UndefinedTable
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.drivers.postgres import unhurried
-from taskharbor.drivers.postgres.days import MAX_LOCK_WAIT, REFERENCED, REMOVE, DayPartitions, old_days
+from taskharbor.drivers.postgres import partitions
+from taskharbor.drivers.postgres.partitions import MAX_LOCK_WAIT, REFERENCED, REMOVE, DayPartitions, old_days
 from taskharbor.drivers.postgres.rows import NOW
 from taskharbor.drivers.postgres.schema import PRUNING
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.connection import PostgresPool, Row
-    from taskharbor.drivers.postgres.steps import Steps
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
 
 DAYS_AHEAD: Final = 7
 
@@ -83,7 +82,7 @@ class Retention:
         def fetch() -> Steps[list[Row]]:
             return (yield statement, asked)
 
-        return unhurried.transact(self._connections, fetch, patience=MAX_LOCK_WAIT)
+        return partitions.transact(self._connections, fetch, patience=MAX_LOCK_WAIT)
 
     _DROP: LiteralString = f"""
         SELECT th_drop_day(%(leaf)s, {NOW})

@@ -9,14 +9,13 @@ import psycopg
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.drivers.migrate import load_migrations
-from taskharbor.drivers.postgres.address import ENCODING
-from taskharbor.drivers.postgres.failures import translate_error
+from taskharbor.drivers.postgres.server import ENCODING, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskharbor.drivers.migrate import Migration
-    from taskharbor.drivers.postgres.address import ServerAddress
+    from taskharbor.drivers.postgres.server import ServerAddress
 
 MIGRATIONS: Final = load_migrations("taskharbor.drivers.postgres.migrations")
 PRUNING: Final = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from taskharbor.drivers.postgres.failures import ReplyLost
+from taskharbor.drivers.postgres.server import ReplyLost
 
 if TYPE_CHECKING:
-    from taskharbor.drivers.postgres.connection import PostgresPool
+    from taskharbor.drivers.postgres.pool import PostgresPool
 
 SINCE: Final = 2
 """The migration that made the table."""

@@ -11,25 +11,28 @@ from taskharbor.core.model import claim_from_job
 from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
-from taskharbor.drivers.settling import settle_separately
-from taskharbor.drivers.sqlite import claiming, dispatching, inserting, operating, settling
-from taskharbor.drivers.sqlite.connection import SqlitePool
+from taskharbor.drivers.records import settle_separately
+from taskharbor.drivers.sqlite import claim, control, dispatch, insert, settle
 from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
-from taskharbor.drivers.sqlite.join import SqliteTransaction
-from taskharbor.drivers.sqlite.listening import SqliteListener
-from taskharbor.drivers.sqlite.ringing import SqliteNotifier
+from taskharbor.drivers.sqlite.maintenance import SqliteMaintenance
+from taskharbor.drivers.sqlite.notify import SqliteListener, SqliteNotifier
+from taskharbor.drivers.sqlite.pool import SqlitePool
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 from taskharbor.drivers.sqlite.settings import SqliteSettings
-from taskharbor.drivers.sqlite.upkeep import SqliteMaintenance
+from taskharbor.drivers.sqlite.transactions import SqliteTransaction
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import (
+    from taskharbor.core.clocks import Clock
+    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
+    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.model import Claim, Lease, NewJob, Progress
+    from taskharbor.core.results import (
         Declined,
         Dispatch,
         Enqueued,
@@ -41,10 +44,6 @@ if TYPE_CHECKING:
         Transitioned,
         Unsent,
     )
-    from taskharbor.core.clock import Clock
-    from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound, LeaseLost
-    from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Claim, Lease, NewJob, Progress
     from taskharbor.drivers.base import SettleAnswer
 
 DEADLINE: Final = timedelta(seconds=5)
@@ -88,7 +87,7 @@ class SqliteDriver:
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._connections.write() as (db, now):
-            answers = inserting.insert(db, jobs, now=now, repeat=repeat)
+            answers = insert.insert(db, jobs, now=now, repeat=repeat)
         self._bell.notify(jobs, now)
         return answers
 
@@ -118,11 +117,11 @@ class SqliteDriver:
     ) -> list[Claim]:
         taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections.write() as (db, now):
-            claims = claiming.claim_due(
+            claims = claim.claim_due(
                 db, queue, taker, now=now, limit=limit, patience=overdue_after, overdue=overdue_only
             )
             if len(claims) < limit and reclaim:
-                claims += claiming.reclaim_expired(db, queue, taker, now=now, limit=limit - len(claims))
+                claims += claim.reclaim_expired(db, queue, taker, now=now, limit=limit - len(claims))
             return claims
 
     def claim(
@@ -139,7 +138,7 @@ class SqliteDriver:
     ) -> list[Claim | Refused]:
         taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections.write() as (db, now):
-            return claiming.claim(db, queue, job_ids, taker, now)
+            return claim.claim(db, queue, job_ids, taker, now)
 
     def extend(
         self,
@@ -148,21 +147,21 @@ class SqliteDriver:
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
         with self._connections.write(urgent=True) as (db, now):
-            return [settling.extend(db, held, lease, now) for held in leases]
+            return [settle.extend(db, held, lease, now) for held in leases]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        answers = settle_separately(settlements, self._settle, settling.rejection)
+        answers = settle_separately(settlements, self._settle, settle.rejection)
         if _RELEASE in [each.outcome.event for each in settlements]:
             self._bell.notify_any()
         return answers
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         with self._connections.write() as (db, now):
-            return settling.settle_all(db, settlements, now)
+            return settle.settle_all(db, settlements, now)
 
     def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
         with self._connections.write() as (db, now):
-            return [settling.save_progress(db, held, progress, now) for held, progress in notes]
+            return [settle.save_progress(db, held, progress, now) for held, progress in notes]
 
     _READ_BACK: Final = f"""
         SELECT {JOB}
@@ -181,15 +180,15 @@ class SqliteDriver:
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
         with self._connections.write() as (db, now):
-            return dispatching.dispatch(db, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
+            return dispatch.dispatch(db, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         with self._connections.write() as (db, now):
-            return [dispatching.dispatched(db, result, now) for result in results]
+            return [dispatch.dispatched(db, result, now) for result in results]
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._connections.write() as (db, now):
-            return [operating.cancel(db, job_id, now) for job_id in job_ids]
+            return [control.cancel(db, job_id, now) for job_id in job_ids]
 
     def requeue(
         self,
@@ -207,10 +206,10 @@ class SqliteDriver:
         validate_requeue(job_ids, budget=budget, payload=payload)
         with self._connections.write() as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
-            new = operating.SqliteRequeue(
+            new = control.SqliteRequeue(
                 token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
             )
-            answers = [operating.requeue(db, job_id, new, now) for job_id in job_ids]
+            answers = [control.requeue(db, job_id, new, now) for job_id in job_ids]
         if due <= now:
             self._bell.notify_any()
         return answers
@@ -226,7 +225,7 @@ class SqliteDriver:
         with self._connections.write() as (db, now):
             later = None if delay is None else now + span(delay)
             due = later if scheduled_for is None else maybe_micros(scheduled_for)
-            answers = [operating.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]
+            answers = [control.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]
         if due is not None and due <= now:
             self._bell.notify_any()
         return answers

@@ -7,10 +7,9 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.core.answers import FinishedCount, QueueStats
 from taskharbor.core.model import ApiKey, AuditEntry
+from taskharbor.core.results import FinishedCount, QueueStats
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.finding import GET, SUMMARIES, by_key, dead_groups, find, rows_of
 from taskharbor.drivers.sqlite.rows import (
     ATTEMPT,
     OUTBOX,
@@ -30,15 +29,16 @@ from taskharbor.drivers.sqlite.rows import (
     token,
     worker,
 )
+from taskharbor.drivers.sqlite.search import GET, SUMMARIES, by_key, dead_groups, find, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import DeadLetterGroup, JobFilter, Page
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.drivers.sqlite.connection import SqlitePool
+    from taskharbor.core.results import DeadLetterGroup, JobFilter, Page
+    from taskharbor.drivers.sqlite.pool import SqlitePool
     from taskharbor.drivers.sqlite.settings import SqliteSettings
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.drivers.migrate import load_migrations
-from taskharbor.drivers.sqlite.connection import create_private, translate_error
+from taskharbor.drivers.sqlite.pool import create_private, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

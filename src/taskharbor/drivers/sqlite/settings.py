@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, LiteralString
 
 if TYPE_CHECKING:
-    from taskharbor.drivers.sqlite.connection import SqlExecutor, SqlitePool
+    from taskharbor.drivers.sqlite.pool import SqlExecutor, SqlitePool
 
 _READ: LiteralString = """
     SELECT value

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from taskharbor.core.answers import RefusalReason, Refused, Settled, Settlement
 from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import RefusalReason, Refused, Settled, Settlement
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.subject import BOOM, LEASE
 

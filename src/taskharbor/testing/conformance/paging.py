@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.answers import JobFilter, scan_limit
+from taskharbor.core.results import JobFilter, scan_limit
 from taskharbor.testing.conformance.subject import Subject, new_job
 
 if TYPE_CHECKING:

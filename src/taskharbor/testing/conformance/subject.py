@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.answers import Enqueued, Sent, Settlement
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Claim, NewJob
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Enqueued, Sent, Settlement
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
-    from taskharbor.core.answers import Dispatch, FinishedCount, QueueStats, Refused
     from taskharbor.core.errors import IdempotencyConflict
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Attempt, Job, Lease, OutboxRow
+    from taskharbor.core.results import Dispatch, FinishedCount, QueueStats, Refused
     from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.testing.clock import ManualClock
 

@@ -9,9 +9,8 @@ One thread, virtual time, one integer: the same seed makes the same history, eve
 []
 """
 
-from taskharbor.testing.simulation.batch import SeedReport, run_seed, run_seeds
-from taskharbor.testing.simulation.run import Mode, simulate
-from taskharbor.testing.simulation.sightings import REQUIRED_COVERAGE, REQUIRED_MESSAGE_COVERAGE, coverage_of
+from taskharbor.testing.simulation.coverage import REQUIRED_COVERAGE, REQUIRED_MESSAGE_COVERAGE, coverage_of
+from taskharbor.testing.simulation.run import Mode, SeedReport, run_seed, run_seeds, simulate
 
 __all__ = [
     "REQUIRED_COVERAGE",

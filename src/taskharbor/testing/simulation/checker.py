@@ -6,25 +6,24 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.answers import Settled
 from taskharbor.core.errors import LeaseLost
 from taskharbor.core.model import AttemptOutcome, Claim
+from taskharbor.core.results import Settled
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.simulation.history import DriverCall, HandlerBegan, HandlerEnded, Note
-from taskharbor.testing.simulation.jobs import STOPPABLE, SYNC
-from taskharbor.testing.simulation.jumps import ClockJumpChecker
-from taskharbor.testing.simulation.moves import wrong_move
+from taskharbor.testing.simulation.history import RECLAIMING_VERBS, DriverCall, HandlerBegan, HandlerEnded, Note
+from taskharbor.testing.simulation.message_checks import MessageChecker, wrong_messages
 from taskharbor.testing.simulation.plan import LEASE
-from taskharbor.testing.simulation.ringing import MessageChecker, wrong_messages
+from taskharbor.testing.simulation.transition_checks import wrong_move
+from taskharbor.testing.simulation.workloads import STOPPABLE, SYNC
 from taskharbor.testing.simulation.world import DRIFT, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from taskharbor.core.answers import Settlement
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Job
+    from taskharbor.core.results import Settlement
     from taskharbor.testing.simulation.faults import FaultyStore
     from taskharbor.testing.simulation.history import Happening, History, RowChange
     from taskharbor.testing.simulation.queue_service import QueueService
@@ -35,6 +34,36 @@ STOP_WITHIN: Final = timedelta(seconds=1)
 NEVER_FAIL: Final = frozenset(
     {"quick", "plain", "slow", "stubborn", "blocking", "plain_slow", "deaf", "stuck", "snoozing"}
 )
+
+
+class ClockJumpChecker:
+    """What the store was told of its clock: what it should have read, what it read, and how long nobody takes over."""
+
+    def __init__(self) -> None:
+        self._told: tuple[datetime, datetime, datetime] | None = None
+
+    def take(self, call: DriverCall) -> None:
+        """Learn of a call."""
+        if call.verb != "report_clock_jump":
+            return
+        before, after, until = call.asked["expected"], call.at, call.at + call.asked["lease"]
+        if after <= before:
+            self._told = None
+        elif self._told is not None and after < self._told[2]:
+            self._told = min(before, self._told[0]), max(after, self._told[1]), max(until, self._told[2])
+        else:
+            self._told = before, after, until
+
+    def forbid(self, call: DriverCall, job: Job) -> bool:
+        """Whether *call* took over *job*, as it was before, while nobody may."""
+        is_hold = self._told is not None and call.at < self._told[2]
+        return is_hold and call.verb in RECLAIMING_VERBS and job.status is Status.PROCESSING
+
+    def counted(self, job: Job) -> int:
+        """Return how many attempts count, should the one under way be lost: one that ended by a jump does not."""
+        end = job.lease_expires_at
+        is_lost_to_it = self._told is not None and end is not None and self._told[0] < end <= self._told[1]
+        return job.attempt_count - is_lost_to_it
 
 
 def check(

@@ -8,14 +8,13 @@ from math import inf
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from taskharbor.core.answers import Skipped
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Claim
+from taskharbor.core.results import Skipped
 from taskharbor.delivery.transport import TransportUnavailable
-from taskharbor.testing.simulation.history import COMMITTED, DriverCall, RowChange
-from taskharbor.testing.simulation.jobs import SYNC
-from taskharbor.testing.simulation.jumps import TAKE_OVER
+from taskharbor.testing.simulation.history import COMMITTED, RECLAIMING_VERBS, DriverCall, RowChange
 from taskharbor.testing.simulation.queue_service import QUEUE_CALLS
+from taskharbor.testing.simulation.workloads import SYNC
 from taskharbor.testing.simulation.world import DRIFT, EPOCH, ProcessKilled, shown
 
 if TYPE_CHECKING:
@@ -286,7 +285,7 @@ class FaultyStore:
 
     def _follow(self, process: Process, verb: str, move: RowChange) -> None:
         before, after = move.before, move.after
-        if before is not None and before.lease_token is not None and verb in TAKE_OVER:
+        if before is not None and before.lease_token is not None and verb in RECLAIMING_VERBS:
             self._check_lost(before, before.lease_token)
             self._check_told(process, before)
         if after is None or after.lease_token is None:

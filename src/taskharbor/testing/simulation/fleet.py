@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.testing.simulation.faults import ProcessTransport, Unmapped
-from taskharbor.testing.simulation.jobs import Handlers
 from taskharbor.testing.simulation.plan import (
     GRACE,
     LEASE,
@@ -20,6 +19,7 @@ from taskharbor.testing.simulation.plan import (
     VISIBILITY,
 )
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
+from taskharbor.testing.simulation.workloads import Handlers
 from taskharbor.testing.simulation.world import Process, shown
 from taskharbor.worker import Worker
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from taskharbor.delivery.transport import Transport
     from taskharbor.testing.simulation.faults import FaultyStore, StoreFaults
     from taskharbor.testing.simulation.history import History
-    from taskharbor.testing.simulation.jobs import HandlerMonitor
     from taskharbor.testing.simulation.plan import Plan
     from taskharbor.testing.simulation.queue_service import QueueService
+    from taskharbor.testing.simulation.workloads import HandlerMonitor
 
 SLACK: Final = 2.5
 """Seconds within which a worker is gone once its grace is over: one to be heard in, and the rest to be recorded in."""

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from taskharbor.core.answers import Enqueued, Expired, Extended, Settled, Settlement, Skipped, Transitioned
 from taskharbor.core.model import Claim, Lease, NewJob, WorkerRecord
+from taskharbor.core.results import Enqueued, Expired, Extended, Settled, Settlement, Skipped, Transitioned
 from taskharbor.delivery.transport import IncomingMessage, OutgoingMessage
 from taskharbor.testing.simulation.world import EPOCH, shown
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COMMITTED = frozenset({"ok", "lost", "late", "killed after", "failed after"})
 """What may become of a call that took effect: its answer arrived, or got lost, or was given up before it came."""
+RECLAIMING_VERBS: Final = frozenset({"reserve", "claim", "expire"})
 PLAIN: Final = (str, int, float, datetime, timedelta, UUID)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.states import Status
 from taskharbor.testing.simulation.history import DriverCall
-from taskharbor.testing.simulation.jobs import UNKNOWN
 from taskharbor.testing.simulation.plan import LEASE, POLL, RESEND, UNHANDLED_AFTER
+from taskharbor.testing.simulation.workloads import UNKNOWN
 from taskharbor.testing.simulation.world import EPOCH, shown
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.request import JobRequest
 from taskharbor.testing.simulation import faults
-from taskharbor.testing.simulation.jobs import KINDS, STUCK
 from taskharbor.testing.simulation.queue_service import QUEUE_CALLS, QueueFaultRates
+from taskharbor.testing.simulation.workloads import KINDS, STUCK
 
 if TYPE_CHECKING:
     from random import Random

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import os
+from collections import Counter
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
@@ -11,10 +16,10 @@ from taskharbor.core.errors import IdempotencyConflict, StoreUnavailable
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.simulation.checker import check
+from taskharbor.testing.simulation.coverage import coverage_of
 from taskharbor.testing.simulation.faults import FaultyStore, StoreFaults
 from taskharbor.testing.simulation.fleet import DeliverySetup, SimulatedFleet
-from taskharbor.testing.simulation.history import History
-from taskharbor.testing.simulation.jobs import HandlerMonitor
+from taskharbor.testing.simulation.history import DriverCall, History, Note
 from taskharbor.testing.simulation.liveness import Liveness
 from taskharbor.testing.simulation.plan import (
     GRACE,
@@ -28,10 +33,11 @@ from taskharbor.testing.simulation.plan import (
     draw_delivery,
 )
 from taskharbor.testing.simulation.queue_service import QueueFaultRates, QueueService
+from taskharbor.testing.simulation.workloads import HandlerMonitor
 from taskharbor.testing.simulation.world import Process, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from taskharbor.core.ids import JobId
@@ -43,6 +49,13 @@ SETTLING: Final = 2.0
 """Seconds until the last call that was given up on has taken effect."""
 MAX_RUN_SECONDS: Final = 400.0
 """Seconds after which the last job must have ended: far more than any schedule of retries takes."""
+MISHAPS: Final = {
+    "is paused": "a process was stopped in a call",
+    "is frozen": "a process was stopped",
+    "is killed by": "a process was killed by a job",
+    "is told to stop": "a worker was told to stop",
+    "sets the store's clock": "the store's clock jumped",
+}
 
 
 def simulate(seed: int, mode: Mode = "polling") -> History:
@@ -204,3 +217,57 @@ class Simulation:
         self.fleet.stop_all()
         self.world.run((GRACE + timedelta(seconds=4)).total_seconds())
         liveness.tell_who_is_left()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedReport:
+    """What became of one world. Its seed shows all of it again."""
+
+    seed: int
+    mode: Mode
+    violations: tuple[str, ...]
+    seen: frozenset[str]
+    digest: str
+    happenings: int
+    jobs: int
+    faults: Mapping[str, int]
+    """What went wrong, and how often: calls by their fate, and what befell processes and the store's clock."""
+
+    def __str__(self) -> str:
+        return f"{self.violations[0]}\n    python -m taskharbor.testing.simulation {self.seed} {self.mode}"
+
+
+def run_seed(seed: int, mode: Mode = "polling") -> SeedReport:
+    """Let the world of *seed* happen, and say what became of it."""
+    history = simulate(seed, mode)
+    return SeedReport(
+        seed=seed,
+        mode=mode,
+        violations=tuple(history.violations),
+        seen=frozenset(coverage_of(history)),
+        digest=history.digest(),
+        happenings=len(history.happenings),
+        jobs=sum(1 for call in _calls(history) for move in call.moves if move.before is None),
+        faults=_faults(history),
+    )
+
+
+def _calls(history: History) -> Iterator[DriverCall]:
+    return (each for each in history.happenings if isinstance(each, DriverCall))
+
+
+def _faults(history: History) -> dict[str, int]:
+    fates = Counter(f"a call was {call.fate}" for call in _calls(history) if call.fate != "ok")
+    notes = [each.what for each in history.happenings if isinstance(each, Note)]
+    return fates | Counter(name for what in notes for told, name in MISHAPS.items() if what.startswith(told))
+
+
+def run_seeds(seeds: Iterable[int], mode: Mode = "polling") -> Iterator[SeedReport]:
+    """Let many worlds happen; yield their verdicts as they come, in the order of *seeds*."""
+    context = multiprocessing.get_context("spawn")  # whoever calls this may have threads
+    with context.Pool(os.cpu_count(), initializer=_be_quiet) as pool:
+        yield from pool.imap(partial(run_seed, mode=mode), seeds, chunksize=5)
+
+
+def _be_quiet() -> None:
+    logging.disable(logging.CRITICAL)  # workers tell of every fault, and a batch of worlds has thousands

@@ -8,13 +8,14 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from taskharbor.testing.sqs import wire
-from taskharbor.testing.sqs.errors import SqsError
 from taskharbor.testing.sqs.faults import EndpointFaults
 from taskharbor.testing.sqs.service import REGION, Service
+from taskharbor.testing.sqs.validation import SqsError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -24,11 +25,55 @@ if TYPE_CHECKING:
 
     from taskharbor.testing.sqs.queues import Queue
 
+_TARGET: Final = "AmazonSQS."
 _T = TypeVar("_T")
 _HOST: Final = "127.0.0.1"
 _DEADLINE: Final = 10.0  # seconds for anything that is asked of the thread
 _MAX_HEAD: Final = 1_048_576
 _CONTROL: Final = "/_control"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call. *operation* is empty where it is none of SQS."""
+
+    path: str
+    operation: str
+    body: Mapping[str, Any]
+
+
+async def read(reader: asyncio.StreamReader) -> Request | None:
+    """Return the next request of a connection, or None where it ends."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        text = await reader.readexactly(int(headers.get("content-length") or 0))
+    except asyncio.IncompleteReadError:  # also where a client is killed in the middle of a request
+        return None
+    return Request(
+        path=first.split(" ")[1],
+        operation=headers.get("x-amz-target", "").removeprefix(_TARGET),
+        body=json.loads(text or b"{}"),
+    )
+
+
+def answer(body: Mapping[str, Any]) -> bytes:
+    return _response(HTTPStatus.OK, body)
+
+
+def refusal(error: SqsError) -> bytes:
+    body = {"__type": f"com.amazonaws.sqs#{error.code}", "message": error.message}
+    return _response(HTTPStatus(error.status), body, f"x-amzn-query-error: {error.header}\r\n")
+
+
+def _response(status: HTTPStatus, body: Mapping[str, Any], more: str = "") -> bytes:
+    content = json.dumps(body).encode()
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+        f"Content-Type: application/x-amz-json-1.0\r\nContent-Length: {len(content)}\r\n{more}\r\n"
+    )
+    return head.encode("latin-1") + content
 
 
 class Endpoint:
@@ -131,16 +176,16 @@ class Endpoint:
         self._connections[task] = writer
         try:
             with suppress(ConnectionError, asyncio.CancelledError):
-                while (request := await wire.read(reader)) is not None:
+                while (request := await read(reader)) is not None:
                     writer.write(await self._answered(request, reader))
                     await writer.drain()
         finally:
             writer.transport.abort()
             del self._connections[task]
 
-    async def _answered(self, request: wire.Request, reader: asyncio.StreamReader) -> bytes:
+    async def _answered(self, request: Request, reader: asyncio.StreamReader) -> bytes:
         if request.path == _CONTROL:
-            return wire.answer(self._controlled(request.body))
+            return answer(self._controlled(request.body))
         self.requests[request.operation] += 1
         faults = self.faults
         if faults.operations and request.operation not in faults.operations:
@@ -148,17 +193,15 @@ class Endpoint:
         self._cut_if(faults.cut_before, "cut_before")
         try:
             self._refuse_if(faults.errors)
-            answer = await self._done(request, reader, faults)
+            done = await self._done(request, reader, faults)
         except SqsError as error:
-            return wire.refusal(error)
+            return refusal(error)
         self._cut_if(faults.cut, "cut")
         if self._service.strikes("stall", faults.stall):
             await asyncio.sleep(faults.stall_for.total_seconds())
-        return wire.answer(answer)
+        return answer(done)
 
-    async def _done(
-        self, request: wire.Request, reader: asyncio.StreamReader, faults: EndpointFaults
-    ) -> dict[str, Any]:
+    async def _done(self, request: Request, reader: asyncio.StreamReader, faults: EndpointFaults) -> dict[str, Any]:
         start, wait = self._now(), self._service.wait_of(request.operation, request.body)
         while True:
             now = self._now()

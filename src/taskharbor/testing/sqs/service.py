@@ -8,10 +8,20 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from taskharbor.testing.sqs.checks import DEFAULTS, HIDDEN, MOST, NAME, WAITS, attributes_of, entries_of, within
-from taskharbor.testing.sqs.errors import Invalid, SqsError
 from taskharbor.testing.sqs.faults import EndpointFaults, StaleReceipts
 from taskharbor.testing.sqs.queues import MessageState, Queue
+from taskharbor.testing.sqs.validation import (
+    DEFAULTS,
+    HIDDEN,
+    MOST,
+    NAME,
+    WAITS,
+    Invalid,
+    SqsError,
+    attributes_of,
+    entries_of,
+    within,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,0 +1,274 @@
+"""The OpenAPI document, and a page that shows it without a script and without anybody's servers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from fastapi import APIRouter
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from taskharbor import views
+from taskharbor._version import __version__
+from taskharbor.api.problems import MEDIA_TYPE, RETRY_AFTER
+from taskharbor.api.responses import Problem
+from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, requires_scope
+from taskharbor.core.failure import Failure
+from taskharbor.core.ids import JobId, Token
+from taskharbor.core.model import Attempt, AttemptOutcome, Job, Schedule, WorkerRecord
+from taskharbor.core.results import DeadLetterGroup, FinishedCount, QueueStats
+from taskharbor.core.states import Event, Status
+from taskharbor.diagnosis import Cause, Diagnosis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+_NOON: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
+_ID: Final = JobId(UUID("01890a5d-ac96-774b-bcce-b302099a8057"))
+_FAILURE: Final = Failure(type="ValueError", message="no such user", fingerprint="5f2c0a9d1e7b4c38")
+_JOB: Final = Job(
+    id=_ID,
+    type="email.send",
+    queue="default",
+    priority=0,
+    payload=b'{"to":"ada@example.com"}',
+    status=Status.PENDING,
+    scheduled_for=_NOON,
+    timeout=timedelta(seconds=30),
+    created_at=_NOON,
+    attempt_count=0,
+    max_attempts=20,
+    idempotency_key="welcome-7",
+    metadata={"tenant": "acme"},
+)
+_COUNTS: Final = {Status.PENDING: 3, Status.PROCESSING: 1, Status.SUCCEEDED: 120, Status.DEAD: 2}
+
+ID: Final = str(_ID)
+NEW_JOB: Final[dict[str, Any]] = {
+    "type": "email.send",
+    "payload": {"to": "ada@example.com"},
+    "timeout": 30,
+    "idempotency_key": "welcome-7",
+    "metadata": {"tenant": "acme"},
+}
+JOB: Final = views.job_view(_JOB, now=_NOON)
+ATTEMPT: Final = views.attempt_view(
+    Attempt(
+        job_id=_ID,
+        token=Token(UUID(int=7)),
+        life=1,
+        attempt=1,
+        worker_id="web-1:4711:0a1b2c3d",
+        started_at=_NOON,
+        ended_at=_NOON + timedelta(seconds=2),
+        event=Event.RETRY,
+        status=Status.FAILED,
+        outcome=AttemptOutcome.FAILED,
+        failure=_FAILURE,
+    )
+)
+WHY: Final = Diagnosis(
+    job_id=_ID, status=Status.PENDING, cause=Cause.AHEAD, text="2 jobs of its queue come first", ahead=2
+).view()
+GROUP: Final = views.group_view(
+    DeadLetterGroup(
+        queue="default",
+        type="email.send",
+        fingerprint=_FAILURE.fingerprint,
+        count=2,
+        error=str(_FAILURE),
+        first_at=_NOON,
+        last_at=_NOON + timedelta(hours=1),
+        sample=_ID,
+    )
+)
+QUEUE: Final = views.queue_view(
+    QueueStats(name="default", counts=_COUNTS, oldest_due=_NOON, paused_at=None, paused_by=None),
+    now=_NOON + timedelta(seconds=5),
+)
+SCALING: Final = {
+    "queue": "default",
+    "backlog": 3,
+    "running": 1,
+    "oldest_age_seconds": 5.0,
+    "is_paused": False,
+    "workers": 1,
+    "hint": 1,
+}
+NEW_SCHEDULE: Final = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "type": "reports.nightly"}
+SCHEDULE: Final = views.schedule_view(
+    Schedule(
+        name="nightly",
+        cron="0 2 * * *",
+        timezone="Europe/Paris",
+        type="reports.nightly",
+        queue="default",
+        payload=b"null",
+        options={"missed": "once", "overlap": "allow"},
+        next_at=_NOON + timedelta(hours=13),
+    )
+)
+WORKER: Final = views.worker_view(
+    WorkerRecord(
+        id="web-1:4711:0a1b2c3d",
+        host="web-1",
+        pid=4711,
+        queues=("default",),
+        types=("email.send",),
+        concurrency=16,
+        started_at=_NOON,
+        seen_at=_NOON,
+    )
+) | {"is_alive": True}
+MINUTE: Final = views.finished_view(FinishedCount(minute=_NOON, queue="default", status=Status.SUCCEEDED, count=120))
+STATS: Final = {
+    "now": views.iso_time(_NOON),
+    "counts": QUEUE["counts"],
+    "queues": 1,
+    "paused_queues": [],
+    "workers_alive": 1,
+    "oldest_age_seconds": 5.0,
+    "finished_last_hour": {"SUCCEEDED": 120, "DEAD": 2, "CANCELED": 0},
+}
+_WORDS: Final = {
+    400: "The body is not strict JSON.",
+    401: "The key is missing or not good.",
+    403: "The key lacks the scope, or the request comes from another site's page.",
+    404: "There is no such thing.",
+    409: "The job's state does not allow it; says which it is, and what may be done.",
+    412: "The job has changed since the ETag of If-Match was read.",
+    413: "The body is too large; the rest of it was not read.",
+    422: "A field breaks a rule, or the idempotency key belongs to another body; says which and where.",
+    429: "Too many waits and streams are open.",
+    503: "The store is out of reach, or too many requests wait for it.",
+}
+_WITH_RETRY: Final = (429, 503)
+EVERYWHERE: Final = (401, 403, 503)
+WITH_BODY: Final = (400, 413, 422)
+JSON: Final = "application/json"
+
+IF_MATCH: Final = {
+    "name": "If-Match",
+    "in": "header",
+    "description": "An ETag: the call is refused where the job has changed since.",
+    "schema": {"type": "string"},
+    "example": '"0123456789abcdef"',
+}
+KEY_PATTERN: Final = "^[!-~]{1,255}$"
+IDEMPOTENCY_KEY: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Makes a repeat of this call harmless: it is answered with the job that the first one made.",
+    "schema": {"type": "string", "pattern": KEY_PATTERN},
+    "example": "welcome-7",
+}
+router: Final = APIRouter(route_class=ApiRoute, include_in_schema=False)
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_STYLE: Final = "body{font:16px/1.5 sans-serif;margin:2rem auto;max-width:60rem}td{padding:.2rem 1rem .2rem 0}"
+_SUMMARY: Final = "Background jobs that are never lost and never run twice at once."
+
+
+def describe(
+    answers: Mapping[int, tuple[type[BaseModel], Any]],
+    *problems: int,
+    body: Any = None,
+    headers: tuple[Mapping[str, Any], ...] = (),
+) -> dict[str, Any]:
+    """Return what a route's decorator takes. *answers* are shapes with an example each, *body* is what to send."""
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"model": shape, "description": _response_text(shape), "content": {JSON: {"example": example}}}
+        for status, (shape, example) in answers.items()
+    }
+    responses |= {status: _problem(status) for status in sorted({*problems, *EVERYWHERE})}
+    extra: dict[str, Any] = {}
+    if body is not None:
+        extra["requestBody"] = {"content": {JSON: {"example": body}}}
+    if headers:
+        extra["parameters"] = list(headers)
+    return {"responses": responses, "openapi_extra": extra, "response_class": JSONResponse, "response_model": None}
+
+
+def _problem(status: int) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    told: dict[str, Any] = {"description": _WORDS[status], "content": {MEDIA_TYPE: {"schema": schema}}}
+    if status in _WITH_RETRY:
+        seconds = {"schema": {"type": "integer"}, "example": RETRY_AFTER}
+        told["headers"] = {"Retry-After": {"description": "Seconds to wait before the next try."} | seconds}
+    return told
+
+
+def _response_text(shape: type[BaseModel]) -> str:
+    return shape.__doc__ or shape.__name__
+
+
+@router.get("/openapi.json")
+@requires_scope(PUBLIC)
+async def openapi(request: ApiRequest) -> Response:
+    document = dict(request.app.openapi())
+    if request.root:
+        document["servers"] = [{"url": request.root}]
+    return JSONResponse(document)
+
+
+@router.get("/docs")
+@requires_scope(PUBLIC)
+async def docs(request: ApiRequest) -> Response:
+    rows = "".join(_rows(request.app.openapi()))
+    page = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>TaskHarbor API</title><style>{_STYLE}</style>"
+        f"<h1>TaskHarbor API</h1><p>{_SUMMARY} <a href=openapi.json>The OpenAPI document</a></p>"
+        f"<table>{rows}</table></html>"
+    )
+    return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of *app*, made once."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title="TaskHarbor", version=__version__, summary=_SUMMARY, routes=app.routes, openapi_version="3.1.0"
+        )
+        schemas = made["components"]["schemas"]
+        schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schemas["Problem"].pop("$defs", {})
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"key": []}]
+        _complete(app, made["paths"])
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def _complete(app: FastAPI, paths: dict[str, Any]) -> None:
+    """Say at each operation which scope it needs, and give examples back what FastAPI took from them: every null."""
+    for route in routes_of(app):
+        for method in (route.methods or ()) if route.include_in_schema else ():
+            operation = paths[route.path_format][method.lower()]
+            operation["security"] = [] if route.needs == PUBLIC else [{"key": [route.needs]}]
+            for status, told in route.responses.items():
+                for media, content in told.get("content", {}).items():
+                    operation["responses"][str(status)]["content"][media] |= content
+            if route.needs == PUBLIC:
+                for status in ("401", "403"):
+                    operation["responses"].pop(status, None)
+
+
+def routes_of(app: FastAPI) -> list[ApiRoute]:
+    """Return every route of *app*; each knows what it needs."""
+    return [route for route in app.routes if isinstance(route, ApiRoute)]
+
+
+def _rows(schema: dict[str, Any]) -> Iterator[str]:
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            scope = next((scopes["key"][0] for scopes in operation["security"]), "")
+            cells = (method.upper(), path, operation["summary"], scope)
+            yield f"<tr>{''.join(f'<td>{escape(cell)}' for cell in cells)}"

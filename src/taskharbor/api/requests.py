@@ -1,0 +1,235 @@
+"""What people send: bodies, and the values of parameters. The rules are the core's; here they get a schema."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from taskharbor.core.ids import JobId
+from taskharbor.core.request import (
+    ATTEMPTS_RANGE,
+    MAX_DELAY,
+    MAX_KEY_CHARS,
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_METADATA_VALUE,
+    MAX_SCHEDULED_FOR,
+    MAX_TIMEOUT,
+    MIN_SCHEDULED_FOR,
+    PRIORITY_RANGE,
+    QUEUE_PATTERN,
+    TYPE_PATTERN,
+    JobRequest,
+)
+from taskharbor.core.text import is_storable
+
+_RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_UUID: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_STORABLE: Final = r"^[^\x00]*$"
+_YEARS: Final = r"^(19[7-9][0-9]|[2-8][0-9]{3})-"
+MAX_BATCH: Final = 1_000
+MAX_REASON: Final = 500
+
+
+def _moment(value: object) -> datetime:
+    rule = "must be a time of RFC 3339 with its offset, such as 2030-01-01T12:00:00Z"
+    if isinstance(value, str) and _RFC_3339.fullmatch(value):
+        try:
+            moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", value).upper()).astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise PydanticCustomError("moment", rule) from None
+        if MIN_SCHEDULED_FOR <= moment < MAX_SCHEDULED_FOR:
+            return moment
+        rule = f"must be from {MIN_SCHEDULED_FOR:%Y} to before {MAX_SCHEDULED_FOR:%Y}"
+    raise PydanticCustomError("moment", rule)
+
+
+def _storable(value: str) -> str:
+    if not is_storable(value):
+        raise PydanticCustomError("storable", "must hold no NUL and no lone surrogate")
+    return value
+
+
+def _whole(value: object) -> object:
+    """Take 7.0 for the 7 that it is, in JSON Schema as in languages that know one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _job_id(value: object) -> JobId:
+    if isinstance(value, str) and re.fullmatch(_UUID, value):
+        return JobId(UUID(value))
+    raise PydanticCustomError("job_id", "must be the id of a job, such as 01890a5d-ac96-774b-bcce-b302099a8057")
+
+
+def anchored(pattern: re.Pattern[str]) -> str:
+    return f"^{pattern.pattern}$"
+
+
+TypeName = Annotated[str, Field(pattern=anchored(TYPE_PATTERN))]
+QueueName = Annotated[str, Field(pattern=anchored(QUEUE_PATTERN))]
+ScheduleName = Annotated[str, Field(pattern=anchored(TYPE_PATTERN))]
+GivenId = Annotated[JobId, BeforeValidator(_job_id), WithJsonSchema({"type": "string", "pattern": _UUID})]
+Moment = Annotated[
+    datetime,
+    BeforeValidator(_moment),
+    WithJsonSchema({"type": "string", "format": "date-time", "pattern": _YEARS}),
+]
+Delay = Annotated[float, Field(ge=0, le=MAX_DELAY.total_seconds(), allow_inf_nan=False)]
+Timeout = Annotated[float, Field(ge=0.001, le=MAX_TIMEOUT.total_seconds(), allow_inf_nan=False)]
+# The bounds stand before the validator, or the schema would not have them.
+Attempts = Annotated[int, Field(ge=ATTEMPTS_RANGE[0], le=ATTEMPTS_RANGE[-1]), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[-1]), BeforeValidator(_whole)]
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
+Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=_STORABLE), AfterValidator(_storable)]
+_MetadataKey = Annotated[
+    str, Field(min_length=1, max_length=MAX_METADATA_KEY, pattern=_STORABLE), AfterValidator(_storable)
+]
+_MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE, pattern=_STORABLE), AfterValidator(_storable)]
+Metadata = Annotated[
+    dict[_MetadataKey, _MetadataValue],
+    Field(max_length=MAX_METADATA),
+    # pydantic's own would let any other key have any value
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_METADATA,
+            "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY, "pattern": _STORABLE},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE, "pattern": _STORABLE},
+        }
+    ),
+]
+
+# A job that breaks a rule is answered by itself, and so the batch may hold anything.
+_ANY_JOB: Final[dict[str, Any]] = {"anyOf": [{"$ref": "#/components/schemas/NewJobBody"}, {}]}
+# Not both; null is as good as nothing.
+_ONE_TIME: Final[dict[str, Any]] = {
+    "not": {
+        "properties": {"scheduled_for": {"type": "string"}, "delay": {"type": "number"}},
+        "required": ["scheduled_for", "delay"],
+    }
+}
+
+
+class Body(BaseModel):
+    """Nothing is guessed: a number in quotes is no number, and an unknown field a mistake."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class NewJobBody(Body):
+    """A job somebody wants done."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
+
+    type: TypeName
+    payload: Any = None
+    queue: QueueName = "default"
+    scheduled_for: Moment | None = None
+    delay: Delay | None = None
+    timeout: Timeout | None = None
+    max_attempts: Attempts | None = None
+    priority: Priority = 0
+    idempotency_key: Key | None = None
+    metadata: Metadata = {}
+
+    def request(self, key: str | None = None) -> JobRequest:
+        """Return what the client is asked for, under *key* where that is given."""
+        return JobRequest(
+            type=self.type,
+            payload=self.payload,
+            queue=self.queue,
+            scheduled_for=self.scheduled_for,
+            delay=to_timedelta(self.delay),
+            timeout=to_timedelta(self.timeout),
+            max_attempts=self.max_attempts,
+            priority=self.priority,
+            idempotency_key=key or self.idempotency_key,
+            metadata=self.metadata,
+        )
+
+
+class BatchBody(Body):
+    """Up to 1,000 jobs. With *atomic*, all of them or none."""
+
+    jobs: Annotated[
+        list[Any],
+        Field(min_length=1, max_length=MAX_BATCH),
+        WithJsonSchema({"type": "array", "minItems": 1, "maxItems": MAX_BATCH, "items": _ANY_JOB}),
+    ]
+    atomic: bool = False
+
+
+class RescheduleBody(Body):
+    """When a waiting job is due, how urgent it is, or both."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
+
+    scheduled_for: Moment | None = None
+    delay: Delay | None = None
+    priority: Priority | None = None
+
+
+class RequeueBody(Body):
+    """A new life for a job that ended: when it is due, how many attempts it has, and why it gets it.
+
+    A *payload* takes the place of its own, null too; without the field its own stays.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
+
+    scheduled_for: Moment | None = None
+    delay: Delay | None = None
+    budget: Attempts | None = None
+    reason: Reason = ""
+    payload: Any = None
+
+
+class DeadFilter(Body):
+    """Which dead letters. A group of `/dead-letters/groups` is queue, type and fingerprint."""
+
+    queue: QueueName | None = None
+    type: TypeName | None = None
+    fingerprint: Annotated[str, Field(max_length=64, pattern=_STORABLE)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+
+
+class BulkRequeueBody(Body):
+    """Dead letters to bring back, by their ids or by a filter.
+
+    *rate* is how many become due in a second, so that they do not all come at once; without it all are due now.
+    """
+
+    ids: Annotated[list[GivenId], Field(min_length=1, max_length=MAX_BATCH)] | None = None
+    filter: DeadFilter | None = None
+    dry_run: bool = False
+    rate: Annotated[float, Field(ge=0.01, le=10_000, allow_inf_nan=False)] | None = None
+    budget: Attempts | None = None
+    reason: Reason = ""
+    limit: Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_whole)] = MAX_BATCH
+
+
+class ScheduleBody(Body):
+    """A job that is made again and again."""
+
+    cron: Annotated[str, Field(min_length=9, max_length=200)]
+    timezone: Annotated[str, Field(min_length=1, max_length=100)] = "UTC"
+    type: TypeName
+    payload: Any = None
+    queue: QueueName = "default"
+    missed: Literal["skip", "once", "all"] = "once"
+    overlap: Literal["allow", "skip", "queue", "cancel"] = "allow"
+    jitter: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] = 0
+    window: Annotated[float, Field(ge=60, le=31_622_400, allow_inf_nan=False)] = 86_400
+    timeout: Timeout | None = None
+    max_attempts: Attempts | None = None
+    priority: Priority = 0
+
+
+def to_timedelta(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

@@ -1,0 +1,1 @@
+"""The HTTP API's endpoints, one module for each resource."""

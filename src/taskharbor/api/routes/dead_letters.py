@@ -1,0 +1,162 @@
+"""Dead letters: what died, of what, and how many of them live again."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from taskharbor.api import openapi, responses
+from taskharbor.api.openapi import WITH_BODY, describe
+from taskharbor.api.problems import field_problem, problem_of
+from taskharbor.api.render import json_response
+from taskharbor.api.requests import BulkRequeueBody, DeadFilter, Moment, QueueName, TypeName
+from taskharbor.api.routes.jobs import Cursor, Limit, Tag, reply_page, tag_of
+from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
+from taskharbor.api.store import Caller
+from taskharbor.core.ids import JobId, new_token
+from taskharbor.core.results import JobFilter, Transitioned
+from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
+from taskharbor.core.states import Status
+from taskharbor.dead_letters import paced_batches
+from taskharbor.drivers.base import Driver
+from taskharbor.views import group_view
+
+router: Final = APIRouter(prefix="/v1/dead-letters", tags=["dead letters"], route_class=ApiRoute)
+
+DEAD: Final = frozenset({Status.DEAD})
+PAGE: Final = 200
+Fingerprint = Annotated[str, Query(max_length=64, pattern=r"^[^\x00]*$")]
+
+
+@router.get(
+    "",
+    summary="List dead letters",
+    **describe({200: (responses.JobPage, {"jobs": [openapi.JOB], "next": None})}, 422),
+)
+@requires_scope("jobs:read")
+async def list_dead(
+    request: ApiRequest,
+    *,
+    queue: Annotated[QueueName | None, Query()] = None,
+    type: Annotated[TypeName | None, Query()] = None,
+    fingerprint: Fingerprint | None = None,
+    since: Annotated[Moment | None, Query()] = None,
+    until: Annotated[Moment | None, Query()] = None,
+    tag: Tag | None = None,
+    cursor: Cursor | None = None,
+    limit: Limit = 50,
+) -> Response:
+    """List dead letters, newest first, without their payloads."""
+    wanted = JobFilter(
+        queue=queue,
+        type=type,
+        statuses=DEAD,
+        since=since,
+        until=until,
+        tag=tag_of(tag),
+        fingerprint=fingerprint,
+    )
+    return await reply_page(request, wanted, cursor, limit)
+
+
+@router.get(
+    "/groups",
+    summary="Group dead letters by their error",
+    **describe({200: (responses.Groups, {"groups": [openapi.GROUP]})}, 422),
+)
+@requires_scope("jobs:read")
+async def groups(
+    request: ApiRequest, queue: Annotated[QueueName | None, Query()] = None, limit: Limit = 50
+) -> Response:
+    """Say what dead letters died of, the largest group first."""
+    store = request.api.store
+    found = await store.call(store.inspector.dead_letter_groups, limit=limit, queue=queue)
+    return json_response({"groups": [group_view(each) for each in found]})
+
+
+@router.post(
+    "/requeue",
+    summary="Give many dead letters a new life",
+    **describe(
+        {
+            200: (
+                responses.BulkResult,
+                {"matched": 1, "requeued": 1, "dry_run": False, "more": False, "ids": [openapi.ID], "refused": []},
+            )
+        },
+        *WITH_BODY,
+        body={"filter": {"type": "email.send"}, "dry_run": True, "rate": 10},
+    ),
+)
+@requires_scope("jobs:control")
+async def requeue_many(request: ApiRequest, body: BulkRequeueBody) -> Response:
+    """Requeue dead letters by their ids, or those that are like a filter, up to *limit* of them.
+
+    *dry_run* says which it would be. Where there are *more*, call again.
+    """
+    if (body.ids is None) == (body.filter is None):
+        field_problem("/filter", "give ids or a filter, one of them")
+    store = request.api.store
+    result = await store.call(requeued, store.backend.driver, body, request.caller)
+    if result["requeued"]:
+        target = f"{result['requeued']} jobs"
+        await store.record_audit(request.caller, "dead-letters.requeue", target, why=body.reason)
+    return json_response(result, HTTPStatus.OK)
+
+
+def requeued(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str, Any]:
+    """Find the dead letters that are meant, requeue them, and say what became of them."""
+    ids, more = _meant(driver, body)
+    refused: list[dict[str, Any]] = []
+    for batch, delay in () if body.dry_run else paced_batches(ids, body.rate):
+        answers = driver.requeue(
+            batch,
+            token=new_token(),
+            budget=body.budget or DEFAULT_MAX_ATTEMPTS,
+            by=caller.name,
+            reason=body.reason,
+            delay=delay,
+        )
+        refused += [
+            {"id": str(job_id), "problem": problem_of(answer)}
+            for job_id, answer in zip(batch, answers, strict=True)
+            if not isinstance(answer, Transitioned)
+        ]
+    return {
+        "matched": len(ids),
+        "requeued": 0 if body.dry_run else len(ids) - len(refused),
+        "dry_run": body.dry_run,
+        "more": more,
+        "ids": [str(each) for each in ids],
+        "refused": refused,
+    }
+
+
+def _meant(driver: Driver, body: BulkRequeueBody) -> tuple[list[JobId], bool]:
+    """Return the jobs that are meant, those that died first at the head, and whether there are more."""
+    if body.ids is not None:
+        return list(dict.fromkeys(body.ids)), False
+    wanted = _filter(body.filter or DeadFilter())
+    found: list[JobId] = []
+    after: JobId | None = None
+    while len(found) < body.limit:
+        page = driver.inspector.find(wanted, limit=min(PAGE, body.limit - len(found)), after=after)
+        found += [job.id for job in page.jobs]
+        after = page.after
+        if after is None:
+            break
+    return found[::-1], after is not None
+
+
+def _filter(given: DeadFilter) -> JobFilter:
+    return JobFilter(
+        queue=given.queue,
+        type=given.type,
+        fingerprint=given.fingerprint,
+        since=given.since,
+        until=given.until,
+        statuses=DEAD,
+    )

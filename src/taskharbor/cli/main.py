@@ -1,0 +1,136 @@
+"""The root of all commands, and the one place where a command line ends."""
+
+from __future__ import annotations
+
+import sys
+from enum import IntEnum
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskharbor._version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "api": ("taskharbor.cli.commands.run:api", "Serve the HTTP API until a signal."),
+        "codec": ("taskharbor.cli.commands.codec:codec", "Show or change the codec that payloads are written with."),
+        "completion": ("taskharbor.cli.commands.meta:completion", "Print what lets a shell complete commands."),
+        "dead": ("taskharbor.cli.commands.dead:dead", "Look at dead letters, give them a new life, or remove them."),
+        "demo": ("taskharbor.cli.commands.dev:demo", "Watch jobs survive workers that are killed."),
+        "dev": (
+            "taskharbor.cli.commands.dev:dev",
+            "Run everything for development, and reload on save.",
+        ),
+        "enqueue": ("taskharbor.cli.commands.jobs:enqueue", "Store a job, and print its id."),
+        "enqueuer": ("taskharbor.cli.commands.run:enqueuer", "Send messages for due jobs until a signal."),
+        "janitor": ("taskharbor.cli.commands.run:janitor", "Keep the store in order until a signal."),
+        "jobs": ("taskharbor.cli.commands.jobs:jobs", "Look at jobs, and move them."),
+        "keys": ("taskharbor.cli.commands.keys:keys", "Give, list and revoke keys for the HTTP API."),
+        "migrate": ("taskharbor.cli.commands.migrate:migrate", "Bring the store's schema up to date, or look at it."),
+        "prune": ("taskharbor.cli.commands.dead:prune", "Remove finished jobs that are past their retention."),
+        "queues": ("taskharbor.cli.commands.queues:queues", "Look at queues, pause them, and let them go on."),
+        "schedules": ("taskharbor.cli.commands.schedules:schedules", "Look at schedules, run, pause and resume them."),
+        "sqs": ("taskharbor.cli.commands.sqs:sqs", "Make the queues of SQS, and look at them."),
+        "stats": ("taskharbor.cli.commands.queues:stats", "Show how much there is, and how fast jobs end."),
+        "top": ("taskharbor.cli.commands.queues:top", "Watch queues and workers live."),
+        "version": ("taskharbor.cli.commands.meta:version", "Say what is installed here."),
+        "workers": ("taskharbor.cli.commands.queues:workers", "Look at workers."),
+        "worker": ("taskharbor.cli.commands.run:worker", "Run jobs until a signal."),
+    }
+)
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    CANNOT_CONNECT = 3
+    NOT_FOUND = 4
+    CONFLICT = 5
+    REFUSED = 6
+    TIMED_OUT_WAITING = 7
+    JOB_FAILED = 8
+    SCHEMA_OUT_OF_DATE = 9
+    APP_IMPORT_FAILED = 10
+    PROBLEMS_FOUND = 11
+    SLOTS_LOST = 12
+    INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+
+
+class LazyGroup(click.Group):
+    """A group whose *lazy* commands are given as name → ("module:attribute", one line of help)."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lazy = dict(lazy or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*self.lazy, *super().list_commands(ctx)])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, self._help_line(name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Left alone, click answers a bare group with its help and exit 0 or 2, as its version has it.
+        bare = not args and not ctx.resilient_parsing
+        return super().parse_args(ctx, ["--help"] if bare else args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            raise NoSuchCommand(name, known, ctx)
+        return super().resolve_command(ctx, args)
+
+    def _help_line(self, name: str) -> str:
+        return self.lazy[name][1] if name in self.lazy else self.commands[name].get_short_help_str(limit=100)
+
+
+class NoSuchCommand(click.UsageError):
+    """click has one of this name since 8.4; this one knows lazy commands too."""
+
+    def __init__(self, name: str, known: list[str], ctx: click.Context) -> None:
+        super().__init__(f"no such command {name!r}", ctx=ctx)
+        self.name, self.known = name, known
+
+
+def main() -> int:
+    """Run the command line of this process, and return its exit code."""
+    return run(cli, sys.argv[1:])
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@click.version_option(__version__, prog_name="taskharbor", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Background jobs that are never lost and never run twice at once."""
+
+
+def run(group: click.Group, args: Sequence[str]) -> int:
+    """Run one command line, and return its exit code. What goes wrong is told on stderr."""
+    try:
+        code: int | None = group.main(list(args), standalone_mode=False)
+    except (click.Abort, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001  the last stop: people get a line and an exit code, not a traceback
+        from taskharbor.cli.errors import report
+
+        # Read from the words themselves: an error of parsing comes before any option has a value.
+        words = args[: args.index("--")] if "--" in args else args
+        return report(error, as_json="--json" in words, debug="--debug" in words)
+    return code or ExitCode.OK

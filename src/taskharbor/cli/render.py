@@ -1,0 +1,255 @@
+"""What a command that runs for long says on stderr, line by line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskharbor.core.states import Status
+from taskharbor.settings import Settings
+from taskharbor.views import iso_time
+from taskharbor.worker.context import current_attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from rich.table import Table
+
+# fmt: off
+_UNITS: Final = (
+    (timedelta(days=1),    "d"),
+    (timedelta(hours=1),   "h"),
+    (timedelta(minutes=1), "m"),
+    (timedelta(seconds=1), "s"),
+)
+# fmt: on
+_EXACT: Final = timedelta(seconds=10)
+Cell = str | int | float | datetime | timedelta | None
+
+NOTHING: Final = "-"
+_UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
+_COLORS: Final = {
+    Status.PROCESSING: "cyan",
+    Status.FAILED: "yellow",
+    Status.SUCCEEDED: "green",
+    Status.DEAD: "red",
+    Status.CANCELED: "magenta",
+}
+_ON_A_TERMINAL: Final = 0.2  # seconds between two updates of a line
+_ELSEWHERE: Final = 5.0  # seconds between two lines
+PLAIN: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def echo_data(data: Any, *, as_json: bool, plain: str) -> None:
+    """Print *data* as one line of JSON, or else as *plain* text."""
+    click.echo(json.dumps(data) if as_json else plain, color=_color())
+
+
+def echo_status(text: str) -> None:
+    """Tell a person something that no program should read."""
+    click.echo(text, err=True, color=_color())
+
+
+def _color() -> bool | None:
+    return False if Settings.from_env().no_color else None  # None: as the stream is
+
+
+def span(length: timedelta) -> str:
+    """Return a length of time in one or two units.
+
+    >>> [span(timedelta(seconds=n)) for n in (0.25, 5.5, 42, 90, 7200, 100_000)]
+    ['250ms', '5.5s', '42s', '1m30s', '2h', '1d3h']
+    """
+    length = abs(length)
+    if length < timedelta(seconds=1):
+        return f"{length // timedelta(milliseconds=1)}ms"
+    if length < _EXACT:
+        return f"{length.total_seconds():.1f}".removesuffix(".0") + "s"
+    largest = next(place for place, (unit, _) in enumerate(_UNITS) if length >= unit)
+    text = ""
+    for unit, letter in _UNITS[largest : largest + 2]:
+        count, length = divmod(length, unit)
+        text += f"{count}{letter}" if count else ""
+    return text
+
+
+def relative(moment: datetime, now: datetime) -> str:
+    """Return how long ago *moment* was, or how far off it is.
+
+    >>> from datetime import UTC, datetime
+    >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    >>> relative(noon - timedelta(minutes=3), noon), relative(noon + timedelta(hours=2), noon)
+    ('3m ago', 'in 2h')
+    """
+    return f"{span(now - moment)} ago" if moment <= now else f"in {span(moment - now)}"
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime, empty: str) -> None:
+    """Print *rows* to stdout in the form that its reader can use best; where there are none, say *empty*."""
+    if not rows:
+        echo_status(empty)
+        return
+    if not sys.stdout.isatty():
+        lines = [list(titles), *([format_exact(cell) for cell in row] for row in rows)]
+        click.echo("\n".join("\t".join(line) for line in lines))
+    elif has_rich():
+        print_rich(rich_table(titles, rows, now=now))
+    else:
+        click.echo(aligned(titles, rows, now=now))
+
+
+def print_facts(facts: Sequence[tuple[str, Cell]], *, now: datetime) -> None:
+    """Print what is known of one thing, a line for each fact; what is not known is left out."""
+    known = [(name, cell) for name, cell in facts if cell is not None]
+    width = max(len(name) for name, _ in known)
+    shown = (lambda cell: format_relative(cell, now)) if sys.stdout.isatty() else format_exact
+    click.echo("\n".join(f"{name:<{width}}  {shown(cell)}" for name, cell in known))
+
+
+def format_exact(cell: Cell) -> str:
+    """Return *cell* for a program: exact, and on one line."""
+    match cell:
+        case None:
+            return ""
+        case datetime():
+            return str(iso_time(cell))
+        case timedelta():
+            return f"{cell.total_seconds():g}"
+        case _:
+            return printable(str(cell))
+
+
+def format_relative(cell: Cell, now: datetime) -> str:
+    """Return *cell* for a person."""
+    match cell:
+        case None | "":
+            return NOTHING
+        case datetime():
+            return relative(cell, now)
+        case timedelta():
+            return span(cell)
+        case int():
+            return f"{cell:,}"
+        case _:
+            return printable(str(cell))
+
+
+def printable(text: str) -> str:
+    """Return *text* without what could move the cursor, colour the screen or break a line: others wrote it."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else _UNSEEN for char in text)
+
+
+def aligned(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime) -> str:
+    """Return rows in columns, numbers to the right."""
+    lines = [[title.upper() for title in titles], *([format_relative(cell, now) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    numbers = [is_number(column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numbers, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def is_number(column: Sequence[Cell]) -> bool:
+    return all(isinstance(cell, int | float) for cell in column)
+
+
+def rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title, column in zip(titles, zip(*rows, strict=True), strict=True):
+        # An id is copied: it is never cut or folded.
+        table.add_column(title, justify="right" if is_number(column) else "left", no_wrap=title in {"id", "queue"})
+    for row in rows:
+        # Text, and not str: words of others must not be read as markup.
+        table.add_row(*(Text(format_relative(cell, now), style=_cell_color(cell)) for cell in row))
+    return table
+
+
+def _cell_color(cell: Cell) -> str:
+    return _COLORS.get(cell, "") if isinstance(cell, Status) else ""
+
+
+def print_rich(what: object) -> None:
+    from rich.console import Console
+
+    Console(no_color=Settings.from_env().no_color or None).print(what)
+
+
+def has_rich() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("rich") is not None
+
+
+class ProgressLine:
+    """Tells how far *what* is. On a terminal one line is written over; elsewhere a line comes now and then."""
+
+    def __init__(self, what: str, total: int | None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._total = what, total
+        self._monotonic = monotonic
+        self._is_live = sys.stderr.isatty()
+        self._every = _ON_A_TERMINAL if self._is_live else _ELSEWHERE
+        self._start = self._told_at = monotonic()
+        self._was_told = False
+        self.done = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_told and self._is_live:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def advance(self, count: int) -> None:
+        """Note that *count* more are done."""
+        self.done += count
+        now = self._monotonic()
+        if now - self._told_at >= self._every:
+            self._told_at, self._was_told = now, True
+            click.echo(f"\r\x1b[K{self}" if self._is_live else str(self), nl=not self._is_live, err=True)
+
+    def __str__(self) -> str:
+        rate = self.done / max(self._monotonic() - self._start, 0.001)
+        if self._total is None:
+            return f"{self._what}: {self.done:,}, {rate:,.0f}/s"
+        part = f"{self._what}: {self.done:,} of {self._total:,} ({self.done * 100 // max(self._total, 1)}%)"
+        left = span(timedelta(seconds=(self._total - self.done) / rate)) if rate else "?"
+        return f"{part}, {rate:,.0f}/s, {left} left"
+
+
+def log_to_stderr(*, as_json: bool) -> None:
+    """Show log lines from INFO on. An app that has set up logging by itself keeps what it chose."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(PLAIN))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON; one that a handler logs names its job and attempt."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (attempt := current_attempt.get()) is not None:
+            line |= {"job": str(attempt.job_id), "attempt": attempt.attempt}
+        if record.exc_info is not None:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)

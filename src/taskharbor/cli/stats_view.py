@@ -1,0 +1,199 @@
+"""A look at everything, again and again: over the same screen on a terminal, one after the other elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count as counting
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskharbor.cli.render import aligned, echo_data, has_rich, print_facts, print_table, rich_table, span
+from taskharbor.cli.store import wait
+from taskharbor.core.states import WAITING, Status
+from taskharbor.diagnosis import is_alive
+from taskharbor.settings import Settings
+from taskharbor.views import queue_view, stats_view, worker_view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from taskharbor.cli.render import Cell
+    from taskharbor.core.model import WorkerRecord
+    from taskharbor.core.results import QueueStats
+    from taskharbor.drivers.base import Driver
+
+QUEUES: Final = ("queue", "waiting", "running", "succeeded", "dead", "canceled", "oldest due", "paused")
+_HOUR: Final = timedelta(hours=1)
+WORKERS: Final = ("id", "host", "pid", "queues", "types", "jobs at once", "lost slots", "started", "seen", "alive")
+_CLEAR: Final = "\x1b[H\x1b[2J"
+_LEAVE: Final = {"q", "Q", "\x1b", ""}  # escape, too, and the end of the input
+
+
+def show_queues(driver: Driver, queues: Sequence[QueueStats], *, as_json: bool) -> None:
+    now = driver.inspector.now()
+    if as_json:
+        echo_data({"queues": [queue_view(queue, now=now) for queue in queues]}, as_json=True, plain="")
+    else:
+        print_table(QUEUES, queue_rows(queues), now=now, empty="there are no queues: no job was stored yet")
+
+
+def show_workers(driver: Driver, workers: Sequence[WorkerRecord], *, as_json: bool) -> None:
+    now = driver.inspector.now()
+    if as_json:
+        views = [worker_view(worker) | {"is_alive": is_alive(worker, now)} for worker in workers]
+        echo_data({"workers": views}, as_json=True, plain="")
+    else:
+        empty = "no worker was heard of lately; 'taskharbor worker APP' starts one"
+        print_table(WORKERS, worker_rows(workers, now), now=now, empty=empty)
+
+
+def queue_rows(queues: Sequence[QueueStats]) -> list[list[Cell]]:
+    return [
+        [
+            queue.name,
+            sum(queue.counts[status] for status in WAITING),
+            queue.counts[Status.PROCESSING],
+            queue.counts[Status.SUCCEEDED],
+            queue.counts[Status.DEAD],
+            queue.counts[Status.CANCELED],
+            queue.oldest_due,
+            None if queue.paused_at is None else f"by {queue.paused_by}",
+        ]
+        for queue in queues
+    ]
+
+
+def worker_rows(workers: Sequence[WorkerRecord], now: datetime) -> list[list[Cell]]:
+    return [
+        [
+            worker.id,
+            worker.host,
+            str(worker.pid),
+            " ".join(worker.queues),
+            " ".join(worker.types),
+            worker.concurrency,
+            worker.lost_slots,
+            worker.started_at,
+            worker.seen_at,
+            "yes" if is_alive(worker, now) else "no",
+        ]
+        for worker in workers
+    ]
+
+
+def show_stats(driver: Driver, *, as_json: bool) -> None:
+    """Print all counts, and how many jobs ended lately."""
+    found = stats_of(driver)
+    if as_json:
+        echo_data(found, as_json=True, plain="")
+        return
+    age = found["oldest_age_seconds"]
+    facts: list[tuple[str, Cell]] = [
+        *((status.lower(), count) for status, count in found["counts"].items()),
+        ("queues", found["queues"]),
+        ("paused", " ".join(found["paused_queues"]) or None),
+        ("workers alive", found["workers_alive"]),
+        ("oldest due for", None if age is None else timedelta(seconds=age)),
+        *((f"{status.lower()} in the last hour", count) for status, count in found["finished_last_hour"].items()),
+    ]
+    print_facts(facts, now=driver.inspector.now())
+
+
+def headline(driver: Driver) -> str:
+    """Return the one line that says how things are."""
+    found = stats_of(driver)
+    counts, age = found["counts"], found["oldest_age_seconds"]
+    return " · ".join(
+        [
+            f"{sum(counts[status] for status in WAITING):,} waiting",
+            f"{counts[Status.PROCESSING]:,} running",
+            f"{counts[Status.DEAD]:,} dead",
+            f"{sum(found['finished_last_hour'].values()):,} ended in the last hour",
+            f"{found['workers_alive']} workers",
+            "nothing is due" if age is None else f"the oldest is due for {span(timedelta(seconds=age))}",
+        ]
+    )
+
+
+def stats_of(driver: Driver) -> dict[str, Any]:
+    """Return counts over all queues, who works, and how many jobs ended lately, as the API shows them."""
+    inspector, now = driver.inspector, driver.inspector.now()
+    alive = sum(is_alive(worker, now) for worker in inspector.workers())
+    return stats_view(inspector.queues(), inspector.finished_counts(since=now - _HOUR), workers_alive=alive, now=now)
+
+
+def watch(driver: Driver, *, every: timedelta, count: int | None, as_json: bool) -> None:
+    """Look every so often, *count* times or until somebody has seen enough."""
+    is_live = sys.stdout.isatty() and not as_json
+    with _screen() if is_live else _lines(as_json=as_json) as draw, _keys() as was_told_to_end:
+        for look in counting(1):
+            draw(driver)
+            if look == count or was_told_to_end(every):
+                return
+
+
+@contextmanager
+def _lines(*, as_json: bool) -> Iterator[Callable[[Driver], None]]:
+    yield lambda driver: show_stats(driver, as_json=as_json)
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[Driver], None]]:
+    """Give what draws over the whole screen."""
+    if not has_rich():
+        yield lambda driver: click.echo(_CLEAR + _plain(driver))
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(no_color=Settings.from_env().no_color or None), screen=True, auto_refresh=False) as live:
+
+        def draw(driver: Driver) -> None:
+            now = driver.inspector.now()
+            queues, workers = queue_rows(driver.inspector.queues()), worker_rows(driver.inspector.workers(), now)
+            tables = [
+                rich_table(titles, rows, now=now) for titles, rows in ((QUEUES, queues), (WORKERS, workers)) if rows
+            ]
+            live.update(Group(Text(headline(driver)), *tables, Text("q ends this", style="dim")), refresh=True)
+
+        yield draw
+
+
+def _plain(driver: Driver) -> str:
+    now = driver.inspector.now()
+    queues, workers = queue_rows(driver.inspector.queues()), worker_rows(driver.inspector.workers(), now)
+    tables = [aligned(titles, rows, now=now) for titles, rows in ((QUEUES, queues), (WORKERS, workers)) if rows]
+    return "\n\n".join([headline(driver), *tables, "q ends this"])
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[timedelta], bool]]:
+    """Give what waits for so long, and tells whether a key was pressed that means the end."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield _just_wait
+        return
+    import select
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+
+    def pressed(length: timedelta) -> bool:
+        ready, _, _ = select.select([sys.stdin], [], [], length.total_seconds())
+        return bool(ready) and sys.stdin.read(1) in _LEAVE
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _just_wait(length: timedelta) -> bool:
+    wait(length)
+    return False

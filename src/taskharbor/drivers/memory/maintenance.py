@@ -1,0 +1,226 @@
+"""What keeps the store healthy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taskharbor.core.model import PUBLISHER_NOTED
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
+from taskharbor.core.results import Expired, Published
+from taskharbor.core.states import Event, Status, status_after
+from taskharbor.drivers.memory.attempts import clock_hold_until, dead_letter, is_expired, lost_attempt, record_attempt
+from taskharbor.drivers.memory.jobs import insert
+from taskharbor.drivers.memory.tables import ClockJump
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job, NewJob, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.results import Death, Unpublished
+    from taskharbor.drivers.memory.tables import Tables
+
+
+class MemoryMaintenance:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        with self._tables.statement() as now:
+            if clock_hold_until(self._tables, now) is not None:
+                return []
+            inflight = [self._tables.rows.jobs[job_id] for job_id in self._tables.rows.inflight]
+            ended = [job for job in inflight if is_expired(job, now)]
+            ended.sort(key=lambda job: (job.lease_expires_at, job.id))
+            return [self._expire(job, now) for job in ended[:limit]]
+
+    def _expire(self, job: Job, now: datetime) -> Expired:
+        assert job.lease_token is not None  # noqa: S101  only a leased job has a lease that is over
+        lost, attempts = lost_attempt(self._tables, job)
+        ended = replace(job, attempt_count=attempts, lease_token=None, lease_expires_at=None)
+        status = status_after(
+            Event.EXPIRE,
+            sent=job.sent_at is not None,
+            spent=ended.is_exhausted,
+            cancel_requested=job.cancel_requested_at is not None,
+        )
+        record_attempt(self._tables, job, now=now, event=Event.EXPIRE, status=status, outcome=lost)
+        death = None
+        if status is Status.DEAD:
+            death = dead_letter(self._tables, ended, now=now, reason=ATTEMPTS_EXHAUSTED, error=LEASE_LOST)
+        else:
+            landed = replace(
+                ended,
+                status=status,
+                completed_at=now if status.is_final else None,
+                scheduled_for=now if status.is_waiting else ended.scheduled_for,
+                last_error=LEASE_LOST,
+                failed_at=now,
+            )
+            self._tables.put(landed, now=now)
+        return Expired(job.id, job.lease_token, status, death)
+
+    def bury(self, *, limit: int) -> list[Death]:
+        with self._tables.statement() as now:
+            waiting = [self._tables.rows.jobs[job_id] for ids in self._tables.rows.waiting.values() for job_id in ids]
+            spent = sorted((job for job in waiting if job.is_exhausted), key=lambda job: job.id)[:limit]
+            return [
+                dead_letter(
+                    self._tables, job, now=now, reason=ATTEMPTS_EXHAUSTED, error=job.last_error or ATTEMPTS_EXHAUSTED
+                )
+                for job in spent
+            ]
+
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
+        with self._tables.statement() as now:
+            if now > expected:
+                self._hold(expected, now, now + lease)
+                return
+            # What an earlier jump ahead held back, or put off, would else wait until its time comes a second time.
+            self._tables.rows.jump = None
+            duties = self._tables.rows.duties
+            duties.update({name: min(next_at, now) for name, next_at in duties.items()})
+            for job in [self._tables.rows.jobs[job_id] for job_id in self._tables.rows.inflight]:
+                if job.lease_expires_at is not None and job.lease_expires_at > now + lease:
+                    self._tables.put(replace(job, lease_expires_at=now + lease), now=now)
+
+    def _hold(self, before: datetime, after: datetime, until: datetime) -> None:
+        """Begin a clock hold, or widen the one that another process began for the same jump."""
+        known = self._tables.rows.jump
+        if known is not None and after < known.hold:
+            before, after, until = min(before, known.before), max(after, known.after), max(until, known.hold)
+        self._tables.rows.jump = ClockJump(before, after, until)
+
+    def prune(
+        self,
+        *,
+        older_than: timedelta,
+        limit: int,
+        within: timedelta | None = None,  # noqa: ARG002  *limit* bounds the time of a call
+    ) -> int:
+        return self._remove({Status.SUCCEEDED, Status.CANCELED}, older_than, limit)
+
+    def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
+        return self._remove({Status.DEAD}, older_than, limit, job_ids)
+
+    def _remove(
+        self, statuses: set[Status], older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None
+    ) -> int:
+        with self._tables.statement() as now:
+            rows = self._tables.rows
+            untold = {row.event.job_id for row in rows.outbox.values() if not row.is_done}
+            meant = [job for job in rows.jobs.values() if job_ids is None or job.id in job_ids]
+            ended = [job for job in meant if job.status in statuses and job.id not in untold]
+            old = [job for job in ended if job.completed_at is not None and job.completed_at <= now - older_than]
+            for job in old[:limit]:
+                self._tables.remove(job)
+            return len(old[:limit])
+
+    def claim_duty(self, name: str, *, every: timedelta) -> bool:
+        with self._tables.statement() as now:
+            duties = self._tables.rows.duties
+            if name in duties and duties[name] > now:
+                return False
+            duties[name] = now + every
+            return True
+
+    def record_worker(self, worker: WorkerRecord) -> None:
+        with self._tables.statement() as now:
+            self._tables.rows.workers[worker.id] = replace(worker, seen_at=now)
+
+    def prune_workers(self, *, unseen_for: timedelta) -> int:
+        with self._tables.statement() as now:
+            workers = self._tables.rows.workers
+            silent = [w.id for w in workers.values() if w.seen_at is not None and w.seen_at <= now - unseen_for]
+            for worker_id in silent:
+                del workers[worker_id]
+            return len(silent)
+
+    def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
+        with self._tables.statement() as now:
+            audit = self._tables.rows.audit
+            old = sorted((e.at, e.id) for e in audit.values() if e.at is not None and e.at <= now - older_than)
+            forgotten = old[:limit]
+            for _, entry_id in forgotten:
+                del audit[entry_id]
+            return len(forgotten)
+
+    def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+        with self._tables.statement() as now:
+            rows, outbox = self._tables.rows, self._tables.rows.outbox
+            if rows.publisher_seen_at is None or not now - PUBLISHER_NOTED < rows.publisher_seen_at <= now:
+                rows.publisher_seen_at = now
+            ready = [row for row in outbox.values() if not row.is_done and row.next_at <= now]
+            ready.sort(key=lambda row: (row.event.dead_at, row.event.event_id))
+            taken = [replace(row, attempts=row.attempts + 1, next_at=now + lock) for row in ready[:limit]]
+            outbox.update({row.event.event_id: row for row in taken})
+            return taken
+
+    def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+        with self._tables.statement() as now:
+            return [self._settle_outbox(result, now) for result in results]
+
+    def _settle_outbox(self, result: Published | Unpublished, now: datetime) -> bool:
+        row = self._tables.rows.outbox.get(result.event_id)
+        if row is None or row.is_done:
+            return False
+        if isinstance(result, Published):
+            done = replace(row, published_at=now)
+        elif result.retry_in is None:
+            done = replace(row, given_up_at=now, last_error=result.error)
+        else:
+            done = replace(row, next_at=now + result.retry_in, last_error=result.error)
+        self._tables.rows.outbox[result.event_id] = done
+        return True
+
+    def close_outbox(
+        self,
+        reason: str,
+        *,
+        unseen_for: timedelta,
+        older_than: timedelta,
+        limit: int,
+        job_ids: Sequence[JobId] | None = None,
+    ) -> int:
+        with self._tables.statement() as now:
+            seen_at, outbox = self._tables.rows.publisher_seen_at, self._tables.rows.outbox
+            if seen_at is not None and seen_at > now - unseen_for:
+                return 0
+            free = [row for row in outbox.values() if row.next_at <= now and not row.is_done]
+            meant = [row for row in free if job_ids is None or row.event.job_id in job_ids]
+            aged = [row for row in meant if row.event.dead_at <= now - older_than]
+            closed = sorted(aged, key=lambda row: (row.event.dead_at, row.event.event_id))[:limit]
+            for row in closed:
+                outbox[row.event.event_id] = replace(row, given_up_at=now, last_error=reason)
+            return len(closed)
+
+    def due_schedules(self, *, limit: int) -> list[Schedule]:
+        with self._tables.statement() as now:
+            live = [each for each in self._tables.rows.schedules.values() if each.paused_at is None]
+            due = [(each.next_at, each.name, each) for each in live if each.next_at is not None and each.next_at <= now]
+            return [each for _, _, each in sorted(due, key=lambda entry: entry[:2])][:limit]
+
+    def advance_schedule(
+        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+    ) -> bool:
+        with self._tables.transaction(), self._tables.statement() as now:
+            schedule = self._tables.rows.schedules.get(name)
+            if schedule is None or schedule.next_at != fired:
+                return False
+            moved = replace(schedule, next_at=next_at)
+            if jobs:
+                moved = replace(moved, fired_at=fired, last_job_id=jobs[-1].id)
+            self._tables.rows.schedules[name] = moved
+            for job in jobs:
+                insert(self._tables, job, now, repeat=False)
+            return True
+
+    def roll_up(self, *, keep: timedelta) -> int:
+        with self._tables.statement() as now:
+            finished = self._tables.rows.finished
+            old = [entry for entry in finished if entry[0] < now - keep]
+            for entry in old:
+                del finished[entry]
+            return len({minute for minute, _, _ in old})

@@ -1,0 +1,134 @@
+"""Handing due jobs to the delivery queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, LiteralString
+
+from taskharbor.core.results import Declined, Dispatch, Sent, Unsent
+from taskharbor.drivers.postgres import pool
+from taskharbor.drivers.postgres.claim import NOT_SPENT
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, uuids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.drivers.postgres.pool import PostgresPool
+
+_DISPATCH: Final[LiteralString] = f"""
+    -- Every re-send that is ripe, and of the others as many as there is room for.
+    WITH fresh AS (
+        SELECT job.id, job.priority, job.scheduled_for AS since
+          FROM th_jobs_waiting AS job
+         WHERE job.queue = %(queue)s
+           AND job.scheduled_for <= {NOW}
+           AND job.dispatch_at IS NULL
+           AND job.attempt_count < job.max_attempts
+           AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
+         ORDER BY job.priority, job.scheduled_for, job.id
+         LIMIT greatest(0, least(%(limit)s, %(unclaimed)s - (
+               SELECT count(*)
+                 FROM th_jobs_waiting AS sent
+                WHERE sent.queue = %(queue)s
+                  AND sent.dispatch_at IS NOT NULL
+                  AND sent.scheduled_for <= {NOW}
+               )))
+           FOR UPDATE SKIP LOCKED
+    ),
+    again AS (
+        SELECT job.id, job.priority, job.dispatch_at AS since
+          FROM th_jobs_waiting AS job
+         WHERE job.queue = %(queue)s
+           AND job.scheduled_for <= {NOW}
+           AND job.dispatch_at <= {NOW}
+           AND {NOT_SPENT}
+           AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
+         ORDER BY job.priority, job.dispatch_at, job.id
+         LIMIT greatest(0, %(limit)s)
+           FOR UPDATE SKIP LOCKED
+    ),
+    turn AS (
+        SELECT id, priority, since
+          FROM (SELECT * FROM fresh UNION ALL SELECT * FROM again) AS either
+         ORDER BY priority, since, id
+         LIMIT greatest(0, %(limit)s)
+    )
+    UPDATE th_jobs_waiting AS job
+       SET status = 'ENQUEUED',
+           sends = job.sends + 1,
+           resends = job.resends + 1,
+           dispatch_at = {NOW} + %(lock)s
+      FROM turn
+     WHERE job.id = ANY (ARRAY[turn.id])
+    RETURNING job.id, job.sends, job.resends, job.dispatch_at, turn.priority, turn.since
+"""
+
+
+def dispatch(connections: PostgresPool, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
+    rows = connections.fetch(_DISPATCH, queue=queue, limit=limit, lock=lock, unclaimed=unclaimed)
+    rows.sort(key=lambda row: (row[4], row[5], row[0]))
+    return [Dispatch(row[0], row[1], row[2], row[3]) for row in rows]
+
+
+_SENT: Final[LiteralString] = f"""
+    UPDATE th_jobs_waiting AS job
+       SET sent_at = {NOW},
+           dispatch_at = {NOW} + asked.again_in
+      FROM (
+           SELECT *
+             FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[], %(agains)s::interval[])
+            {LIMIT_TO_IDS}
+           ) AS asked (id, seq, dispatch_at, again_in)
+     WHERE {MATCHES_ID}
+       AND job.status = 'ENQUEUED'
+       AND job.sends = asked.seq
+       AND job.dispatch_at IS NOT DISTINCT FROM asked.dispatch_at
+    RETURNING job.id
+"""
+_UNSENT: Final[LiteralString] = f"""
+    UPDATE th_jobs_waiting AS job
+       SET resends = job.resends - 1,
+           dispatch_at = {NOW}
+      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[]) {LIMIT_TO_IDS})
+           AS asked (id, seq, dispatch_at)
+     WHERE {MATCHES_ID}
+       AND job.status = 'ENQUEUED'
+       AND job.sends = asked.seq
+       AND job.dispatch_at IS NOT DISTINCT FROM asked.dispatch_at
+    RETURNING job.id
+"""
+_DECLINED: Final[LiteralString] = f"""
+    UPDATE th_jobs_waiting AS job
+       SET dispatch_at = {NOW}
+      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[]) {LIMIT_TO_IDS}) AS asked (id, seq)
+     WHERE {MATCHES_ID}
+       AND job.status = 'ENQUEUED'
+       AND job.sends = asked.seq
+    RETURNING job.id
+"""
+
+
+def dispatched(connections: PostgresPool, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+    sent = [each for each in results if isinstance(each, Sent)]
+    unsent = [each for each in results if isinstance(each, Unsent)]
+    declined = [each for each in results if isinstance(each, Declined)]
+    done: set[JobId] = set()
+    if sent:
+        agains = pool.spans(each.retry_in for each in sent)
+        done |= {row[0] for row in connections.fetch(_SENT, **_locks(sent), agains=agains)}
+    if unsent:
+        done |= {row[0] for row in connections.fetch(_UNSENT, **_locks(unsent))}
+    if declined:
+        asked = {"ids": uuids(each.job_id for each in declined), "seqs": pool.integers(e.seq for e in declined)}
+        done |= {row[0] for row in connections.fetch(_DECLINED, **asked)}
+    return [(each.job_id if isinstance(each, Declined) else each.dispatch.job_id) in done for each in results]
+
+
+def _locks(results: Sequence[Sent | Unsent]) -> dict[str, str]:
+    dispatches = [each.dispatch for each in results]
+    return {
+        "ids": uuids(each.job_id for each in dispatches),
+        "seqs": pool.integers(each.seq for each in dispatches),
+        "locks": pool.moments(each.dispatch_at for each in dispatches),
+    }

@@ -1,0 +1,168 @@
+"""Leases that are over, jobs that are spent, and a clock that jumped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, LiteralString
+
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
+from taskharbor.core.results import Death, Expired
+from taskharbor.core.states import Status
+from taskharbor.drivers.postgres.claim import HELD, LOST_TO_CLOCK
+from taskharbor.drivers.postgres.rows import NOW
+from taskharbor.drivers.postgres.settle import COUNT_ENDED
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row
+
+
+class PostgresLeaseExpiry:
+    """What brings back jobs that nobody runs any more."""
+
+    def __init__(self, connections: PostgresPool) -> None:
+        self._connections = connections
+
+    _EXPIRE: LiteralString = f"""
+        WITH lost AS (
+            SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
+                   job.lease_expires_at, {LOST_TO_CLOCK} AS clock,
+                   CASE
+                       WHEN job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
+                       WHEN job.attempt_count - {LOST_TO_CLOCK} >= job.max_attempts THEN 'DEAD'
+                       WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
+                       ELSE 'FAILED'
+                   END AS landing
+              FROM th_jobs_processing AS job
+             WHERE job.lease_expires_at <= {NOW}
+               AND NOT {HELD}
+             ORDER BY job.lease_expires_at, job.id
+             LIMIT %(limit)s
+               FOR UPDATE SKIP LOCKED
+        ),
+        landed AS (
+            UPDATE th_jobs AS job
+               SET status = lost.landing,
+                   attempt_count = job.attempt_count - lost.clock,
+                   scheduled_for =
+                       CASE WHEN lost.landing IN ('ENQUEUED', 'FAILED') THEN {NOW} ELSE job.scheduled_for END,
+                   last_error = %(error)s,
+                   failed_at = {NOW},
+                   lease_token = NULL,
+                   lease_expires_at = NULL,
+                   completed_at = CASE WHEN lost.landing IN ('DEAD', 'CANCELED') THEN {NOW} END,
+                   dead_at = CASE lost.landing WHEN 'DEAD' THEN {NOW} END,
+                   dead_reason = CASE lost.landing WHEN 'DEAD' THEN %(spent)s END,
+                   fingerprint = CASE lost.landing WHEN 'DEAD' THEN '' END
+              FROM lost
+             WHERE job.status = 'PROCESSING'
+               AND job.id = lost.id
+            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
+        ),
+        recorded AS (
+            INSERT INTO th_attempts
+                   (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
+            SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, 'expire', landing,
+                   CASE clock WHEN 1 THEN 'CLOCK' ELSE 'LOST' END
+              FROM lost
+                ON CONFLICT DO NOTHING
+        ),
+        tallied AS (
+            {COUNT_ENDED}
+              FROM landed
+             WHERE status IN ('DEAD', 'CANCELED')
+             GROUP BY queue, status
+        )
+        SELECT lost.lease_expires_at, lost.lease_token, lost.landing, landed.id, landed.type, landed.queue,
+               landed.life, landed.attempt_count, landed.dead_reason
+          FROM lost
+          JOIN landed ON landed.id = lost.id
+    """
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, spent=ATTEMPTS_EXHAUSTED)
+        rows.sort(key=lambda row: (row[0], row[3]))
+        return [Expired(row[3], row[1], Status(row[2]), _death(row[3:]) if row[2] == "DEAD" else None) for row in rows]
+
+    _BURY: LiteralString = f"""
+        WITH spent AS (
+            SELECT job.id
+              FROM th_jobs_waiting AS job
+             WHERE job.attempt_count >= job.max_attempts
+             ORDER BY job.id
+             LIMIT %(limit)s
+               FOR UPDATE SKIP LOCKED
+        ),
+        buried AS (
+            UPDATE th_jobs AS job
+               SET status = 'DEAD',
+                   last_error = coalesce(job.last_error, %(spent)s),
+                   failed_at = {NOW},
+                   completed_at = {NOW},
+                   dead_at = {NOW},
+                   dead_reason = %(spent)s,
+                   fingerprint = '',
+                   dispatch_at = NULL
+             WHERE job.id = ANY (ARRAY(SELECT id FROM spent))
+               AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED')
+            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
+        ),
+        tallied AS (
+            {COUNT_ENDED}
+              FROM buried
+             GROUP BY queue, status
+        )
+        SELECT id, type, queue, life, attempt_count, dead_reason
+          FROM buried
+    """
+
+    def bury(self, *, limit: int) -> list[Death]:
+        return [_death(row) for row in self._connections.fetch(self._BURY, limit=limit, spent=ATTEMPTS_EXHAUSTED)]
+
+    _JUMPED: LiteralString = f"""
+        WITH jump AS (
+            SELECT %(expected)s::timestamptz AS expected, {NOW} AS now, {NOW} + %(lease)s AS until
+        ),
+        -- A report within the hold is of the same jump, and widens it. The ends need no such
+        -- guard: a jump that came after the hold ended later.
+        ahead AS (
+            INSERT INTO th_clock AS held (id, jumped_from, jumped_to, hold_until)
+            SELECT 1, expected, now, until
+              FROM jump
+             WHERE now > expected
+                ON CONFLICT (id) DO UPDATE
+               SET jumped_from = CASE
+                       WHEN excluded.jumped_to < held.hold_until THEN least(held.jumped_from, excluded.jumped_from)
+                       ELSE excluded.jumped_from
+                   END,
+                   jumped_to = greatest(held.jumped_to, excluded.jumped_to),
+                   hold_until = greatest(held.hold_until, excluded.hold_until)
+        ),
+        -- Back: what an earlier jump ahead held back, or put off, would else wait until its
+        -- time comes a second time.
+        released AS (
+            DELETE FROM th_clock
+             USING jump
+             WHERE now <= expected
+        ),
+        freed AS (
+            UPDATE th_duties
+               SET next_at = now
+              FROM jump
+             WHERE now <= expected
+               AND next_at > now
+        )
+        UPDATE th_jobs_processing AS job
+           SET lease_expires_at = until
+          FROM jump
+         WHERE now <= expected
+           AND job.lease_expires_at > until
+    """
+
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
+        self._connections.fetch(self._JUMPED, expected=expected, lease=lease)
+
+
+def _death(row: Row) -> Death:
+    job_id, job_type, queue, life, attempt_count, reason = row
+    return Death(job_id=job_id, type=job_type, queue=queue, life=life, attempt_count=attempt_count, reason=reason)

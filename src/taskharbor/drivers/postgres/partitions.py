@@ -1,0 +1,299 @@
+"""Removing a day of finished jobs, in steps that are short and survive a restart.
+
+A day of millions of jobs cannot be examined in one statement before a deadline. So it goes in three
+phases, and ``th_pruning`` records how far they have come:
+
+1. The leaf is examined in the order of its ids. Jobs with a key, attempts or events are removed with them,
+   row by row: to a caller a key and its job go at once.
+2. The leaf is detached, under a lock that lasts for a change of the catalog. Nothing can be added to it
+   from then on, and no caller sees its jobs.
+3. The detached leaf is examined once more: jobs may have come into it after phase 1 had passed their place (a
+   clock was set back, a long transaction committed). What they leave behind is removed, and all jobs are
+   counted as removed. Then the table is dropped, which locks nothing else.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
+
+from taskharbor.drivers.postgres.pool import run_statements
+from taskharbor.drivers.postgres.rows import NOW
+from taskharbor.drivers.postgres.server import REPLY_TIMEOUT_FACTOR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
+    from taskharbor.drivers.postgres.server import ServerConnection
+
+    T = TypeVar("T")
+    from collections.abc import Sequence
+    from uuid import UUID
+
+_LOCK_TIMEOUT: Final[LiteralString] = "SELECT set_config('statement_timeout', %s, true)"
+SCAN_BATCH: Final = 10_000
+"""Jobs that one step examines: well under a second, also from a cold disk."""
+MAX_LOCK_WAIT: Final = timedelta(minutes=10)
+"""How long a statement of retention may take: it has to read or drop much, and no caller waits for it."""
+_PREFIX: Final = "th_jobs_finished_"
+
+REMOVE: Final[LiteralString] = f"""
+    -- Jobs that ended before a moment, and what must go with them, in one batch. A job whose
+    -- event is still to be published stays.
+    WITH old AS (
+        SELECT job.id
+          FROM {{leaf}} AS job
+         WHERE job.completed_at <= {NOW} - %(older_than)s
+           AND NOT EXISTS (
+               SELECT
+                 FROM th_outbox AS event
+                WHERE event.job_id = job.id
+                  AND event.published_at IS NULL
+                  AND event.given_up_at IS NULL
+               )
+           {{only}}
+         LIMIT %(limit)s
+           FOR UPDATE SKIP LOCKED
+    ),
+    removed AS (
+        DELETE FROM {{leaf}} AS job
+         WHERE job.id = ANY (ARRAY(SELECT id FROM old))
+        RETURNING job.id, job.queue, job.status
+    ),
+    keys AS (
+        DELETE FROM th_keys
+         WHERE job_id = ANY (ARRAY(SELECT id FROM old))
+    ),
+    attempts AS (
+        DELETE FROM th_attempts
+         WHERE job_id = ANY (ARRAY(SELECT id FROM old))
+    ),
+    events AS (
+        DELETE FROM th_outbox
+         WHERE job_id = ANY (ARRAY(SELECT id FROM old))
+    ),
+    tallied AS (
+        INSERT INTO th_tallies (minute, queue, status, ended, kept)
+        SELECT date_bin('1 minute', {NOW}, 'epoch'), queue, status, 0, -count(*)
+          FROM removed
+         GROUP BY queue, status
+    )
+    SELECT count(*)
+      FROM removed
+"""
+REFERENCED: Final[LiteralString] = """
+               job.idempotency_key IS NOT NULL
+               OR EXISTS (SELECT FROM th_attempts AS attempt WHERE attempt.job_id = job.id)
+               OR EXISTS (SELECT FROM th_outbox AS event WHERE event.job_id = job.id)
+"""
+LEAVES: Final[LiteralString] = f"""
+    SELECT leaf.relname, {NOW}
+      FROM pg_inherits
+      JOIN pg_class AS leaf ON leaf.oid = inhrelid
+     WHERE inhparent = 'th_jobs_finished'::regclass
+"""
+_DETACHED: Final[LiteralString] = """
+    SELECT day.leaf
+      FROM th_pruning AS day
+     WHERE day.is_detached
+       AND EXISTS (
+           SELECT
+             FROM pg_class AS leaf
+            WHERE leaf.relname = day.leaf
+              AND leaf.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'th_jobs_finished'::regclass)
+           )
+"""
+_REGISTER: Final[LiteralString] = """
+    INSERT INTO th_pruning (leaf)
+    SELECT unnest(%(leaves)s::text[])
+        ON CONFLICT DO NOTHING
+"""
+_LOCK: Final[LiteralString] = """
+    SELECT cleared_to, is_detached
+      FROM th_pruning
+     WHERE leaf = %(leaf)s
+       FOR UPDATE SKIP LOCKED
+"""
+_LAST: Final[LiteralString] = """
+    SELECT (array_agg(id))[count(*)::integer]
+      FROM (
+           SELECT job.id
+             FROM {leaf} AS job
+            WHERE job.id > %(after)s
+            ORDER BY job.id
+            LIMIT %(rows)s
+           ) AS examined
+"""
+_FIND_REFERENCED: Final[LiteralString] = f"""
+    SELECT job.id
+      FROM {{leaf}} AS job
+     WHERE job.id > %(after)s
+       AND job.id <= %(upto)s
+       AND ({REFERENCED})
+     ORDER BY job.id
+     LIMIT %(limit)s
+"""
+_DETACH: Final[LiteralString] = "SELECT th_detach_day(%(leaf)s)"
+_FORGET: Final[LiteralString] = f"""
+    WITH gone AS (
+        SELECT job.id, job.queue, job.status
+          FROM {{leaf}} AS job
+         WHERE job.id > %(after)s
+           AND job.id <= %(upto)s
+    ),
+    keys AS (
+        DELETE FROM th_keys
+         WHERE job_id = ANY (ARRAY(SELECT id FROM gone))
+    ),
+    attempts AS (
+        DELETE FROM th_attempts
+         WHERE job_id = ANY (ARRAY(SELECT id FROM gone))
+    ),
+    events AS (
+        DELETE FROM th_outbox
+         WHERE job_id = ANY (ARRAY(SELECT id FROM gone))
+    ),
+    tallied AS (
+        INSERT INTO th_tallies (minute, queue, status, ended, kept)
+        SELECT date_bin('1 minute', {NOW}, 'epoch'), queue, status, 0, -count(*)
+          FROM gone
+         GROUP BY queue, status
+    )
+    SELECT count(*)
+      FROM gone
+"""
+_MOVE_ON: Final[LiteralString] = """
+    UPDATE th_pruning
+       SET cleared_to = %(upto)s
+     WHERE leaf = %(leaf)s
+"""
+_DROP: Final[LiteralString] = "DROP TABLE {leaf}"
+_UNREGISTER: Final[LiteralString] = """
+    DELETE FROM th_pruning
+     WHERE leaf = %(leaf)s
+"""
+
+
+def transact(connections: PostgresPool, verb: Callable[[], Steps[T]], *, patience: timedelta) -> T:
+    """Run all statements of *verb* in one transaction; each may take *patience* instead of the driver's deadline.
+
+    Two limits make up the deadline, the server's and the client's, and both are raised. The server's is set
+    after the other settings: behind a pooler those are set in each transaction, and include it.
+    """
+
+    def work(db: ServerConnection) -> T:
+        def fetch(statement: LiteralString, **asked: Any) -> list[Row]:
+            connections.statements += 1
+            return db.ask(connections.named(statement), connections.timed(asked))
+
+        with _without_timeout(db, patience), db.transaction():
+            connections.pin(db)
+            db.execute(_LOCK_TIMEOUT, [str(round(patience.total_seconds() * 1_000))])
+            return run_statements(verb(), fetch)
+
+    return connections.run(work)
+
+
+@contextmanager
+def _without_timeout(db: ServerConnection, patience: timedelta) -> Iterator[None]:
+    """Let the client wait for a reply for longer than the server may take, the reply to COMMIT included."""
+    before = db.patience
+    if before is not None:
+        db.patience = max(before, REPLY_TIMEOUT_FACTOR * patience.total_seconds())
+    try:
+        yield
+    finally:
+        db.patience = before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneStep:
+    """What one step removed: row by row, and as part of a whole day; and whether the day has another step now."""
+
+    rows: int = 0
+    of_day: int = 0
+    is_last: bool = False
+
+
+class DayPartitions:
+    """The leaves of finished jobs that are past their retention. It needs the schema of `PRUNING`."""
+
+    def __init__(self, connections: PostgresPool) -> None:
+        self._connections = connections
+
+    def old(self, older_than: timedelta) -> Sequence[LiteralString]:
+        """Return the leaves that are to go, oldest first: those of days that are over, and those detached already."""
+        attached = old_days(self._connections, older_than)
+        if attached:
+            self._connections.fetch(_REGISTER, leaves=attached)
+        detached = [leaf for (leaf,) in self._connections.fetch(_DETACHED)]
+        return sorted({*attached, *detached})
+
+    def step(self, leaf: LiteralString, older_than: timedelta, *, limit: int) -> PruneStep:
+        """Take the next step with *leaf*, in one transaction; remove up to *limit* jobs row by row."""
+        return transact(self._connections, lambda: _step(leaf, older_than, limit), patience=MAX_LOCK_WAIT)
+
+
+def _step(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[PruneStep]:
+    rows = yield _LOCK, {"leaf": leaf}
+    if not rows:
+        return PruneStep(is_last=True)  # another process is at it, or has dropped it
+    [(after, is_detached)] = rows
+    [(upto,)] = yield _LAST.format(leaf=leaf), {"after": after, "rows": SCAN_BATCH}
+    if is_detached:
+        step = _drop(leaf) if upto is None else _forget(leaf, after, upto)
+    elif upto is None:
+        step = _detach(leaf, older_than, limit)
+    else:
+        step = _clear(leaf, older_than, after, upto, limit)
+    return (yield from step)
+
+
+def _clear(leaf: LiteralString, older_than: timedelta, after: UUID, upto: UUID, limit: int) -> Steps[PruneStep]:
+    found = yield _FIND_REFERENCED.format(leaf=leaf), {"after": after, "upto": upto, "limit": limit}
+    ids = [job_id for (job_id,) in found]
+    removed = 0
+    if ids:
+        asked = {"ids": ids, "older_than": older_than, "limit": limit}
+        [(removed,)] = yield REMOVE.format(leaf=leaf, only="AND job.id = ANY (%(ids)s)"), asked
+    yield _MOVE_ON, {"leaf": leaf, "upto": upto if len(ids) < limit else ids[-1]}
+    return PruneStep(rows=removed)
+
+
+def _detach(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[PruneStep]:
+    [(is_detached,)] = yield _DETACH, {"leaf": leaf}
+    if is_detached:
+        return PruneStep()
+    # Too many of its jobs must stay: the others are removed row by row.
+    [(removed,)] = yield REMOVE.format(leaf=leaf, only=""), {"older_than": older_than, "limit": limit}
+    return PruneStep(rows=removed, is_last=True)
+
+
+def _forget(leaf: LiteralString, after: UUID, upto: UUID) -> Steps[PruneStep]:
+    [(count,)] = yield _FORGET.format(leaf=leaf), {"after": after, "upto": upto}
+    yield _MOVE_ON, {"leaf": leaf, "upto": upto}
+    return PruneStep(of_day=count)
+
+
+def _drop(leaf: LiteralString) -> Steps[PruneStep]:
+    yield _DROP.format(leaf=leaf), {}
+    yield _UNREGISTER, {"leaf": leaf}
+    return PruneStep(is_last=True)
+
+
+def old_days(connections: PostgresPool, older_than: timedelta) -> list[LiteralString]:
+    """Return the attached leaves of days whose last job may go, oldest first."""
+    rows = connections.fetch(LEAVES)
+    return sorted(name for name, now in rows if _is_day(name) and _end_of(name) <= now - older_than)
+
+
+def _is_day(name: str) -> bool:
+    return name.removeprefix(_PREFIX).isdigit()
+
+
+def _end_of(name: str) -> datetime:
+    day = datetime.strptime(name.removeprefix(_PREFIX), "%Y%m%d").replace(tzinfo=UTC)
+    return day + timedelta(days=1)

@@ -1,0 +1,371 @@
+"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+import psycopg
+from psycopg.errors import LockNotAvailable
+
+from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch, StoreUnavailable
+from taskharbor.core.model import Lease
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
+from taskharbor.core.results import Extended, Settled, Skipped
+from taskharbor.core.states import Event, Status
+from taskharbor.drivers.postgres.pool import run_statements
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, STATUSES, uuids
+from taskharbor.drivers.records import settle_separately
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Progress
+    from taskharbor.core.outcome import Outcome
+    from taskharbor.core.results import Settlement
+    from taskharbor.drivers.base import SettleAnswer as Answer
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
+
+# The fence: only the holder of a lease that is not over gets through.
+_FENCE: Final[LiteralString] = f"""
+    {MATCHES_ID}
+    AND job.lease_token = asked.token
+    AND job.lease_expires_at > {NOW}
+"""
+COUNT_ENDED: Final[LiteralString] = f"""
+        INSERT INTO th_tallies (minute, queue, status, ended, kept)
+        SELECT date_bin('1 minute', {NOW}, 'epoch'), queue, status, count(*), count(*)
+"""
+
+_EXTEND: Final[LiteralString] = f"""
+    -- Rows that others have locked are left out, not waited for.
+    UPDATE th_jobs_processing AS job
+       SET lease_expires_at = {NOW} + %(lease)s
+     WHERE job.id = ANY (ARRAY(
+           SELECT job.id
+             FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]) {LIMIT_TO_IDS}) AS asked (id, token)
+             JOIN th_jobs_processing AS job
+               ON {_FENCE}
+              FOR UPDATE OF job SKIP LOCKED
+           ))
+    RETURNING job.id, job.lease_expires_at, job.cancel_requested_at
+"""
+
+
+def extend(
+    connections: PostgresPool, leases: Sequence[Lease], lease: timedelta
+) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
+    rows = {row[0]: row for row in connections.fetch(_EXTEND, **_fence(leases), lease=lease)}
+    missed = [each for each in leases if each.job_id not in rows]
+    found = run_statements(_look(missed, "extend"), connections.fetch)
+    return [
+        _extended(each, rows[each.job_id]) if each.job_id in rows else _missed(each, found.get(each.job_id))
+        for each in leases
+    ]
+
+
+def _extended(held: Lease, row: Row) -> Extended:
+    return Extended(Lease(held.job_id, held.token, row[1]), row[2] is not None)
+
+
+def _missed(held: Lease, row: Row | None) -> Skipped | JobNotFound | LeaseLost:
+    return _lost(held, row) or Skipped(held)
+
+
+_NOTE: Final[LiteralString] = f"""
+    UPDATE th_jobs_processing AS job
+       SET progress = held.progress
+      FROM (
+           SELECT job.id, asked.progress
+             FROM (
+                  SELECT *
+                    FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(notes)s::jsonb[])
+                   {LIMIT_TO_IDS}
+                  ) AS asked (id, token, progress)
+             JOIN th_jobs_processing AS job
+               ON {_FENCE}
+              FOR UPDATE OF job SKIP LOCKED
+           ) AS held
+     WHERE job.id = ANY (ARRAY[held.id])
+    RETURNING job.id
+"""
+
+
+def save_progress(connections: PostgresPool, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
+    written = [json.dumps(asdict(progress)) for _, progress in notes]
+    rows = connections.fetch(_NOTE, **_fence([held for held, _ in notes]), notes=written)
+    kept = {job_id for (job_id,) in rows}
+    return [held.job_id in kept for held, _ in notes]
+
+
+_ACK: Final[LiteralString] = f"""
+    -- Nothing is joined with the root: for one leaf of it, PostgreSQL 18 forgets that walks are switched off.
+    -- IS TRUE keeps the pairs of ids and tokens from becoming a join; they are hashed.
+    WITH settled AS (
+        UPDATE th_jobs AS job
+           SET status = 'SUCCEEDED',
+               settled_token = job.lease_token,
+               lease_token = NULL,
+               lease_expires_at = NULL,
+               completed_at = {NOW},
+               result = (%(results)s::bytea[])[array_position(%(ids)s::uuid[], job.id)]
+         WHERE job.status = 'PROCESSING'
+           AND job.id = ANY (%(ids)s::uuid[])
+           AND ((job.id, job.lease_token) IN (SELECT * FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]))) IS TRUE
+           AND job.lease_expires_at > {NOW}
+        RETURNING job.id, job.queue, job.status
+    ),
+    tallied AS (
+        {COUNT_ENDED}
+          FROM settled
+         GROUP BY queue, status
+    )
+    SELECT id, status
+      FROM settled
+"""
+_IDS: Final[LiteralString] = "= ANY (%(ids)s::uuid[])\n"
+_ACK_WITH_LOCK_TIMEOUT: Final[LiteralString] = _ACK.replace(
+    _IDS,
+    # The subquery runs before the first row is locked, so the timeout holds for every lock.
+    "= ANY ((SELECT CASE WHEN set_config('lock_timeout', '20ms', true) <> '' THEN %(ids)s::uuid[] END)::uuid[])\n",
+)
+_ACK_SKIPPING_LOCKED: Final[LiteralString] = _ACK.replace(
+    _IDS,
+    """= ANY (ARRAY(
+               SELECT id
+                 FROM th_jobs_processing
+                WHERE id = ANY (%(ids)s::uuid[])
+                  FOR UPDATE SKIP LOCKED
+               ))
+""",
+)
+
+# Where an attempt lands is decided in `held`, and only there.
+_SETTLE: Final[LiteralString] = f"""
+    WITH held AS (
+        SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
+               asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
+               asked.error_type, asked.message, asked.traceback, asked.fingerprint,
+               (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS given_back,
+               CASE
+                   WHEN asked.event = 'fail' THEN 'DEAD'
+                   WHEN asked.event = 'cancel' OR job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
+                   WHEN asked.event <> 'snooze'
+                       AND job.attempt_count - (asked.event = 'release' AND job.releases < asked.bound)::int
+                           >= job.max_attempts THEN 'DEAD'
+                   WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
+                   WHEN asked.event = 'retry' THEN 'FAILED'
+                   ELSE 'PENDING'
+               END AS landing
+          FROM (
+               SELECT *
+                 FROM unnest(
+                      %(ids)s::uuid[], %(tokens)s::uuid[], %(events)s::text[], %(outcomes)s::text[],
+                      %(delays)s::interval[], %(bounds)s::integer[], %(reasons)s::text[], %(errors)s::text[],
+                      %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[]
+                      )
+                {LIMIT_TO_IDS}
+               ) AS asked (id, token, event, outcome, delay, bound, reason, error,
+                           error_type, message, traceback, fingerprint)
+          JOIN th_jobs_processing AS job
+            ON {_FENCE}
+           FOR UPDATE OF job SKIP LOCKED
+    ),
+    settled AS (
+        UPDATE th_jobs AS job
+           SET status = held.landing,
+               attempt_count = job.attempt_count - held.given_back,
+               releases = job.releases + (held.event = 'release')::int,
+               settled_token = job.lease_token,
+               lease_token = NULL,
+               lease_expires_at = NULL,
+               scheduled_for = CASE
+                   WHEN held.event IN ('retry', 'snooze') AND held.landing IN ('PENDING', 'ENQUEUED', 'FAILED')
+                       THEN {NOW} + held.delay
+                   ELSE job.scheduled_for
+               END,
+               last_error = CASE
+                   WHEN held.landing = 'DEAD' THEN coalesce(held.error, held.reason)
+                   WHEN held.event = 'retry' THEN held.error
+                   ELSE job.last_error
+               END,
+               failed_at = CASE WHEN held.landing = 'DEAD' OR held.event = 'retry' THEN {NOW} ELSE job.failed_at END,
+               completed_at = CASE WHEN held.landing IN ('DEAD', 'CANCELED') THEN {NOW} END,
+               dead_at = CASE WHEN held.landing = 'DEAD' THEN {NOW} END,
+               dead_reason = CASE WHEN held.landing = 'DEAD' THEN held.reason END,
+               fingerprint = CASE WHEN held.landing = 'DEAD' THEN coalesce(held.fingerprint, '') END
+          FROM held
+         WHERE job.status = 'PROCESSING'
+           AND job.id = ANY (ARRAY(SELECT id FROM held))
+           AND (job.id = held.id) IS TRUE  -- nothing to walk an index for, as above
+        RETURNING job.id, job.queue, job.status
+    ),
+    recorded AS (
+        INSERT INTO th_attempts (
+            job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,
+            error_type, message, traceback, fingerprint
+        )
+        SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, event, landing, outcome,
+               error_type, message, traceback, fingerprint
+          FROM held
+            ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
+    ),
+    tallied AS (
+        {COUNT_ENDED}
+          FROM settled
+         WHERE status IN ('DEAD', 'CANCELED')
+         GROUP BY queue, status
+    )
+    SELECT id, status
+      FROM settled
+"""
+_WITH_LOCK_TIMEOUT: Final = (_ACK_WITH_LOCK_TIMEOUT, _SETTLE)
+_SKIPPING_LOCKED: Final = (_ACK_SKIPPING_LOCKED, _SETTLE)
+WAITS: Final = (_ACK, _SETTLE.replace(" SKIP LOCKED", ""))
+"""The same statements for a transaction of the user's, which waits for locked rows as all that is done in it does."""
+
+
+def settle(connections: PostgresPool, settlements: Sequence[Settlement]) -> list[Answer]:
+    """Record outcomes; one that cannot be recorded now, or ever, holds up no other."""
+    return settle_separately(settlements, lambda some: _record(connections, some), _rejection)
+
+
+def _record(connections: PostgresPool, settlements: Sequence[Settlement]) -> list[Answer]:
+    """Record the outcomes of rows that no other transaction has locked.
+
+    Successes are first updated without a lock of their own: to lock them first costs the server 15 % (ADR 0009).
+    """
+    try:
+        return run_statements(settle_statements(settlements, _WITH_LOCK_TIMEOUT), connections.fetch)
+    except StoreUnavailable as error:
+        if not isinstance(error.__cause__, LockNotAvailable):
+            raise
+    return run_statements(settle_statements(settlements, _SKIPPING_LOCKED), connections.fetch)
+
+
+def _rejection(error: Exception) -> str | None:
+    """Say what is wrong with the data of a statement, if that is what *error* is about."""
+    is_encoding = isinstance(error, UnicodeError | OverflowError)
+    code = error.sqlstate if isinstance(error, psycopg.Error) else None
+    is_local = isinstance(error, psycopg.DataError) and code is None  # raised by psycopg, before anything was sent
+    return type(error).__name__ if is_encoding or is_local or (code or "")[:2] in _OF_DATA else None
+
+
+_OF_DATA: Final = frozenset({"22", "23", "54"})
+"""The classes of SQLSTATE that blame values: data exceptions, broken constraints, exceeded limits."""
+
+
+def settle_statements(
+    settlements: Sequence[Settlement], statements: tuple[LiteralString, LiteralString]
+) -> Steps[list[Answer]]:
+    """Record successes in one statement, and whatever else in another, in the transaction of whoever runs this."""
+    answers: dict[int, Answer] = {}
+    acks = [n for n, each in enumerate(settlements) if each.outcome.event is Event.ACK]
+    others = [n for n, each in enumerate(settlements) if each.outcome.event is not Event.ACK]
+    # Locked as they are asked for: by their ids, or two who settle the same jobs could wait for each other.
+    others.sort(key=lambda n: settlements[n].lease.job_id)
+    for statement, numbers, values in zip(statements, (acks, others), (_ack, _settle), strict=True):
+        for group in _each_job_once(numbers, settlements):
+            for job_id, status in (yield statement, values([settlements[n] for n in group.values()])):
+                answers[group[job_id]] = Settled(job_id, STATUSES[status])
+    if len(answers) < len(settlements):
+        answers |= yield from _refused({n: each for n, each in enumerate(settlements) if n not in answers})
+    return [answers[n] for n in range(len(settlements))]
+
+
+def _each_job_once(numbers: Sequence[int], settlements: Sequence[Settlement]) -> Iterator[dict[JobId, int]]:
+    """Part what is to be recorded: a job that was lost and taken again must not be in one statement twice."""
+    while numbers:
+        group = {settlements[n].lease.job_id: n for n in numbers}
+        yield group
+        chosen = set(group.values())
+        numbers = [n for n in numbers if n not in chosen]
+
+
+def _ack(acks: Sequence[Settlement]) -> dict[str, Any]:
+    results = [each.outcome.result for each in acks]
+    has_results = any(result is not None for result in results)
+    return {**_fence([each.lease for each in acks]), "results": results if has_results else None}
+
+
+def _settle(others: Sequence[Settlement]) -> dict[str, Any]:
+    columns = [_columns(each.outcome) for each in others]
+    asked = {name: [each[name] for each in columns] for name in columns[0]}
+    return {**_fence([each.lease for each in others]), **asked}
+
+
+def _fence(leases: Sequence[Lease]) -> dict[str, str]:
+    return {"ids": uuids([each.job_id for each in leases]), "tokens": uuids([each.token for each in leases])}
+
+
+def _columns(outcome: Outcome) -> dict[str, Any]:
+    failure = outcome.recorded_failure
+    return {
+        "events": outcome.event.value,
+        "outcomes": outcome.attempt_outcome.value,
+        "delays": outcome.delay,
+        "bounds": outcome.bound,
+        "reasons": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
+        "errors": None if failure is None else str(failure) or None,
+        "error_types": None if failure is None else failure.type,
+        "messages": None if failure is None else failure.message,
+        "tracebacks": None if failure is None else failure.traceback,
+        "fingerprints": None if failure is None else failure.fingerprint,
+    }
+
+
+_LOOK: Final[LiteralString] = f"""
+    -- Whether this very settlement was committed before, and else who holds the job.
+    SELECT job.id,
+           CASE
+               WHEN asked.event <> 'ack' THEN (
+                   SELECT attempt.status
+                     FROM th_attempts AS attempt
+                    WHERE attempt.job_id = asked.id
+                      AND attempt.token = asked.token
+                      AND attempt.event = asked.event
+                   )
+               WHEN job.status = 'SUCCEEDED' AND job.settled_token = asked.token THEN job.status
+           END,
+           job.status,
+           job.lease_token,
+           job.lease_expires_at <= {NOW}
+      FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(events)s::text[]) AS asked (id, token, event)
+     -- OFFSET 0 lets each be looked up: joined, the planner may walk leaves that it takes for empty.
+     CROSS JOIN LATERAL (SELECT * FROM th_jobs WHERE id = asked.id OFFSET 0) AS job
+"""
+
+
+def _refused(refused: Mapping[int, Settlement]) -> Steps[dict[int, Answer]]:
+    events = [each.outcome.event.value for each in refused.values()]
+    found = yield from _look([each.lease for each in refused.values()], *events)
+    return {n: _answer(each.lease, found.get(each.lease.job_id)) for n, each in refused.items()}
+
+
+def _answer(held: Lease, row: Row | None) -> Answer:
+    if row is not None and row[1] is not None:
+        return Settled(held.job_id, Status(row[1]))
+    return _missed(held, row)
+
+
+def _look(leases: Sequence[Lease], *events: str) -> Steps[dict[JobId, Row]]:
+    if not leases:
+        return {}
+    asked = events if len(events) == len(leases) else [*events] * len(leases)
+    rows = yield _LOOK, {**_fence(leases), "events": list(asked)}
+    return {row[0]: row for row in rows}
+
+
+def _lost(held: Lease, row: Row | None) -> JobNotFound | LeaseLost | None:
+    """Say why the fence does not let this lease through; None, if it does."""
+    if row is None:
+        return JobNotFound(held.job_id)
+    _, _, status, token, is_over = row
+    if status != Status.PROCESSING:
+        return JobNotInflight(held.job_id)
+    if token != held.token:
+        return LeaseMismatch(held.job_id)
+    return LeaseExpired(held.job_id) if is_over else None

@@ -1,0 +1,151 @@
+"""Storing jobs, and recording how they ended, in a transaction of the user's own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
+
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg.errors import InvalidSchemaName, UndefinedTable
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
+from taskharbor.core.states import Event
+from taskharbor.drivers.postgres.insert import insert
+from taskharbor.drivers.postgres.notify import ANY_QUEUE, NOTIFY, channel_name, ready_queues
+from taskharbor.drivers.postgres.pool import arun_statements, run_statements
+from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.drivers.postgres.settle import WAITS, settle_statements
+from taskharbor.drivers.unwrap import check_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from taskharbor.core.errors import IdempotencyConflict
+    from taskharbor.core.model import NewJob
+    from taskharbor.core.results import Enqueued, Settlement
+    from taskharbor.drivers.base import SettleAnswer
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
+    from taskharbor.drivers.postgres.settings import PostgresSettings
+
+T = TypeVar("T")
+
+_KIND: Final = "this store is PostgreSQL; give a psycopg (3) Connection, or what works through one, to its database"
+_ASYNC_KIND: Final = f"{_KIND}; await the call if it is async"
+_NO_TABLES: Final = "run 'taskharbor migrate up' on the database of this connection, or connect to the store's own"
+
+
+class PostgresTransaction:
+    """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
+
+    def __init__(
+        self, connection: Connection[Any], connections: PostgresPool, settings: PostgresSettings, *, notify: bool
+    ) -> None:
+        check_kind(connection, Connection, _KIND)
+        self._connection = connection
+        self._connections = connections
+        self._settings = settings
+        self._ring = _Notification(connections, is_on=notify)
+
+    def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
+        """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
+        return self._run(self._ring.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
+
+    def remember(self, name: str, value: str) -> str:
+        """Record a setting on a connection of the driver: in the user's transaction it would hold up other sessions."""
+        return self._settings.remember(name, value)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
+        return self._run(self._ring.after(settle_statements(settlements, WAITS), _released(settlements)))
+
+    def _run(self, steps: Steps[T]) -> T:
+        _check(self._connection)
+        with _explained():
+            return run_statements(steps, self._fetch)
+
+    def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
+        query, values = self._connections.named(statement), self._connections.timed(asked)
+        # A plain cursor, whatever kind the connection makes for its user: Django's returns no binary results.
+        with Cursor(self._connection, row_factory=tuple_row) as cursor:
+            # Never prepared: whose pooler is in between is not known here.
+            cursor.execute(query, values, prepare=False, binary=True)
+            return [] if cursor.rownumber is None else cursor.fetchall()
+
+
+class AsyncPostgresTransaction:
+    """What `PostgresTransaction` is, for a connection that is awaited."""
+
+    def __init__(
+        self, connection: AsyncConnection[Any], connections: PostgresPool, settings: PostgresSettings, *, notify: bool
+    ) -> None:
+        check_kind(connection, AsyncConnection, _ASYNC_KIND)
+        self._connection = connection
+        self._connections = connections
+        self._settings = settings
+        self._ring = _Notification(connections, is_on=notify)
+
+    async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
+        """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
+        return await self._run(self._ring.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
+
+    async def remember(self, name: str, value: str) -> str:
+        """Record a setting as `PostgresTransaction` does, in another thread."""
+        known = self._settings.known(name)
+        return await asyncio.to_thread(self._settings.remember, name, value) if known is None else known
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
+        return await self._run(self._ring.after(settle_statements(settlements, WAITS), _released(settlements)))
+
+    async def _run(self, steps: Steps[T]) -> T:
+        _check(self._connection)
+        with _explained():
+            return await arun_statements(steps, self._fetch)
+
+    async def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
+        query, values = self._connections.named(statement), self._connections.timed(asked)
+        async with AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
+            await cursor.execute(query, values, prepare=False, binary=True)
+            return [] if cursor.rownumber is None else await cursor.fetchall()
+
+
+class _Notification:
+    """Rings within the transaction: who listens hears it when that is committed, and never if it is rolled back."""
+
+    def __init__(self, connections: PostgresPool, *, is_on: bool) -> None:
+        self._channel = channel_name(connections.address.schema)
+        self._is_on = is_on
+
+    def after(self, steps: Steps[T], queues: Collection[str]) -> Steps[T]:
+        """Take *steps*, and then ring for *queues*, where there are any."""
+        answers = yield from steps
+        if self._is_on and queues:
+            yield NOTIFY, {"channel": self._channel, "queues": sorted(queues)}
+        return answers
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Name the way out if the database has no tables of ours; every other error is the user's to handle."""
+    try:
+        yield
+    except (InvalidSchemaName, UndefinedTable) as error:
+        raise SchemaOutOfDate("0", str(len(MIGRATIONS)), _NO_TABLES) from error
+
+
+def _released(settlements: Sequence[Settlement]) -> list[str]:
+    """Return for whom to ring: a job that was released may be one of any queue."""
+    return [ANY_QUEUE] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
+
+
+def _check(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    if connection.info.encoding != "utf-8":
+        encoding = connection.info.parameter_status("client_encoding")
+        rule = "it could not send every text; connect with client_encoding=UTF8"
+        raise UsageError(Problem(field="connection", value=f"in client_encoding {encoding}", rule=rule))
+    if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
+        rule = "begin a transaction first: 'with connection.transaction(): …'"
+        raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))

@@ -1,0 +1,114 @@
+"""Storing new jobs, in a transaction of ours or of the caller's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.errors import IdempotencyConflict
+from taskharbor.core.results import Enqueued, new_enqueued
+from taskharbor.drivers.sqlite.rows import job_id, marks, micros, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import NewJob
+    from taskharbor.drivers.sqlite.pool import SqlExecutor
+
+_INSERT_KEY: Final = """
+    INSERT INTO th_keys (queue, key, job_id, digest)
+    VALUES (?, ?, ?, ?)
+    ON CONFLICT DO NOTHING
+"""
+
+_COLUMNS: Final = """
+    INSERT INTO th_jobs (
+        id, type, queue, priority, payload, status, scheduled_for, timeout, created_at,
+        attempt_count, max_attempts, idempotency_key, metadata
+    )
+"""
+INSERT_JOB: Final = f"""
+    {_COLUMNS}
+    VALUES (?1, ?2, ?3, ?4, ?5, 'PENDING', ?6, ?7, ?8, 0, ?9, ?10, ?11)
+"""
+# A job under a key is stored only if the key is its own: who came second stores nothing.
+_INSERT_KEYED: Final = f"""
+    {_COLUMNS}
+    SELECT ?1, ?2, ?3, ?4, ?5, 'PENDING', ?6, ?7, ?8, 0, ?9, ?10, ?11
+     WHERE EXISTS (SELECT 1 FROM th_keys WHERE queue = ?3 AND key = ?10 AND job_id = ?1)
+"""
+
+
+def insert(db: SqlExecutor, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
+    """Store *jobs* in the transaction that *db* has open."""
+    if repeat:
+        known = _known(db, jobs)
+        answers = iter(_store(db, [job for job in jobs if job.id.bytes not in known], now))
+        return [Enqueued(job.id, existed=True) if job.id.bytes in known else next(answers) for job in jobs]
+    return _store(db, jobs, now)
+
+
+def _store(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued | IdempotencyConflict]:
+    keyed = [job for job in jobs if job.idempotency_key is not None]
+    if not keyed:
+        db.executemany(INSERT_JOB, list(_columns(jobs, now)))
+        return [new_enqueued(job.id) for job in jobs]
+    db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
+    db.executemany(_INSERT_KEYED, list(_columns(keyed, now)))
+    plain = [job for job in jobs if job.idempotency_key is None]
+    db.executemany(INSERT_JOB, list(_columns(plain, now)))
+    holders = _holders(db, keyed)
+    return [_answer(job, holders) for job in jobs]
+
+
+def _known(db: SqlExecutor, jobs: Sequence[NewJob]) -> frozenset[bytes]:
+    ids = [job.id.bytes for job in jobs]
+    found: set[bytes] = set()
+    for start in range(0, len(ids), 500):
+        part = ids[start : start + 500]
+        query = f"SELECT id FROM th_jobs WHERE id IN ({marks(part)})"
+        found.update(row[0] for row in db.execute(query, part))
+    return frozenset(found)
+
+
+def _holders(db: SqlExecutor, keyed: list[NewJob]) -> dict[tuple[str, str | None], tuple[JobId, bytes]]:
+    query = "SELECT job_id, digest FROM th_keys WHERE queue = ? AND key = ?"
+    holders = {}
+    for job in keyed:
+        holder, digest = db.execute(query, (job.queue, job.idempotency_key)).fetchone()
+        holders[job.queue, job.idempotency_key] = job_id(holder), digest
+    return holders
+
+
+def _answer(
+    job: NewJob,
+    holders: dict[tuple[str, str | None], tuple[JobId, bytes]],
+) -> Enqueued | IdempotencyConflict:
+    if job.idempotency_key is None:
+        return new_enqueued(job.id)
+    holder, digest = holders[job.queue, job.idempotency_key]
+    if digest != job.digest:
+        return IdempotencyConflict(job.queue, job.idempotency_key, holder)
+    return Enqueued(holder, existed=holder != job.id)
+
+
+def _columns(jobs: Iterable[NewJob], now: int) -> Iterator[tuple[Any, ...]]:
+    made_at, created_at = None, 0
+    for job in jobs:
+        if job.created_at is not made_at:  # the jobs of one call share it
+            made_at, created_at = job.created_at, micros(job.created_at)
+        due = job.scheduled_for
+        yield (
+            job.id.bytes,
+            job.type,
+            job.queue,
+            job.priority,
+            job.payload,
+            (now + span(job.delay) if job.delay else now) if due is None else micros(due),
+            None if job.timeout is None else span(job.timeout),
+            created_at,
+            job.max_attempts,
+            job.idempotency_key,
+            json.dumps(dict(job.metadata)) if job.metadata else "{}",
+        )

@@ -1,0 +1,364 @@
+"""What keeps the store healthy."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, LiteralString
+from uuid import UUID
+
+from taskharbor.core.model import PUBLISHER_NOTED
+from taskharbor.core.results import Published
+from taskharbor.drivers.sqlite.expire import SqliteLeaseExpiry
+from taskharbor.drivers.sqlite.insert import insert
+from taskharbor.drivers.sqlite.rows import OUTBOX, SCHEDULE, maybe_micros, micros, outbox_row, schedule, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.results import Death, Expired, Unpublished
+    from taskharbor.drivers.sqlite.notify import SqliteNotifier
+    from taskharbor.drivers.sqlite.pool import SqlitePool
+
+
+_OLD: LiteralString = """
+    DELETE FROM th_jobs
+     WHERE id IN (
+           SELECT id
+             FROM th_jobs AS job INDEXED BY {index}
+            WHERE {states}
+              AND completed_at <= :until
+              AND NOT EXISTS (
+                  SELECT 1
+                    FROM th_outbox
+                   WHERE job_id = job.id
+                     AND published_at IS NULL
+                     AND given_up_at IS NULL
+                  )
+            ORDER BY completed_at
+            LIMIT :limit
+           )
+    RETURNING id
+"""
+
+
+class SqliteMaintenance:
+    def __init__(self, connections: SqlitePool, bell: SqliteNotifier) -> None:
+        self._connections = connections
+        self._bell = bell
+        self._expiring = SqliteLeaseExpiry(connections)
+
+    def expire(self, *, limit: int) -> list[Expired]:
+        return self._expiring.expire(limit=limit)
+
+    def bury(self, *, limit: int) -> list[Death]:
+        return self._expiring.bury(limit=limit)
+
+    def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
+        self._expiring.report_clock_jump(expected=expected, lease=lease)
+
+    def prune(
+        self,
+        *,
+        older_than: timedelta,
+        limit: int,
+        within: timedelta | None = None,  # noqa: ARG002  *limit* bounds the time of a call
+    ) -> int:
+        return self._remove(self._PRUNE, older_than, limit)
+
+    def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
+        if job_ids is None:
+            return self._remove(self._PURGE, older_than, limit)
+        return self._remove(self._PURGE_ONE, older_than, limit, [job_id.bytes for job_id in job_ids])
+
+    # Who is dead is told as the index tells it: SQLite uses it for nothing less.
+    _PRUNE: LiteralString = _OLD.format(
+        index="th_jobs_finished", states="status IN ('SUCCEEDED', 'CANCELED') AND dead_at IS NULL"
+    )
+    _PURGE: LiteralString = _OLD.format(index="th_jobs_dead", states="status = 'DEAD' AND dead_at IS NOT NULL")
+    _PURGE_ONE: LiteralString = _OLD.replace("INDEXED BY {index}", "").format(states="status = 'DEAD' AND id = :id")
+
+    _REMOVE_WITH: tuple[LiteralString, ...] = (
+        """
+        DELETE FROM th_keys
+         WHERE job_id = ?
+        """,
+        """
+        DELETE FROM th_attempts
+         WHERE job_id = ?
+        """,
+        """
+        DELETE FROM th_outbox
+         WHERE job_id = ?
+        """,
+    )
+
+    def _remove(
+        self, old: LiteralString, older_than: timedelta, limit: int, ids: Sequence[bytes | None] = (None,)
+    ) -> int:
+        with self._connections.write() as (db, now):
+            removed: list[Any] = []
+            for job_id in ids:
+                asked = {"until": now - span(older_than), "limit": limit - len(removed), "id": job_id}
+                removed += db.execute(old, asked)
+            for statement in self._REMOVE_WITH:
+                db.executemany(statement, removed)
+        return len(removed)
+
+    _TAKE_DUTY: LiteralString = """
+        INSERT INTO th_duties (name, next_at)
+        VALUES (:name, :next_at)
+            ON CONFLICT (name) DO UPDATE
+           SET next_at = :next_at
+         WHERE next_at <= :now
+    """
+
+    def claim_duty(self, name: str, *, every: timedelta) -> bool:
+        with self._connections.write() as (db, now):
+            turn = {"name": name, "now": now, "next_at": now + span(every)}
+            return db.execute(self._TAKE_DUTY, turn).rowcount == 1
+
+    _BEAT_WORKER: LiteralString = """
+        REPLACE INTO th_workers
+               (id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots)
+        VALUES (:id, :host, :pid, :queues, :types, :concurrency, :started_at, :now, :lost_slots)
+    """
+
+    def record_worker(self, worker: WorkerRecord) -> None:
+        alive = {
+            "id": worker.id,
+            "host": worker.host,
+            "pid": worker.pid,
+            "queues": json.dumps(worker.queues),
+            "types": json.dumps(worker.types),
+            "concurrency": worker.concurrency,
+            "started_at": micros(worker.started_at),
+            "lost_slots": worker.lost_slots,
+        }
+        with self._connections.write() as (db, now):
+            db.execute(self._BEAT_WORKER, alive | {"now": now})
+
+    _FORGET_WORKERS: LiteralString = """
+        DELETE FROM th_workers
+         WHERE seen_at <= :until
+    """
+
+    def prune_workers(self, *, unseen_for: timedelta) -> int:
+        with self._connections.write() as (db, now):
+            return db.execute(self._FORGET_WORKERS, {"until": now - span(unseen_for)}).rowcount
+
+    _FORGET_AUDIT: LiteralString = """
+        DELETE FROM th_audit
+         WHERE id IN (
+               SELECT id
+                 FROM th_audit
+                WHERE at <= :until
+                ORDER BY at, id
+                LIMIT :limit
+               )
+    """
+
+    def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
+        with self._connections.write() as (db, now):
+            return db.execute(self._FORGET_AUDIT, {"until": now - span(older_than), "limit": limit}).rowcount
+
+    _OUTBOX_TAKE: LiteralString = f"""
+        UPDATE th_outbox
+           SET attempts = attempts + 1,
+               next_at = :locked_until
+         WHERE (job_id, life) IN (
+               SELECT job_id, life
+                 FROM th_outbox
+                WHERE published_at IS NULL
+                  AND given_up_at IS NULL
+                  AND next_at <= :now
+                ORDER BY dead_at, job_id, life
+                LIMIT :limit
+               )
+        RETURNING {OUTBOX}
+    """
+
+    _PUBLISHER_SEEN: LiteralString = """
+        INSERT INTO th_settings (name, value)
+        VALUES ('publisher_seen_at', CAST(:now AS TEXT))
+            ON CONFLICT (name) DO UPDATE
+           SET value = excluded.value
+         WHERE CAST(value AS INTEGER) NOT BETWEEN :now - :noted + 1 AND :now
+    """
+
+    def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
+        with self._connections.write() as (db, now):
+            db.execute(self._PUBLISHER_SEEN, {"now": now, "noted": span(PUBLISHER_NOTED)})
+            taken = db.execute(self._OUTBOX_TAKE, {"now": now, "locked_until": now + span(lock), "limit": limit})
+            rows = [outbox_row(row) for row in taken]
+        # Sorted once more, since SQLite promises no order of what a statement returns.
+        return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
+
+    _OUTBOX_DONE: LiteralString = """
+        UPDATE th_outbox
+           SET published_at = :published_at,
+               given_up_at = :given_up_at,
+               next_at = coalesce(:next_at, next_at),
+               last_error = coalesce(:error, last_error)
+         WHERE job_id = :job_id
+           AND CAST(life AS TEXT) = :life
+           AND published_at IS NULL
+           AND given_up_at IS NULL
+    """
+
+    def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
+        with self._connections.write() as (db, now):
+            return [db.execute(self._OUTBOX_DONE, _done(result, now)).rowcount == 1 for result in results]
+
+    _CLOSE: LiteralString = """
+        UPDATE th_outbox
+           SET given_up_at = :now,
+               last_error = :reason
+         WHERE (job_id, life) IN (
+               SELECT job_id, life
+                 FROM th_outbox
+                WHERE published_at IS NULL
+                  AND given_up_at IS NULL
+                  AND next_at <= :now
+                  AND dead_at <= :until
+                  {only}
+                  AND NOT EXISTS (
+                      SELECT 1
+                        FROM th_settings
+                       WHERE name = 'publisher_seen_at'
+                         AND CAST(value AS INTEGER) > :since
+                      )
+                ORDER BY dead_at, job_id, life
+                LIMIT :limit
+               )
+    """
+    _OUTBOX_CLOSE: LiteralString = _CLOSE.format(only="")
+    _OUTBOX_CLOSE_ONE: LiteralString = _CLOSE.format(only="AND job_id = :id")
+
+    def close_outbox(
+        self,
+        reason: str,
+        *,
+        unseen_for: timedelta,
+        older_than: timedelta,
+        limit: int,
+        job_ids: Sequence[JobId] | None = None,
+    ) -> int:
+        close = self._OUTBOX_CLOSE if job_ids is None else self._OUTBOX_CLOSE_ONE
+        closed = 0
+        with self._connections.write() as (db, now):
+            asked = {"reason": reason, "now": now, "until": now - span(older_than), "since": now - span(unseen_for)}
+            for job_id in (None,) if job_ids is None else [each.bytes for each in job_ids]:
+                closed += db.execute(close, {**asked, "id": job_id, "limit": limit - closed}).rowcount
+        return closed
+
+    _SCHEDULES_DUE: LiteralString = f"""
+        SELECT {SCHEDULE}
+          FROM th_schedules
+         WHERE paused_at IS NULL
+           AND next_at <= :now
+         ORDER BY next_at, name
+         LIMIT :limit
+    """
+
+    def due_schedules(self, *, limit: int) -> list[Schedule]:
+        now = self._connections.now()
+        with self._connections.read() as db:
+            return [schedule(row) for row in db.execute(self._SCHEDULES_DUE, {"now": now, "limit": limit})]
+
+    _SCHEDULE_FIRED: LiteralString = """
+        UPDATE th_schedules
+           SET next_at = :next_at,
+               fired_at = iif(:last_job_id IS NULL, fired_at, :fired),
+               last_job_id = coalesce(:last_job_id, last_job_id)
+         WHERE name = :name
+           AND next_at = :fired
+    """
+
+    def advance_schedule(
+        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+    ) -> bool:
+        moved = {
+            "name": name,
+            "fired": micros(fired),
+            "next_at": maybe_micros(next_at),
+            "last_job_id": jobs[-1].id.bytes if jobs else None,
+        }
+        with self._connections.write() as (db, now):
+            if db.execute(self._SCHEDULE_FIRED, moved).rowcount == 0:
+                return False
+            insert(db, jobs, now=now, repeat=False)
+        self._bell.notify(jobs, now)
+        return True
+
+    _ADD_ENDED: tuple[LiteralString, ...] = (
+        """
+        INSERT INTO th_counts (queue, status, count)
+        SELECT queue, status, sum(count)
+          FROM th_ended
+         GROUP BY queue, status
+            ON CONFLICT DO UPDATE
+           SET count = count + excluded.count
+        """,
+        """
+        INSERT INTO th_finished (minute, queue, status, count)
+        SELECT minute, queue, status, count
+          FROM th_ended
+         WHERE TRUE  -- or SQLite takes what follows for a join's
+            ON CONFLICT DO UPDATE
+           SET count = count + excluded.count
+        """,
+        """
+        DELETE FROM th_ended
+        """,
+        """
+        DELETE FROM th_counts
+         WHERE count = 0
+        """,
+        """
+        DELETE FROM th_dead_groups
+         WHERE count = 0
+        """,
+    )
+
+    _DROP_MINUTES: LiteralString = """
+        DELETE FROM th_finished
+         WHERE minute < :since
+        RETURNING minute
+    """
+
+    def roll_up(self, *, keep: timedelta) -> int:
+        """Add up what ended since the last time, so that the table every end writes to stays small."""
+        with self._connections.write() as (db, now):
+            for statement in self._ADD_ENDED:
+                db.execute(statement)
+            dropped = db.execute(self._DROP_MINUTES, {"since": now - span(keep)}).fetchall()
+        return len(set(dropped))
+
+
+def _done(result: Published | Unpublished, now: int) -> dict[str, bytes | int | str | None]:
+    """Return what *result* writes, and on which event; an id that is none of ours is no event's."""
+    job, _, life = result.event_id.rpartition(":")
+    done: dict[str, bytes | int | str | None] = {
+        "job_id": _uuid_bytes(job),
+        "life": life,
+        "published_at": None,
+        "given_up_at": None,
+        "next_at": None,
+        "error": None,
+    }
+    if isinstance(result, Published):
+        return done | {"published_at": now}
+    if result.retry_in is None:
+        return done | {"given_up_at": now, "error": result.error}
+    return done | {"next_at": now + span(result.retry_in), "error": result.error}
+
+
+def _uuid_bytes(text: str) -> bytes | None:
+    try:
+        uuid = UUID(text)
+    except ValueError:
+        return None
+    return uuid.bytes if str(uuid) == text else None

@@ -1,0 +1,218 @@
+"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch
+from taskharbor.core.model import Lease
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
+from taskharbor.core.results import Extended, Settled
+from taskharbor.core.states import Event, Status
+from taskharbor.drivers.sqlite.rows import moment, progress_text, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from taskharbor.core.model import Progress
+    from taskharbor.core.outcome import Outcome
+    from taskharbor.core.results import Settlement
+    from taskharbor.drivers.base import SettleAnswer
+    from taskharbor.drivers.sqlite.pool import SqlExecutor
+
+# The fence: only the holder of a lease that is not over gets through. Who has a token is PROCESSING: a constraint.
+_FENCE: Final = """
+    id = :id
+    AND lease_token = :token
+    AND lease_expires_at > :now
+"""
+
+_EXTEND: Final = f"""
+    UPDATE th_jobs
+       SET lease_expires_at = :ends
+     WHERE {_FENCE}
+    RETURNING cancel_requested_at
+"""
+
+
+def extend(db: sqlite3.Connection, held: Lease, lease: timedelta, now: int) -> Extended | JobNotFound | LeaseLost:
+    ends = now + span(lease)
+    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "ends": ends}
+    row = db.execute(_EXTEND, asked).fetchone()
+    if row is None:
+        return _lost(db, held)
+    return Extended(Lease(held.job_id, held.token, moment(ends)), row[0] is not None)
+
+
+_NOTE: Final = f"""
+    UPDATE th_jobs
+       SET progress = :progress
+     WHERE {_FENCE}
+"""
+
+
+def save_progress(db: sqlite3.Connection, held: Lease, progress: Progress, now: int) -> bool:
+    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_text(progress)}
+    return db.execute(_NOTE, asked).rowcount > 0
+
+
+ACK: Final = f"""
+    UPDATE th_jobs
+       SET status = 'SUCCEEDED',
+           settled_token = lease_token,
+           lease_token = NULL,
+           lease_expires_at = NULL,
+           completed_at = :now,
+           result = :result
+     WHERE {_FENCE}
+"""
+
+# Where an attempt lands is decided here, and only here; its row and the job follow.
+_LANDING: Final = f"""
+    SELECT CASE
+               WHEN :event = 'fail' THEN 'DEAD'
+               WHEN :event = 'cancel' OR cancel_requested_at IS NOT NULL THEN 'CANCELED'
+               WHEN :event <> 'snooze'
+                   AND attempt_count - (:event = 'release' AND releases < :bound) >= max_attempts THEN 'DEAD'
+               WHEN sent_at IS NOT NULL THEN 'ENQUEUED'
+               WHEN :event = 'retry' THEN 'FAILED'
+               ELSE 'PENDING'
+           END
+      FROM th_jobs
+     WHERE {_FENCE}
+"""
+
+_RECORD: Final = f"""
+    INSERT INTO th_attempts (
+        job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,
+        error_type, message, traceback, fingerprint
+    )
+    SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, :event, :status, :outcome,
+           :error_type, :message, :traceback, :fingerprint
+      FROM th_jobs
+     WHERE {_FENCE}
+    ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
+"""
+
+_FOLLOW: Final = f"""
+    UPDATE th_jobs
+       SET status = :status,
+           attempt_count = attempt_count - (:event = 'snooze' OR (:event = 'release' AND releases < :bound)),
+           releases = releases + (:event = 'release'),
+           settled_token = lease_token,
+           lease_token = NULL,
+           lease_expires_at = NULL,
+           scheduled_for = CASE
+               WHEN :event IN ('retry', 'snooze') AND :status IN ('PENDING', 'ENQUEUED', 'FAILED') THEN :due
+               ELSE scheduled_for
+           END,
+           last_error = CASE
+               WHEN :status = 'DEAD' THEN coalesce(:error, :reason)
+               WHEN :event = 'retry' THEN :error
+               ELSE last_error
+           END,
+           failed_at = CASE WHEN :status = 'DEAD' OR :event = 'retry' THEN :now ELSE failed_at END,
+           completed_at = CASE WHEN :status IN ('DEAD', 'CANCELED') THEN :now END,
+           dead_at = CASE WHEN :status = 'DEAD' THEN :now END,
+           dead_reason = CASE WHEN :status = 'DEAD' THEN :reason END,
+           fingerprint = CASE WHEN :status = 'DEAD' THEN coalesce(:fingerprint, '') END
+     WHERE {_FENCE}
+"""
+
+
+# For loops: to look up a member of an enum takes as long as all else that is done for a job there.
+_ACK: Final = Event.ACK
+_SUCCEEDED: Final = Status.SUCCEEDED
+
+
+def ack(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
+    """Record successes, all with one prepared statement."""
+    done = db.executemany(
+        ACK,
+        [
+            {"id": each.lease.job_id.bytes, "token": each.lease.token.bytes, "now": now, "result": each.outcome.result}
+            for each in settlements
+        ],
+    )
+    if done.rowcount == len(settlements):
+        return [Settled(each.lease.job_id, _SUCCEEDED) for each in settlements]
+    # Somebody was refused; what is recorded tells who.
+    return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
+
+
+def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
+    """Record how attempts ended in the transaction that *db* has open."""
+    acks = [each for each in settlements if each.outcome.event is _ACK]
+    acked = ack(db, acks, now) if acks else []
+    if len(acks) == len(settlements):
+        return acked
+    rest = iter(acked)
+    return [
+        next(rest) if each.outcome.event is _ACK else settle(db, each.lease, each.outcome, now) for each in settlements
+    ]
+
+
+def settle(db: SqlExecutor, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
+    asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
+    asked |= _columns(outcome, now)
+    row = db.execute(_LANDING, asked).fetchone()
+    if row is None:
+        return _settled_before(db, lease, outcome) or _lost(db, lease)
+    asked["status"] = row[0]
+    db.execute(_RECORD, asked)
+    db.execute(_FOLLOW, asked)
+    return Settled(lease.job_id, Status(row[0]))
+
+
+def rejection(error: Exception) -> str | None:
+    """Say what is wrong with the data of a statement, if that is what *error* is about."""
+    is_about_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | UnicodeError | OverflowError)
+    return type(error).__name__ if is_about_data else None
+
+
+def _columns(outcome: Outcome, now: int) -> dict[str, Any]:
+    failure = outcome.recorded_failure
+    return {
+        "event": outcome.event,
+        "bound": outcome.bound,
+        "outcome": outcome.attempt_outcome,
+        "due": now + span(outcome.delay),
+        "reason": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
+        "error": None if failure is None else str(failure) or None,
+        "error_type": None if failure is None else failure.type,
+        "message": None if failure is None else failure.message,
+        "traceback": None if failure is None else failure.traceback,
+        "fingerprint": None if failure is None else failure.fingerprint,
+    }
+
+
+_BEFORE: Final = """
+    SELECT CASE
+               WHEN :event = 'ack' THEN CASE WHEN status = 'SUCCEEDED' AND settled_token = :token THEN status END
+               ELSE (SELECT status FROM th_attempts WHERE job_id = :id AND token = :token AND event = :event)
+           END
+      FROM th_jobs
+     WHERE id = :id
+"""
+
+
+def _settled_before(db: SqlExecutor, lease: Lease, outcome: Outcome) -> Settled | None:
+    """Return the answer that this very settlement was given, if it is committed already."""
+    asked = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
+    row = db.execute(_BEFORE, asked).fetchone()
+    return None if row is None or row[0] is None else Settled(lease.job_id, Status(row[0]))
+
+
+_HOLDER: Final = "SELECT status, lease_token FROM th_jobs WHERE id = ?"
+
+
+def _lost(db: SqlExecutor, lease: Lease) -> JobNotFound | LeaseLost:
+    """Say why the fence did not let this lease through."""
+    row = db.execute(_HOLDER, (lease.job_id.bytes,)).fetchone()
+    if row is None:
+        return JobNotFound(lease.job_id)
+    if row[0] != Status.PROCESSING:
+        return JobNotInflight(lease.job_id)
+    return LeaseMismatch(lease.job_id) if row[1] != lease.token.bytes else LeaseExpired(lease.job_id)

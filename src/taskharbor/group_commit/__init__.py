@@ -1,0 +1,7 @@
+"""Single jobs of many callers, stored in one statement: of threads, and of coroutines."""
+
+from taskharbor.group_commit.aio import AsyncGroupCommit
+from taskharbor.group_commit.key_locks import KeyLocks, keys_of
+from taskharbor.group_commit.sync import GroupCommit
+
+__all__ = ["AsyncGroupCommit", "GroupCommit", "KeyLocks", "keys_of"]

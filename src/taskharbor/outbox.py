@@ -1,0 +1,224 @@
+"""Reporting jobs that died: hooks and the log at once, and a publisher from the outbox."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import Problem, StoreUnavailable, TaskHarborError, UsageError
+from taskharbor.core.failure import Failure
+from taskharbor.core.messages import resend_interval
+from taskharbor.core.model import PUBLISHER_AWAY, DeadTaskEvent
+from taskharbor.core.results import Kept, Published, Removed, Unpublished
+from taskharbor.core.text import make_storable
+from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, ItemFailure, OutgoingMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.hooks import JobDead
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import OutboxRow
+    from taskharbor.delivery.transport import Transport
+    from taskharbor.drivers.base import Driver
+
+    Publish = Callable[[Sequence[DeadTaskEvent]], Sequence[ItemFailure | None]]
+
+Publisher = Callable[[DeadTaskEvent], object]
+"""Takes the event of a death. It is called again if it raises, so it may get an event twice, under one ``event_id``."""
+
+_LOG: Final = logging.getLogger(__name__)
+OUTBOX_BATCH: Final = 100
+OUTBOX_LOCK: Final = timedelta(seconds=60)
+AT_ONCE: Final = timedelta(0)
+PERIOD: Final = timedelta(seconds=30)
+"""How long to rest where nobody wakes us."""
+FIRST_RETRY: Final = timedelta(seconds=1)
+MAX_RETRY: Final = timedelta(minutes=5)
+MAX_PUBLISH_ATTEMPTS: Final = 300
+"""How often an event is tried: for a day, about."""
+MAX_ERROR_CHARS: Final = 500  # characters of an error that are kept
+MAX_LOGGED_CHARS: Final = 200  # characters of a reason in the log; all of it is kept with the job
+CLOSE_BATCH: Final = 10
+"""How many events a callable gets under one lock: they are published one by one, and may take 6 s each."""
+NO_PUBLISHER: Final = "no publisher"
+FIRST_START: Final = timedelta(hours=1)
+"""The age from which the janitor closes events: the first publisher of a store may start after its first death."""
+
+
+class OutboxRelay:
+    """Publishes the event of every death, at least once; its repeats carry the same ``event_id``.
+
+    *publish* takes events, and answers for each: None, or why not. An event that does not get
+    through is tried again, ever more seldom, and given up in the end, with the reason recorded.
+    No job waits for that: its death is committed, and its own message is another matter.
+    """
+
+    def __init__(
+        self, driver: Driver, publish: Publish, *, most: int = MAX_PUBLISH_ATTEMPTS, batch: int = OUTBOX_BATCH
+    ) -> None:
+        self._driver = driver
+        self._publish = publish
+        self._most = most
+        self._batch = batch
+
+    def tick(self) -> timedelta:
+        """Publish what waits to be, and say when to come back."""
+        try:
+            return self._relay()
+        except StoreUnavailable as error:
+            _LOG.warning("cannot tell of dead letters: %s", error)
+            return FIRST_RETRY
+
+    def _relay(self) -> timedelta:
+        rows = self._driver.maintenance.claim_outbox(limit=self._batch, lock=OUTBOX_LOCK)
+        if not rows:
+            return PERIOD
+        results = [self._result(row, answer) for row, answer in zip(rows, self._published(rows), strict=True)]
+        self._driver.maintenance.settle_outbox(results)
+        pauses = [each.retry_in for each in results if isinstance(each, Unpublished) and each.retry_in is not None]
+        return min(pauses, default=AT_ONCE if len(rows) == self._batch else PERIOD)
+
+    def _published(self, rows: Sequence[OutboxRow]) -> Sequence[ItemFailure | None]:
+        try:
+            return self._publish([row.event for row in rows])
+        except TaskHarborError as error:
+            return [ItemFailure(type(error).__name__, str(error), is_permanent=False)] * len(rows)
+
+    def _result(self, row: OutboxRow, failed: ItemFailure | None) -> Published | Unpublished:
+        event = row.event
+        if failed is None:
+            return Published(event.event_id)
+        is_over = failed.is_permanent or row.attempts >= self._most
+        why = make_storable(failed.reason, limit=MAX_ERROR_CHARS)
+        if is_over:
+            _LOG.error(
+                "gave up telling of the death of job %s after %d times: %s", event.job_id, row.attempts, _one_line(why)
+            )
+        elif row.attempts == 1:
+            _LOG.warning("cannot tell of the death of job %s, and will try again: %s", event.job_id, _one_line(why))
+        again_in = None if is_over else resend_interval(row.attempts, first=FIRST_RETRY, cap=MAX_RETRY)
+        return Unpublished(event.event_id, why, again_in)
+
+
+def publish_to(transport: Transport, queue: str = DEAD_EVENTS_QUEUE) -> Publish:
+    """Return what publishes events to *queue*, where no job is ever sent."""
+    return lambda events: transport.send(queue, [OutgoingMessage(encode_event(event)) for event in events])
+
+
+def to_callable(publisher: Publisher) -> Publish:
+    """Return what gives events to *publisher*, one by one; what it raises is why one was not published."""
+    check_publisher(publisher)
+
+    def publish(event: DeadTaskEvent) -> ItemFailure | None:
+        try:
+            publisher(event)
+        except Exception as error:  # noqa: BLE001  a user's function: it is tried again, whatever it raises
+            return ItemFailure(type(error).__name__, str(Failure.of(error)), is_permanent=False)
+        return None
+
+    return lambda events: [publish(event) for event in events]
+
+
+def check_publisher(publisher: Publisher) -> None:
+    """Refuse a coroutine function: nothing would await what it returns, and every event would seem published."""
+    call = getattr(publisher, "__call__", None)  # noqa: B004  an object may have an async one
+    if call is None or inspect.iscoroutinefunction(publisher) or inspect.iscoroutinefunction(call):
+        rule = "give a sync function of one DeadTaskEvent"
+        raise UsageError(Problem(field="publisher", value=repr(publisher), rule=rule))
+
+
+def relay_for(
+    driver: Driver, *, publisher: Publisher | None, transport: Transport | None, queue: str | None
+) -> OutboxRelay | None:
+    """Return the relay of a process: to its *publisher*, else to *queue* of its *transport*, else none."""
+    if publisher is not None:
+        return OutboxRelay(driver, to_callable(publisher), batch=CLOSE_BATCH)
+    return None if transport is None or queue is None else OutboxRelay(driver, publish_to(transport, queue))
+
+
+def close_unpublished(
+    driver: Driver, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None
+) -> int:
+    """Close events as `NO_PUBLISHER` if the store knows of no publisher, and return how many.
+
+    The store decides that, so it does not matter which process asks: one without a publisher closes no
+    event that another one is going to publish.
+    """
+    return driver.maintenance.close_outbox(
+        NO_PUBLISHER, unseen_for=PUBLISHER_AWAY, older_than=older_than, limit=limit, job_ids=job_ids
+    )
+
+
+def purge(driver: Driver, job_ids: Sequence[JobId], *, older_than: timedelta, give_up: str | None = None) -> Removed:
+    """Remove dead letters that died at least *older_than* ago, and say why others were kept.
+
+    An event that no process will publish keeps none. *give_up* is the reason to give up the others for.
+    """
+    while close_unpublished(driver, older_than=AT_ONCE, limit=OUTBOX_BATCH, job_ids=job_ids) == OUTBOX_BATCH:
+        pass
+    if give_up is not None:
+        give_up_events(driver, job_ids, give_up)
+    count = driver.maintenance.purge(older_than=older_than, limit=len(job_ids), job_ids=job_ids)
+    return Removed(
+        count=count, kept={} if count == len(job_ids) else _why_not_purged(driver, job_ids, older_than, count)
+    )
+
+
+def give_up_events(driver: Driver, job_ids: Sequence[JobId], reason: str) -> None:
+    """Give up the events of these jobs that are still to be published, whatever publisher there is."""
+    waiting = [row.event.event_id for row in driver.inspector.outbox(job_ids) if not row.is_done]
+    driver.maintenance.settle_outbox([Unpublished(event_id, reason, retry_in=None) for event_id in waiting])
+
+
+def _why_not_purged(driver: Driver, job_ids: Sequence[JobId], older_than: timedelta, removed: int) -> dict[Kept, int]:
+    """Return how many of *job_ids* are left, by reason: a look that comes after, and decides nothing."""
+    until = driver.inspector.now() - older_than
+    jobs = driver.inspector.get(job_ids)
+    held = {row.event.job_id for row in driver.inspector.outbox(list(jobs)) if not row.is_done}
+    kept = Counter({Kept.NOT_FOUND: max(0, len(job_ids) - removed - len(jobs))})
+    for job in jobs.values():
+        if job.dead_at is None:
+            kept[Kept.NOT_DEAD] += 1
+        elif job.dead_at > until:
+            kept[Kept.TOO_YOUNG] += 1
+        else:
+            kept[Kept.UNPUBLISHED if job.id in held else Kept.IN_USE] += 1
+    return {reason: kept[reason] for reason in Kept if kept[reason]}
+
+
+def log_death(log: logging.Logger, dead: JobDead, error: str = "") -> None:
+    """Log a death, in one line. *error* is the type of what the handler raised, not its text: that may be secret."""
+    words = _one_line(f"{dead.reason}: {error}" if error else dead.reason)
+    log.error("job %s (%s) is dead after attempt %d: %s", dead.job_id, dead.type, dead.attempt_count, words)
+
+
+def _one_line(text: str) -> str:
+    """Return the beginning of *text* without line breaks and control characters: it cannot forge another line."""
+    return "".join(
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}"
+        for each in " ".join(text.split())[:MAX_LOGGED_CHARS]
+    )
+
+
+def encode_event(event: DeadTaskEvent) -> str:
+    """Return the event as it goes over the wire."""
+    return json.dumps(
+        {
+            "event_id": event.event_id,
+            "job_id": str(event.job_id),
+            "type": event.type,
+            "queue": event.queue,
+            "worker_id": event.worker_id,
+            "attempt_count": event.attempt_count,
+            "max_attempts": event.max_attempts,
+            "error": event.error,
+            "dead_at": event.dead_at.isoformat(),
+        },
+        separators=(",", ":"),
+    )

@@ -1,0 +1,152 @@
+"""What people do to jobs that have not ended: calling them off, and moving them to another time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from taskharbor.core.errors import IllegalTransition, JobNotFound
+from taskharbor.core.ids import new_job_id
+from taskharbor.core.results import RefusalReason, Refused, Transitioned
+from taskharbor.core.states import Event, Status
+from taskharbor.testing.conformance.subject import PATIENCE, TICK, Subject
+
+_MINUTE: Final = timedelta(minutes=1)
+# Brought about in this order, none of them is taken for another.
+_WAITING: Final = (Status.ENQUEUED, Status.FAILED, Status.PENDING)
+_FINAL: Final = (Status.SUCCEEDED, Status.DEAD, Status.CANCELED)
+
+
+def test_a_waiting_job_is_canceled_at_once(subject: Subject) -> None:
+    before = [subject.job(subject.bring(status)) for status in _WAITING]
+    subject.advance(_MINUTE)
+
+    answers = subject.driver.cancel([job.id for job in before])
+
+    now = subject.clock.now()
+    assert answers == [Transitioned(job.id, Status.CANCELED) for job in before]
+    assert [subject.job(job.id) for job in before] == [
+        replace(job, status=Status.CANCELED, completed_at=now, dispatch_at=None) for job in before
+    ]
+
+
+def test_of_a_running_job_the_cancel_is_requested(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    before = subject.job(job_id)
+
+    answer = subject.cancel(job_id)
+
+    assert answer == Transitioned(job_id, Status.PROCESSING)
+    assert subject.job(job_id) == replace(before, cancel_requested_at=subject.clock.now())
+
+
+def test_a_second_request_to_cancel_keeps_the_time_of_the_first(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    subject.cancel(job_id)
+    before = subject.everything(job_id)
+    subject.advance(TICK)
+
+    answer = subject.cancel(job_id)
+
+    assert answer == Transitioned(job_id, Status.PROCESSING)
+    assert subject.everything(job_id) == before
+
+
+def test_a_job_that_ended_cannot_be_canceled(subject: Subject) -> None:
+    jobs = {subject.bring(status): status for status in _FINAL}
+    before = [subject.everything(job_id) for job_id in jobs]
+    subject.advance(TICK)
+
+    answers = subject.driver.cancel(list(jobs))
+
+    for answer, (job_id, status) in zip(answers, jobs.items(), strict=True):
+        assert isinstance(answer, IllegalTransition)
+        assert (answer.job_id, answer.status, answer.event) == (job_id, status, Event.CANCEL)
+    assert [subject.everything(job_id) for job_id in jobs] == before
+
+
+def test_a_canceled_job_is_neither_dispatched_nor_taken(subject: Subject) -> None:
+    job_id = subject.bring(Status.ENQUEUED)
+    subject.cancel(job_id)
+    subject.advance(PATIENCE + TICK)
+
+    answers = subject.dispatch(), subject.reserve(), subject.claim(job_id)
+
+    assert answers == ([], [], [Refused(job_id, RefusalReason.FINAL, sends=1)])
+
+
+def test_each_cancel_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
+    ended, first, unknown, second = subject.bring(Status.SUCCEEDED), subject.insert(), new_job_id(), subject.insert()
+
+    answers = subject.driver.cancel([first, ended, unknown, second])
+
+    assert [answers[0], answers[3]] == [Transitioned(first, Status.CANCELED), Transitioned(second, Status.CANCELED)]
+    assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
+    assert [subject.job(job_id).status for job_id in (first, second)] == [Status.CANCELED] * 2
+
+
+def test_a_rescheduled_job_stays_in_its_state_and_its_message_is_void(subject: Subject) -> None:
+    before = [subject.job(subject.bring(status, priority=7)) for status in _WAITING]
+    then = subject.clock.now() + _MINUTE
+
+    answers = subject.driver.reschedule([job.id for job in before], scheduled_for=then)
+
+    assert answers == [Transitioned(job.id, job.status) for job in before]
+    assert [subject.job(job.id) for job in before] == [
+        replace(job, scheduled_for=then, dispatch_at=None) for job in before
+    ]
+
+
+def test_a_job_rescheduled_to_a_later_time_is_not_taken_before(subject: Subject) -> None:
+    job_id = subject.insert()
+    subject.advance(_MINUTE)
+
+    subject.driver.reschedule([job_id], delay=_MINUTE)
+
+    subject.advance(_MINUTE - TICK)
+    assert subject.reserve() == []
+    subject.advance(TICK)
+    assert subject.take().job.id == job_id
+
+
+def test_a_job_rescheduled_to_now_is_taken_now(subject: Subject) -> None:
+    job_id = subject.insert(delay=_MINUTE)
+
+    subject.driver.reschedule([job_id], delay=timedelta(0))
+
+    assert subject.take().job.id == job_id
+
+
+def test_a_new_priority_changes_the_turn_and_not_the_time(subject: Subject) -> None:
+    ordinary = subject.insert(priority=1)
+    urgent = subject.insert(priority=2)
+    before = subject.job(urgent)
+    subject.advance(_MINUTE)
+
+    subject.driver.reschedule([urgent], priority=0)
+
+    assert subject.job(urgent) == replace(before, priority=0)
+    assert [claim.job.id for claim in subject.reserve(limit=2)] == [urgent, ordinary]
+
+
+def test_a_job_that_runs_or_ended_cannot_be_rescheduled(subject: Subject) -> None:
+    jobs = {subject.bring(status): status for status in (*_FINAL, Status.PROCESSING)}
+    before = [subject.everything(job_id) for job_id in jobs]
+
+    answers = subject.driver.reschedule(list(jobs), delay=_MINUTE, priority=7)
+
+    for answer, (job_id, status) in zip(answers, jobs.items(), strict=True):
+        assert isinstance(answer, IllegalTransition)
+        assert (answer.job_id, answer.status, answer.event) == (job_id, status, Event.RESCHEDULE)
+    assert [subject.everything(job_id) for job_id in jobs] == before
+
+
+def test_each_reschedule_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
+    ended, first, unknown, second = subject.bring(Status.SUCCEEDED), subject.insert(), new_job_id(), subject.insert()
+
+    answers = subject.driver.reschedule([first, ended, unknown, second], priority=7)
+
+    assert [answers[0], answers[3]] == [Transitioned(first, Status.PENDING), Transitioned(second, Status.PENDING)]
+    assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
+    assert [subject.job(job_id).priority for job_id in (first, second)] == [7, 7]

@@ -1,0 +1,368 @@
+"""What the store keeps beside jobs: duties, workers, pauses, and how many jobs ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.core.ids import new_token
+from taskharbor.core.model import ApiKey, AuditEntry, WorkerRecord
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Extended, FinishedCount, Settled
+from taskharbor.core.states import Status
+from taskharbor.testing.conformance.races import race
+from taskharbor.testing.conformance.subject import LEASE, LONG_AGO, TICK, Subject
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import Token
+
+_YEAR: Final = timedelta(days=365)
+_MINUTE: Final = timedelta(minutes=1)
+_HOUR: Final = timedelta(hours=1)
+
+
+def test_what_was_done_is_kept_as_it_was_told(subject: Subject) -> None:
+    entry = _entry(actor="key:k1", action="requeue", target="job 7", detail={"why": "fixed", "ä": '"…"'})
+
+    subject.driver.control.record_audit([entry])
+
+    assert subject.driver.inspector.audit(limit=10) == [replace(entry, at=subject.clock.now())]
+
+
+def test_the_store_says_when_something_was_done(subject: Subject) -> None:
+    subject.driver.control.record_audit([_entry(at=LONG_AGO)])
+
+    [entry] = subject.driver.inspector.audit(limit=10)
+
+    assert entry.at == subject.clock.now()
+
+
+def test_what_is_written_down_cannot_be_changed(subject: Subject) -> None:
+    detail = {"why": "fixed"}
+    entry = _entry(detail=detail)
+    subject.driver.control.record_audit([entry])
+    before = [replace(entry, at=subject.clock.now(), detail={"why": "fixed"})]
+    subject.advance(TICK)
+
+    detail["why"] = "no reason"
+    subject.driver.control.record_audit([replace(entry, actor="somebody else"), _entry()])
+
+    assert subject.driver.inspector.audit(limit=10)[1:] == before
+
+
+def test_what_was_done_last_is_told_first(subject: Subject) -> None:
+    ids = sorted(new_token() for _ in range(3))
+    for entry_id in (ids[1], ids[2], ids[0]):
+        subject.driver.control.record_audit([_entry(id=entry_id)])
+        subject.advance(TICK)
+
+    assert _told(subject, limit=10) == [ids[0], ids[2], ids[1]]
+
+
+def test_pages_of_the_audit_hold_every_entry_once(subject: Subject) -> None:
+    subject.driver.control.record_audit([_entry() for _ in range(3)])
+    subject.advance(TICK)
+    subject.driver.control.record_audit([_entry() for _ in range(2)])
+    everything = _told(subject, limit=10)
+
+    first = _told(subject, limit=2)
+    second = _told(subject, limit=2, before=first[-1])
+    third = _told(subject, limit=2, before=second[-1])
+
+    assert (first + second + third, len(set(everything))) == (everything, 5)
+    assert _told(subject, limit=2, before=third[-1]) == []
+
+
+def test_nothing_lies_below_an_entry_that_is_not_there(subject: Subject) -> None:
+    subject.driver.control.record_audit([_entry()])
+
+    assert _told(subject, limit=10, before=new_token()) == []
+
+
+def test_entries_that_are_old_enough_go_oldest_first_and_no_more_than_asked_for(subject: Subject) -> None:
+    for _ in range(4):
+        subject.driver.control.record_audit([_entry()])
+        subject.advance(TICK)
+    newest = _told(subject, limit=10)
+
+    counts, left = [], []
+    for _ in range(3):
+        counts.append(subject.driver.maintenance.prune_audit(older_than=2 * TICK, limit=2))
+        left.append(_told(subject, limit=10))
+
+    assert counts == [2, 1, 0]
+    assert left == [newest[:2], newest[:1], newest[:1]]
+
+
+def _entry(**fields: Any) -> AuditEntry:
+    defaults: dict[str, Any] = {"id": new_token(), "actor": "ann", "action": "cancel", "target": "job 1"}
+    return AuditEntry(**defaults | fields)
+
+
+def _told(subject: Subject, *, limit: int, before: Token | None = None) -> list[Token]:
+    return [entry.id for entry in subject.driver.inspector.audit(limit=limit, before=before)]
+
+
+def test_an_api_key_is_kept_as_it_was_given(subject: Subject) -> None:
+    key = api_key("k1", scopes=("jobs:read", "jobs:write"), expires_at=LONG_AGO + _YEAR)
+    bare = api_key("k2", name="", digest=b"\x00\xff", scopes=())
+
+    answers = subject.driver.control.add_keys([key, bare])
+
+    assert answers == [True, True]
+    assert subject.driver.inspector.keys() == {"k1": key, "k2": bare}
+
+
+def test_an_id_that_is_taken_keeps_its_key(subject: Subject) -> None:
+    first = api_key("k1", digest=b"first")
+    subject.driver.control.add_keys([first])
+
+    answers = subject.driver.control.add_keys([api_key("k1", digest=b"second"), api_key("k2")])
+
+    assert answers == [False, True]
+    assert subject.driver.inspector.keys(["k1"]) == {"k1": first}
+
+
+def test_a_revoked_key_tells_since_when(subject: Subject) -> None:
+    key = api_key("k1")
+    subject.driver.control.add_keys([key])
+    subject.advance(TICK)
+
+    answers = subject.driver.control.revoke_keys(["k1", "unknown"])
+
+    assert answers == [True, False]
+    assert subject.driver.inspector.keys() == {"k1": replace(key, revoked_at=subject.clock.now())}
+
+
+def test_a_key_is_revoked_once(subject: Subject) -> None:
+    subject.driver.control.add_keys([api_key("k1")])
+    subject.driver.control.revoke_keys(["k1"])
+    before = subject.driver.inspector.keys()
+    subject.advance(TICK)
+
+    answers = subject.driver.control.revoke_keys(["k1"])
+
+    assert (answers, subject.driver.inspector.keys()) == ([False], before)
+
+
+def test_a_revoked_key_cannot_be_put_again(subject: Subject) -> None:
+    subject.driver.control.add_keys([api_key("k1")])
+    subject.driver.control.revoke_keys(["k1"])
+    before = subject.driver.inspector.keys()
+
+    answers = subject.driver.control.add_keys([api_key("k1")])
+
+    assert (answers, subject.driver.inspector.keys()) == ([False], before)
+
+
+def test_the_last_use_of_a_key_is_kept(subject: Subject) -> None:
+    used, idle = api_key("k1"), api_key("k2")
+    subject.driver.control.add_keys([used, idle])
+    subject.advance(TICK)
+    subject.driver.control.note_key_use(["k1", "unknown"])
+    subject.advance(TICK)
+
+    subject.driver.control.note_key_use(["k1"])
+
+    assert subject.driver.inspector.keys() == {"k1": replace(used, used_at=subject.clock.now()), "k2": idle}
+
+
+def test_a_use_leaves_a_revoked_key_revoked(subject: Subject) -> None:
+    subject.driver.control.add_keys([api_key("k1")])
+    subject.driver.control.revoke_keys(["k1"])
+    [revoked] = subject.driver.inspector.keys().values()
+
+    subject.driver.control.note_key_use(["k1"])
+
+    assert subject.driver.inspector.keys(["k1"]) == {"k1": replace(revoked, used_at=subject.clock.now())}
+
+
+def test_api_keys_are_listed_by_id(subject: Subject) -> None:
+    subject.driver.control.add_keys([api_key(key_id) for key_id in ("k2", "k3", "k1")])
+
+    assert list(subject.driver.inspector.keys()) == ["k1", "k2", "k3"]
+
+
+def test_only_the_keys_that_are_asked_for_are_given(subject: Subject) -> None:
+    subject.driver.control.add_keys([api_key(key_id) for key_id in ("k1", "k2", "k3")])
+
+    assert list(subject.driver.inspector.keys(["k3", "unknown", "k1"])) == ["k1", "k3"]
+    assert subject.driver.inspector.keys([]) == {}
+
+
+def api_key(key_id: str, **fields: Any) -> ApiKey:
+    defaults: dict[str, Any] = {"name": "deploy", "digest": b"digest", "scopes": ("read",), "created_at": LONG_AGO}
+    return ApiKey(id=key_id, **defaults | fields)
+
+
+def test_a_duty_is_free_again_from_the_end_of_its_period_on(subject: Subject) -> None:
+    at_first = _take_duty(subject)
+    subject.advance(_MINUTE - TICK)
+    within = _take_duty(subject)
+    subject.advance(TICK)
+    after = _take_duty(subject)
+
+    assert (at_first, within, after) == (True, False, True)
+
+
+def test_each_duty_has_its_own_period(subject: Subject) -> None:
+    _take_duty(subject, "prune")
+
+    answer = _take_duty(subject, "expire")
+
+    assert answer is True
+
+
+def test_of_many_that_take_a_duty_one_gets_it(subject: Subject) -> None:
+    answers = race(lambda _: _take_duty(subject))
+
+    assert sum(answers) == 1
+
+
+def test_a_worker_is_known_by_its_last_beat_at_the_stores_time(subject: Subject) -> None:
+    subject.driver.maintenance.record_worker(_worker("w1", pid=1))
+    subject.advance(_MINUTE)
+    newest = _worker("w1", pid=2, queues=("mail",), types=(), lost_slots=2, seen_at=LONG_AGO)
+
+    subject.driver.maintenance.record_worker(newest)
+
+    assert subject.driver.inspector.workers() == [replace(newest, seen_at=subject.clock.now())]
+
+
+def test_a_worker_is_forgotten_once_it_was_silent_for_so_long(subject: Subject) -> None:
+    subject.driver.maintenance.record_worker(_worker("silent"))
+    subject.advance(TICK)
+    subject.driver.maintenance.record_worker(_worker("fresh"))
+    subject.advance(_MINUTE - TICK)
+
+    count = subject.driver.maintenance.prune_workers(unseen_for=_MINUTE)
+
+    assert count == 1
+    assert [worker.id for worker in subject.driver.inspector.workers()] == ["fresh"]
+
+
+def test_pausing_a_queue_again_is_told_and_changes_nothing(subject: Subject) -> None:
+    subject.driver.control.pause(["default"], by="ann")
+    [before] = subject.queues()
+    subject.advance(TICK)
+
+    answers = subject.driver.control.pause(["mail", "default"], by="bob")
+
+    assert answers == [True, False]
+    assert before in subject.queues()
+
+
+def test_resuming_a_queue_tells_whether_it_was_paused(subject: Subject) -> None:
+    subject.driver.control.pause(["default"], by="ann")
+
+    answers = subject.driver.control.resume(["mail", "default"]), subject.driver.control.resume(["default"])
+
+    assert answers == ([False, True], [False])
+
+
+def test_a_running_job_of_a_paused_queue_goes_on_to_its_end(subject: Subject) -> None:
+    subject.insert()
+    claim = subject.take()
+    subject.driver.control.pause(["default"], by="ann")
+
+    [extended] = subject.driver.extend([claim.lease], lease=LEASE)
+    settled = subject.settle(claim, Outcome.ack())
+
+    assert isinstance(extended, Extended)
+    assert settled == Settled(claim.job.id, Status.SUCCEEDED)
+
+
+def test_ended_jobs_are_counted_by_minute_queue_and_state(subject: Subject) -> None:
+    minute = _this_minute(subject)
+    for status in (Status.SUCCEEDED, Status.SUCCEEDED, Status.DEAD, Status.FAILED):
+        subject.bring(status)
+    subject.bring(Status.CANCELED, queue="mail")
+    subject.advance(minute + _MINUTE - subject.clock.now() - TICK)
+    subject.bring(Status.CANCELED)
+    subject.advance(TICK)
+    subject.bring(Status.CANCELED)
+
+    finished = _finished(subject, since=minute)
+
+    assert finished == [
+        FinishedCount(minute=minute, queue="default", status=Status.CANCELED, count=1),
+        FinishedCount(minute=minute, queue="default", status=Status.DEAD, count=1),
+        FinishedCount(minute=minute, queue="default", status=Status.SUCCEEDED, count=2),
+        FinishedCount(minute=minute, queue="mail", status=Status.CANCELED, count=1),
+        FinishedCount(minute=minute + _MINUTE, queue="default", status=Status.CANCELED, count=1),
+    ]
+
+
+def test_only_minutes_that_begin_at_the_asked_time_or_later_are_counted(subject: Subject) -> None:
+    subject.bring(Status.SUCCEEDED)
+    minute = _this_minute(subject)
+
+    answers = [_finished(subject, since=since) for since in (minute, minute + TICK)]
+
+    assert answers == [[FinishedCount(minute=minute, queue="default", status=Status.SUCCEEDED, count=1)], []]
+
+
+def test_of_the_minutes_of_a_queue_the_newest_are_given_oldest_first(subject: Subject) -> None:
+    minute = _this_minute(subject)
+    for _ in range(4):
+        subject.bring(Status.CANCELED)
+        subject.bring(Status.CANCELED, queue="mail")
+        subject.bring(Status.CANCELED, queue="zoo")
+        subject.advance(_MINUTE)
+    subject.driver.maintenance.roll_up(keep=_HOUR)
+    finished = partial(subject.driver.inspector.finished_counts, since=minute)
+
+    assert [(each.minute, each.queue) for each in finished(limit=2)] == [
+        (minute + 3 * _MINUTE, "mail"),
+        (minute + 3 * _MINUTE, "zoo"),
+    ]
+    assert [(each.minute, each.queue) for each in finished(queue="mail", limit=3)] == [
+        (minute + n * _MINUTE, "mail") for n in (1, 2, 3)
+    ]
+    assert [each.queue for each in finished(queue="mail")] == ["mail"] * 4
+    assert finished(limit=0) == []
+
+
+def test_minutes_older_than_what_is_kept_are_dropped_and_counted(subject: Subject) -> None:
+    minute = _this_minute(subject)
+    subject.bring(Status.SUCCEEDED)
+    subject.bring(Status.CANCELED, queue="mail")
+    subject.advance(_MINUTE)
+    subject.bring(Status.SUCCEEDED)
+    everything = _finished(subject, since=minute)
+
+    subject.advance(minute + _HOUR - subject.clock.now())
+    just_kept = subject.driver.maintenance.roll_up(keep=_HOUR), _finished(subject, since=minute)
+    subject.advance(TICK)
+    dropped = subject.driver.maintenance.roll_up(keep=_HOUR), _finished(subject, since=minute)
+
+    assert just_kept == (0, everything)
+    assert dropped == (1, everything[2:])
+
+
+def _take_duty(subject: Subject, name: str = "prune") -> bool:
+    return subject.driver.maintenance.claim_duty(name, every=_MINUTE)
+
+
+def _worker(worker_id: str, **fields: Any) -> WorkerRecord:
+    defaults: dict[str, Any] = {
+        "host": "localhost",
+        "pid": 1,
+        "queues": ("default",),
+        "types": ("greet",),
+        "concurrency": 4,
+        "started_at": LONG_AGO,
+    }
+    return WorkerRecord(id=worker_id, **defaults | fields)
+
+
+def _this_minute(subject: Subject) -> datetime:
+    return subject.clock.now().replace(second=0, microsecond=0)
+
+
+def _finished(subject: Subject, *, since: datetime) -> list[FinishedCount]:
+    """Return the counts in a fixed order: the contract names none."""
+    counts = subject.finished(since=since)
+    return sorted(counts, key=lambda each: (each.minute, each.queue, each.status))

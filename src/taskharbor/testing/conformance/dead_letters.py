@@ -1,0 +1,242 @@
+"""What the janitor is told of deaths, and which events no publisher will ever take."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.model import PUBLISHER_NOTED
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
+from taskharbor.core.results import Death, Published, Unpublished
+from taskharbor.core.states import Status
+from taskharbor.testing.conformance.subject import LEASE, LOCK, TICK, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.core.ids import JobId
+
+AWAY: Final = timedelta(days=7)
+AGE: Final = timedelta(hours=1)
+DAY: Final = timedelta(days=1)
+
+
+def close(
+    subject: Subject, *, older_than: timedelta = timedelta(0), limit: int = 10, job_ids: Sequence[JobId] | None = None
+) -> int:
+    return subject.driver.maintenance.close_outbox(
+        "no publisher", unseen_for=AWAY, older_than=older_than, limit=limit, job_ids=job_ids
+    )
+
+
+def is_closed(subject: Subject, job_id: JobId) -> bool:
+    return all(row.is_done for row in subject.outbox(job_id))
+
+
+def revived(subject: Subject, **fields: object) -> JobId:
+    """Return a job that died, was requeued, and succeeded."""
+    job_id = subject.bring(Status.DEAD, **fields)
+    subject.requeue(job_id)
+    subject.settle(subject.take(), Outcome.ack())
+    return job_id
+
+
+def test_an_expired_job_that_dies_is_returned_with_what_a_report_needs(subject: Subject) -> None:
+    first = subject.insert(queue="mail", type="send")
+    [claim] = subject.reserve("mail")
+    subject.settle(claim, Outcome.fail("hopeless"))
+    subject.requeue(first, budget=1)
+    subject.reserve("mail")
+    waiting = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+
+    answers = {answer.job_id: answer.death for answer in subject.driver.maintenance.expire(limit=10)}
+
+    death = Death(job_id=first, type="send", queue="mail", life=2, attempt_count=2, reason=ATTEMPTS_EXHAUSTED)
+    assert answers == {first: death, waiting: None}
+
+
+def test_a_buried_job_is_returned_with_what_a_report_needs(subject: Subject) -> None:
+    job_id = subject.insert(queue="mail", type="send")
+    subject.make_spent(job_id)
+
+    deaths = subject.driver.maintenance.bury(limit=10)
+
+    attempts = subject.job(job_id).attempt_count
+    assert deaths == [
+        Death(job_id=job_id, type="send", queue="mail", life=1, attempt_count=attempts, reason=ATTEMPTS_EXHAUSTED)
+    ]
+
+
+def test_an_event_is_closed_with_its_reason_where_no_publisher_was_seen(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.advance(TICK)
+
+    assert close(subject) == 1
+    [row] = subject.outbox(job_id)
+    assert (row.given_up_at, row.last_error) == (subject.clock.now(), "no publisher")
+    assert (row.published_at, row.attempts) == (None, 0)
+    assert close(subject) == 0
+
+
+def test_no_event_is_closed_while_a_publisher_was_seen_lately(subject: Subject) -> None:
+    subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
+    job_id = subject.bring(Status.DEAD)
+    subject.advance(AWAY - TICK)
+
+    assert close(subject) == 0
+    assert not is_closed(subject, job_id)
+
+
+def test_events_are_closed_once_the_publisher_was_away_for_too_long(subject: Subject) -> None:
+    subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
+    job_id = subject.bring(Status.DEAD)
+    subject.advance(AWAY)
+
+    assert close(subject) == 1
+    assert is_closed(subject, job_id)
+
+
+def test_a_publisher_that_comes_back_is_seen_again(subject: Subject) -> None:
+    subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
+    subject.advance(AWAY)
+    subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
+    subject.bring(Status.DEAD)
+    subject.advance(DAY)
+
+    assert close(subject) == 0
+
+
+def test_a_publisher_is_seen_when_it_takes_events_and_never_before(subject: Subject) -> None:
+    subject.bring(Status.DEAD)
+    close(subject)
+    before = subject.driver.inspector.publisher_seen_at()
+
+    subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
+
+    assert (before, subject.driver.inspector.publisher_seen_at()) == (None, subject.clock.now())
+
+
+def test_a_publisher_is_noted_once_in_a_minute_and_anew_after_a_jump_back(subject: Subject) -> None:
+    seen = []
+    for passed in (timedelta(0), PUBLISHER_NOTED - TICK, TICK, -DAY):
+        subject.advance(passed)
+        subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
+        noted_at = subject.driver.inspector.publisher_seen_at()
+        assert noted_at is not None
+        seen.append(subject.clock.now() - noted_at)
+
+    assert seen == [timedelta(0), PUBLISHER_NOTED - TICK, timedelta(0), timedelta(0)]
+
+
+def test_an_event_that_a_publisher_holds_is_not_closed(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.driver.maintenance.claim_outbox(limit=1, lock=2 * AWAY)
+    subject.advance(AWAY)
+
+    assert close(subject) == 0
+    assert not is_closed(subject, job_id)
+
+
+def test_only_events_of_deaths_that_are_old_enough_are_closed(subject: Subject) -> None:
+    old = subject.bring(Status.DEAD)
+    subject.advance(TICK)
+    young = subject.bring(Status.DEAD)
+    subject.advance(AGE - TICK)
+
+    assert close(subject, older_than=AGE) == 1
+    assert (is_closed(subject, old), is_closed(subject, young)) == (True, False)
+
+
+def test_events_are_closed_oldest_death_first_and_no_more_than_asked_for(subject: Subject) -> None:
+    job_ids = []
+    for _ in range(3):
+        job_ids.append(subject.bring(Status.DEAD))
+        subject.advance(TICK)
+
+    assert close(subject, limit=2) == 2
+    assert [is_closed(subject, job_id) for job_id in job_ids] == [True, True, False]
+
+
+def test_of_jobs_that_are_named_no_other_ones_event_is_closed(subject: Subject) -> None:
+    job_ids = [subject.bring(Status.DEAD) for _ in range(3)]
+    subject.advance(TICK)
+
+    assert close(subject, job_ids=job_ids[1:]) == 2
+    assert close(subject, job_ids=[]) == 0
+    assert [is_closed(subject, job_id) for job_id in job_ids] == [False, True, True]
+
+
+def test_an_event_that_is_done_is_not_closed(subject: Subject) -> None:
+    published, given_up = (subject.bring(Status.DEAD) for _ in range(2))
+    [first], [second] = subject.outbox(published), subject.outbox(given_up)
+    subject.driver.maintenance.settle_outbox(
+        [Published(first.event.event_id), Unpublished(second.event.event_id, "no route", retry_in=None)]
+    )
+    before = subject.outbox(published), subject.outbox(given_up)
+    subject.advance(TICK)
+
+    assert close(subject) == 0
+    assert close(subject, job_ids=[published, given_up]) == 0
+    assert (subject.outbox(published), subject.outbox(given_up)) == before
+
+
+def test_a_closed_event_is_never_taken_and_cannot_be_done(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    close(subject)
+    [row] = subject.outbox(job_id)
+
+    assert subject.driver.maintenance.settle_outbox([Published(row.event.event_id)]) == [False]
+    assert subject.driver.maintenance.claim_outbox(limit=10, lock=LOCK) == []
+
+
+def test_events_of_two_lives_of_a_job_are_closed_one_by_one(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.advance(TICK)
+    subject.requeue(job_id)
+    subject.settle(subject.take(), Outcome.fail("hopeless"))
+
+    closed = close(subject, limit=1)
+
+    assert closed == 1
+    assert [row.is_done for row in subject.outbox(job_id)] == [True, False]
+
+
+def test_a_job_that_died_once_is_pruned_with_its_key_when_its_event_is_closed(subject: Subject) -> None:
+    job_id = revived(subject, idempotency_key="once")
+    subject.advance(2 * DAY)
+    before = subject.driver.maintenance.prune(older_than=DAY, limit=10)
+
+    close(subject)
+
+    assert (before, subject.driver.maintenance.prune(older_than=DAY, limit=10)) == (0, 1)
+    assert subject.everything(job_id) == ({}, [], [])
+    assert subject.driver.inspector.find_by_key("once") == []
+
+
+def test_jobs_that_an_event_keeps_from_being_pruned_are_found(subject: Subject) -> None:
+    kept = sorted(revived(subject) for _ in range(2))
+    told = revived(subject)
+    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(told)])
+    given_up = revived(subject)
+    subject.driver.maintenance.settle_outbox(
+        [Unpublished(row.event.event_id, "no", None) for row in subject.outbox(given_up)]
+    )
+    subject.bring(Status.DEAD)
+    subject.requeue(subject.bring(Status.DEAD), delay=30 * DAY)
+    subject.bring(Status.SUCCEEDED)
+    subject.advance(DAY)
+    revived(subject)
+
+    find = subject.driver.inspector.kept_by_events
+    assert find(older_than=DAY, limit=10) == kept
+    assert find(older_than=DAY, limit=1) == kept[:1]
+    assert find(older_than=DAY + TICK, limit=10) == []
+
+
+def test_a_canceled_job_that_an_event_keeps_is_found_too(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.requeue(job_id)
+    subject.cancel(job_id)
+
+    assert subject.driver.inspector.kept_by_events(older_than=timedelta(0), limit=10) == [job_id]

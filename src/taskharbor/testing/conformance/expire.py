@@ -1,0 +1,351 @@
+"""The leases of silent workers are brought back, and a jump of the clock kills nobody."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from taskharbor.core.model import AttemptOutcome, Claim
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST, Outcome
+from taskharbor.core.results import Expired, Settled
+from taskharbor.core.states import Event, Status
+from taskharbor.testing.conformance.subject import LEASE, TICK
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
+    from taskharbor.testing.conformance.subject import Subject
+
+JUMP = timedelta(hours=1)
+
+
+def expire(subject: Subject, *, limit: int = 10) -> list[Expired]:
+    return subject.driver.maintenance.expire(limit=limit)
+
+
+def jump(subject: Subject, by: timedelta = JUMP) -> None:
+    """Let the store's clock jump, and the janitor notice."""
+    expected = subject.clock.now()
+    subject.advance(by)
+    subject.driver.maintenance.report_clock_jump(expected=expected, lease=LEASE)
+
+
+def test_a_silent_workers_job_is_brought_back_at_the_very_instant_its_lease_ends(subject: Subject) -> None:
+    job_id = subject.insert()
+    claim = subject.take()
+    subject.advance(LEASE)
+
+    answers = expire(subject)
+
+    job, now = subject.job(job_id), subject.clock.now()
+    assert answers == [Expired(job_id, claim.lease.token, Status.FAILED)]
+    assert (job.status, job.scheduled_for, job.last_error, job.failed_at) == (Status.FAILED, now, LEASE_LOST, now)
+    assert (job.lease_token, job.lease_expires_at, job.settled_token) == (None, None, None)
+    assert (job.attempt_count, job.worker_id) == (1, "worker")
+
+
+def test_a_live_lease_is_never_brought_back(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    before = subject.everything(job_id)
+    subject.advance(LEASE - TICK)
+
+    assert expire(subject) == []
+    assert subject.everything(job_id) == before
+
+
+def test_an_extended_lease_is_not_brought_back_at_its_first_end(subject: Subject) -> None:
+    subject.insert()
+    claim = subject.take()
+    subject.advance(TICK)
+    subject.driver.extend([claim.lease], lease=LEASE)
+    subject.advance(LEASE - TICK)
+
+    assert expire(subject) == []
+
+
+def test_an_expired_attempt_is_recorded_as_lost(subject: Subject) -> None:
+    job_id = subject.insert()
+    claim = subject.take(worker="dead")
+    subject.advance(LEASE)
+
+    expire(subject)
+
+    [attempt] = subject.attempts(job_id)
+    assert (attempt.token, attempt.attempt, attempt.worker_id) == (claim.lease.token, 1, "dead")
+    assert (attempt.event, attempt.status, attempt.outcome) == (Event.EXPIRE, Status.FAILED, AttemptOutcome.LOST)
+    assert attempt.ended_at == subject.clock.now()
+
+
+def test_a_silent_workers_job_that_came_by_a_message_belongs_to_the_delivery_queue(subject: Subject) -> None:
+    job_id = subject.bring(Status.ENQUEUED)
+    subject.claim(job_id)
+    subject.advance(LEASE)
+
+    [answer] = expire(subject)
+
+    assert answer.status is Status.ENQUEUED
+    assert subject.job(job_id).dispatch_at is None
+
+
+def test_a_job_that_killed_its_last_worker_is_dead(subject: Subject) -> None:
+    job_id = subject.insert(max_attempts=1)
+    subject.take(worker="last")
+    subject.advance(LEASE)
+
+    [answer] = expire(subject)
+
+    job, now = subject.job(job_id), subject.clock.now()
+    assert answer.status is Status.DEAD
+    assert (job.dead_reason, job.dead_at, job.completed_at, job.last_error) == (
+        ATTEMPTS_EXHAUSTED,
+        now,
+        now,
+        LEASE_LOST,
+    )
+    assert (job.worker_id, job.attempt_count) == ("last", 1)
+    assert [row.event.worker_id for row in subject.outbox(job_id)] == ["last"]
+
+
+def test_a_silent_workers_job_to_be_canceled_is_canceled(subject: Subject) -> None:
+    job_id = subject.insert(max_attempts=1)
+    subject.take()
+    subject.cancel(job_id)
+    subject.advance(LEASE)
+
+    [answer] = expire(subject)
+
+    assert answer.status is Status.CANCELED
+    assert subject.job(job_id).completed_at == subject.clock.now()
+    assert subject.outbox(job_id) == []
+
+
+def test_an_ended_lease_is_brought_back_once(subject: Subject) -> None:
+    subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+    expire(subject)
+
+    assert expire(subject) == []
+
+
+def test_no_more_leases_are_brought_back_than_asked_for_the_longest_over_first(subject: Subject) -> None:
+    first = subject.bring(Status.PROCESSING)
+    subject.advance(TICK)
+    second = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+
+    assert [answer.job_id for answer in expire(subject, limit=1)] == [first]
+    assert [answer.job_id for answer in expire(subject, limit=1)] == [second]
+
+
+def test_leases_of_a_paused_queue_are_brought_back_too(subject: Subject) -> None:
+    subject.bring(Status.PROCESSING)
+    subject.driver.control.pause(["default"], by="ops")
+    subject.advance(LEASE)
+
+    assert len(expire(subject)) == 1
+
+
+def test_a_poison_job_dies_after_exactly_its_attempts(subject: Subject) -> None:
+    job_id = subject.insert(max_attempts=3)
+    deaths = 0
+    while claims := subject.reserve():
+        assert claims[0].job.attempt_count == deaths + 1
+        subject.advance(LEASE)
+        expire(subject)
+        deaths += 1
+        assert deaths < 10
+
+    assert (deaths, subject.job(job_id).status) == (3, Status.DEAD)
+    assert [attempt.attempt for attempt in subject.attempts(job_id)] == [1, 2, 3]
+
+
+def test_a_waiting_job_that_is_spent_is_buried(subject: Subject) -> None:
+    job_id = subject.insert()
+    subject.make_spent(job_id)
+
+    buried = subject.driver.maintenance.bury(limit=10)
+
+    job, now = subject.job(job_id), subject.clock.now()
+    assert [death.job_id for death in buried] == [job_id]
+    assert (job.status, job.dead_at, job.completed_at, job.dead_reason) == (Status.DEAD, now, now, ATTEMPTS_EXHAUSTED)
+    assert len(subject.outbox(job_id)) == 1
+
+
+def test_jobs_with_attempts_left_and_jobs_that_run_are_not_buried(subject: Subject) -> None:
+    subject.bring(Status.PROCESSING, max_attempts=1)
+    subject.bring(Status.FAILED, max_attempts=2)
+    subject.insert(delay=timedelta(days=1))
+
+    assert subject.driver.maintenance.bury(limit=10) == []
+
+
+def test_no_more_jobs_are_buried_than_asked_for(subject: Subject) -> None:
+    for _ in range(3):
+        subject.make_spent(subject.insert())
+
+    assert [len(subject.driver.maintenance.bury(limit=2)) for _ in range(3)] == [2, 1, 0]
+
+
+def lease_and_jump(subject: Subject, **fields: object) -> JobId:
+    job_id = subject.bring(Status.PROCESSING, **fields)
+    jump(subject)
+    return job_id
+
+
+def test_after_a_jump_of_the_clock_no_lease_is_brought_back_for_the_length_of_a_lease(subject: Subject) -> None:
+    lease_and_jump(subject)
+    subject.advance(LEASE - TICK)
+
+    assert expire(subject) == []
+    assert subject.reserve() == []
+
+
+def test_an_attempt_lost_to_a_jump_of_the_clock_is_given_back(subject: Subject) -> None:
+    job_id = lease_and_jump(subject)
+    subject.advance(LEASE)
+
+    [answer] = expire(subject)
+
+    assert answer.status is Status.FAILED
+    assert subject.job(job_id).attempt_count == 0
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.CLOCK]
+
+
+def test_a_last_attempt_lost_to_a_jump_of_the_clock_kills_nobody(subject: Subject) -> None:
+    job_id = lease_and_jump(subject, max_attempts=1)
+    subject.advance(LEASE)
+
+    expire(subject)
+
+    assert subject.job(job_id).status is Status.FAILED
+    assert subject.take().job.attempt_count == 1
+
+
+def test_a_job_lost_to_a_jump_of_the_clock_is_taken_over_and_counts_once(subject: Subject) -> None:
+    job_id = lease_and_jump(subject, max_attempts=1)
+    subject.advance(LEASE)
+
+    [claim] = subject.reserve()
+
+    assert (claim.job.id, claim.job.attempt_count) == (job_id, 1)
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.CLOCK]
+
+
+def test_a_lease_that_ended_before_the_jump_was_lost_by_its_worker(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+    jump(subject)
+    subject.advance(LEASE)
+
+    expire(subject)
+
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.LOST]
+
+
+def test_a_lease_made_after_the_jump_is_lost_by_its_worker(subject: Subject) -> None:
+    jump(subject)
+    job_id = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+
+    expire(subject)
+
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.LOST]
+    assert subject.job(job_id).attempt_count == 1
+
+
+def test_a_job_leased_after_the_jump_is_taken_over_as_lost_by_its_worker(subject: Subject) -> None:
+    jump(subject)
+    job_id = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+
+    [claim] = subject.reserve()
+
+    assert (claim.job.id, claim.job.attempt_count) == (job_id, 2)
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.LOST]
+
+
+def test_a_jump_reported_by_two_janitors_is_one_jump(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    expected = subject.clock.now()
+    subject.advance(JUMP)
+    subject.driver.maintenance.report_clock_jump(expected=expected, lease=LEASE)
+    subject.advance(timedelta(seconds=1))
+    late = subject.clock.now() - timedelta(seconds=1)
+    subject.driver.maintenance.report_clock_jump(expected=late, lease=LEASE)
+    subject.advance(LEASE)
+
+    expire(subject)
+
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.CLOCK]
+
+
+def test_after_a_jump_back_leases_far_in_the_future_are_cut(subject: Subject) -> None:
+    subject.insert()
+    claim = subject.take()
+    jump(subject, -JUMP)
+
+    assert subject.job(claim.job.id).lease_expires_at == subject.clock.now() + LEASE
+    assert subject.settle(claim, Outcome.ack()) == Settled(claim.job.id, Status.SUCCEEDED)
+
+
+def test_after_a_jump_back_shorter_leases_are_left_alone(subject: Subject) -> None:
+    job_id = subject.insert()
+    subject.take(lease=timedelta(seconds=5))
+    jump(subject, -timedelta(seconds=1))
+
+    assert subject.job(job_id).lease_expires_at == subject.clock.now() + timedelta(seconds=6)
+
+
+def test_work_goes_on_during_a_clock_hold(subject: Subject) -> None:
+    jump(subject)
+    subject.insert()
+
+    [claim] = subject.reserve()
+
+    assert isinstance(claim, Claim)
+
+
+def test_a_jump_back_ends_the_hold_of_a_jump_ahead(subject: Subject) -> None:
+    jump(subject)
+    jump(subject, -JUMP)
+    job_id = subject.bring(Status.PROCESSING)
+    subject.advance(LEASE)
+
+    expire(subject)
+
+    assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.LOST]
+    assert subject.job(job_id).attempt_count == 1
+
+
+def test_a_shorter_report_does_not_shorten_a_hold(subject: Subject) -> None:
+    lease_and_jump(subject)
+    expected = subject.clock.now() - TICK
+    subject.driver.maintenance.report_clock_jump(expected=expected, lease=TICK)
+    subject.advance(LEASE - TICK)
+
+    assert expire(subject) == []
+
+
+def test_after_a_jump_back_no_duty_waits_for_its_time_to_come_again(subject: Subject) -> None:
+    subject.driver.maintenance.claim_duty("expire", every=timedelta(seconds=5))
+    jump(subject, -JUMP)
+
+    assert subject.driver.maintenance.claim_duty("expire", every=timedelta(seconds=5))
+
+
+def test_a_report_of_a_jump_back_puts_off_no_duty_that_is_due(subject: Subject) -> None:
+    subject.driver.maintenance.claim_duty("expire", every=TICK)
+    subject.advance(2 * TICK)
+    subject.driver.maintenance.report_clock_jump(expected=subject.clock.now(), lease=LEASE)
+    subject.advance(-TICK)
+
+    assert subject.driver.maintenance.claim_duty("expire", every=TICK)
+
+
+def test_after_a_jump_back_an_ended_lease_is_taken_over_although_its_job_is_due_later(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    jump(subject, -JUMP)
+    subject.advance(LEASE)
+
+    [claim] = subject.reserve()
+
+    assert claim.job.id == job_id

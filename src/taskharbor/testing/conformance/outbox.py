@@ -1,0 +1,164 @@
+"""Telling the world of dead jobs: the outbox."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.model import DeadTaskEvent, OutboxRow
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Published, Settlement, Unpublished
+from taskharbor.core.states import Status
+from taskharbor.testing.conformance.subject import LOCK, TICK, Subject
+
+if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
+
+_SECOND: Final = timedelta(seconds=1)
+_YEAR: Final = timedelta(days=365)
+
+
+def test_an_event_is_taken_with_the_facts_of_the_death(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    dead_at = subject.clock.now()
+    subject.advance(_SECOND)
+
+    rows = _take(subject)
+
+    event = DeadTaskEvent(
+        job_id=job_id,
+        life=1,
+        type="greet",
+        queue="default",
+        worker_id="worker",
+        attempt_count=1,
+        max_attempts=3,
+        error="ValueError: boom",
+        dead_at=dead_at,
+    )
+    assert rows == [OutboxRow(event=event, next_at=subject.clock.now() + LOCK, attempts=1)]
+    assert subject.outbox(job_id) == rows
+
+
+def test_a_taken_event_is_nobody_elses_until_its_lock_ends(subject: Subject) -> None:
+    subject.bring(Status.DEAD)
+    [first] = _take(subject)
+
+    subject.advance(LOCK - TICK)
+    locked = _take(subject)
+    subject.advance(TICK)
+    free = _take(subject)
+
+    assert locked == []
+    assert free == [replace(first, next_at=subject.clock.now() + LOCK, attempts=2)]
+
+
+def test_a_published_event_is_never_taken_again(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    [row] = _take(subject)
+    subject.advance(_SECOND)
+
+    answers = subject.driver.maintenance.settle_outbox([Published(row.event.event_id)])
+
+    assert answers == [True]
+    assert subject.outbox(job_id) == [replace(row, published_at=subject.clock.now())]
+    subject.advance(_YEAR)
+    assert _take(subject) == []
+
+
+def test_an_unpublished_event_comes_back_after_the_given_time(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    [row] = _take(subject)
+
+    answers = subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=_SECOND)])
+
+    failed = replace(row, next_at=subject.clock.now() + _SECOND, last_error="no route")
+    assert answers == [True]
+    assert subject.outbox(job_id) == [failed]
+    subject.advance(_SECOND - TICK)
+    assert _take(subject) == []
+    subject.advance(TICK)
+    assert _take(subject) == [replace(failed, next_at=subject.clock.now() + LOCK, attempts=2)]
+
+
+def test_an_event_that_was_given_up_is_never_taken_again(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    [row] = _take(subject)
+    subject.advance(_SECOND)
+
+    answers = subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=None)])
+
+    assert answers == [True]
+    assert subject.outbox(job_id) == [replace(row, given_up_at=subject.clock.now(), last_error="no route")]
+    subject.advance(_YEAR)
+    assert _take(subject) == []
+
+
+def test_an_event_is_done_once(subject: Subject) -> None:
+    published, given_up = _die_one_by_one(subject)
+    first, second = _take(subject)
+    subject.driver.maintenance.settle_outbox(
+        [Published(first.event.event_id), Unpublished(second.event.event_id, "no route", retry_in=None)]
+    )
+    before = subject.outbox(published), subject.outbox(given_up)
+    subject.advance(_SECOND)
+
+    answers = subject.driver.maintenance.settle_outbox(
+        [Unpublished(first.event.event_id, "too late", retry_in=_SECOND), Published(second.event.event_id)]
+    )
+
+    assert answers == [False, False]
+    assert (subject.outbox(published), subject.outbox(given_up)) == before
+
+
+def test_each_event_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
+    failed, published = _die_one_by_one(subject)
+    first, second = _take(subject)
+
+    answers = subject.driver.maintenance.settle_outbox(
+        [
+            Unpublished(first.event.event_id, "no route", retry_in=_SECOND),
+            Published(second.event.event_id),
+            Published("nobody:1"),
+        ]
+    )
+
+    assert answers == [True, True, False]
+    assert [row.published_at for row in subject.outbox(failed)] == [None]
+    assert [row.published_at for row in subject.outbox(published)] == [subject.clock.now()]
+
+
+def test_events_are_taken_in_the_order_of_the_deaths_and_no_more_than_asked_for(subject: Subject) -> None:
+    first, second = _die_one_by_one(subject)
+
+    batches = [_take(subject, limit=1) for _ in range(3)]
+
+    assert [[row.event.job_id for row in batch] for batch in batches] == [[first], [second], []]
+
+
+def test_events_of_two_lives_of_a_job_are_taken_and_done_one_by_one(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.advance(_SECOND)
+    subject.requeue(job_id)
+    subject.settle(subject.take(), Outcome.fail("hopeless"))
+
+    [first], [second] = _take(subject, limit=1), _take(subject, limit=1)
+    subject.driver.maintenance.settle_outbox([Published(first.event.event_id)])
+
+    assert (first.event.life, second.event.life) == (1, 2)
+    assert [row.published_at is None for row in subject.outbox(job_id)] == [False, True]
+
+
+def _take(subject: Subject, *, limit: int = 10) -> list[OutboxRow]:
+    return subject.driver.maintenance.claim_outbox(limit=limit, lock=LOCK)
+
+
+def _die_one_by_one(subject: Subject) -> tuple[JobId, JobId]:
+    """Let two jobs die, the one that was inserted last first."""
+    later, earlier = subject.insert(), subject.insert()
+    leases = {claim.job.id: claim.lease for claim in subject.reserve(limit=2)}
+    for job_id in (earlier, later):
+        subject.driver.settle([Settlement(leases[job_id], Outcome.fail("hopeless"))])
+        subject.advance(_SECOND)
+    return earlier, later

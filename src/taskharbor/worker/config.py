@@ -1,0 +1,92 @@
+"""The rules that the options of a worker keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
+
+from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.request import QUEUE_PATTERN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskharbor.delivery.transport import Transport
+    from taskharbor.outbox import Publisher
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.handlers import Middleware
+
+    Queues = Sequence[str] | Mapping[str, int]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """What `Harbor.worker` takes besides queues and hooks; `Worker` says what each means."""
+
+    concurrency: int | None
+    lease: timedelta
+    heartbeat: timedelta | None
+    grace: timedelta
+    poll: timedelta
+    overdue_after: timedelta
+    unknown_types: Literal["dead-letter", "leave"]
+    unhandled_after: timedelta
+    middleware: Sequence[Middleware]
+    transport: Transport | None
+    visibility: timedelta | None
+    receive_wait: timedelta
+    dead_letter_queue: str | None
+    publisher: Publisher | None
+    janitor: bool
+    name: str | None
+    runtime: Runtime | None
+
+
+CONCURRENCY: Final = 16
+SHORTEST_LEASE: Final = timedelta(milliseconds=100)
+UNHANDLED_AFTER: Final = timedelta(minutes=5)
+"""How long a due job of a type without a handler here is left for other workers: longer than a rolling deploy."""
+VISIBILITY: Final = timedelta(seconds=60)
+MAX_VISIBILITY: Final = timedelta(hours=12)
+"""What SQS allows."""
+
+
+def limits_of(queues: Queues, concurrency: int | None) -> tuple[dict[str, int], int]:
+    """Return how many jobs of each queue, and of all together, may run at once."""
+    if isinstance(queues, Mapping):
+        in_all = sum(queues.values()) if queues else CONCURRENCY
+        return dict(queues), in_all if concurrency is None else concurrency
+    in_all = CONCURRENCY if concurrency is None else concurrency
+    return dict.fromkeys(queues, in_all), in_all
+
+
+def check_options(queues: Mapping[str, int], concurrency: int, lease: timedelta, heartbeat: timedelta) -> None:
+    """Raise `UsageError` where an option breaks its rule."""
+    for name, limit in {**queues, "concurrency": concurrency}.items():
+        if limit < 1:
+            raise UsageError(Problem(field=name, value=str(limit), rule="at least 1 job must run at once"))
+    if not queues:
+        raise UsageError(Problem(field="queues", value="none", rule="name at least one"))
+    for name in queues:
+        if QUEUE_PATTERN.fullmatch(name) is None:
+            raise UsageError(Problem(field="queue", value=repr(name), rule=f"must match {QUEUE_PATTERN.pattern}"))
+    if lease < SHORTEST_LEASE:
+        raise UsageError(Problem(field="lease", value=str(lease), rule=f"at least {SHORTEST_LEASE}"))
+    if not timedelta(0) < heartbeat <= lease / 3:
+        rule = f"at most a third of the lease, {lease / 3}: two beats may fail before it runs out"
+        raise UsageError(Problem(field="heartbeat", value=str(heartbeat), rule=rule))
+
+
+def checked_visibility(visibility: timedelta | None, lease: timedelta, heartbeat: timedelta) -> timedelta:
+    """Return how long messages are hidden: as asked for, else for a minute or for one lease if that is longer.
+
+    Raise `UsageError` if a message would be delivered again before the heartbeat renews that.
+    """
+    hidden_for = min(max(VISIBILITY, lease), MAX_VISIBILITY) if visibility is None else visibility
+    if hidden_for <= heartbeat:
+        rule = (
+            f"longer than the heartbeat, {heartbeat}, which renews it, or other workers receive the messages of"
+            " running jobs: raise visibility, or shorten heartbeat or lease"
+        )
+        raise UsageError(Problem(field="visibility", value=str(hidden_for), rule=rule))
+    return hidden_for

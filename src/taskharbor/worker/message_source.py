@@ -1,0 +1,278 @@
+"""Taking jobs by the messages that ring for them."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.messages import parse_message
+from taskharbor.core.results import Refused
+from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+from taskharbor.worker.message_acks import ReceivedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from taskharbor.core.model import Claim
+    from taskharbor.delivery.transport import IncomingMessage
+    from taskharbor.runtime import Runtime
+    from taskharbor.worker.claimer import Claimer
+    from taskharbor.worker.execution import ExecutionSlots
+    from taskharbor.worker.message_acks import Mail
+
+_LOG: Final = logging.getLogger(__name__)
+MOST: Final = 10
+"""Messages that SQS hands out at once."""
+BATCH: Final = 500
+AT_ONCE: Final = timedelta(0)
+SHORTEST: Final = timedelta(milliseconds=10)
+FULL: Final = timedelta(seconds=60)  # whoever ends an attempt wakes us
+FIRST_BACKOFF_SECONDS: Final = 1.0
+MAX_BACKOFF_SECONDS: Final = 30.0
+"""Seconds for which a queue service that failed is not asked: at first, and at most."""
+
+
+class MessageSource:
+    """The intake of a worker with a queue service: one long poll for each queue."""
+
+    wants_slots: Final = True  # each poll knows by itself
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        executions: ExecutionSlots,
+        mail: Mail,
+        *,
+        claimers: Mapping[str, Claimer],
+        wake: Callable[[str], None],
+        poll: timedelta,
+        overdue_after: timedelta,
+    ) -> None:
+        line = SlotWaitlist(runtime, wake=lambda queue: wake(_name(queue)))
+        self._polls = {
+            queue: QueueReceiver(
+                runtime, executions, mail, claimer, queue=queue, poll=poll, overdue_after=overdue_after, line=line
+            )
+            for queue, claimer in claimers.items()
+        }
+
+    @property
+    def ticks(self) -> dict[str, Callable[[], timedelta]]:
+        return {_name(queue): poll.tick for queue, poll in self._polls.items()}
+
+    @property
+    def is_stopped(self) -> bool:
+        return all(poll.is_stopped for poll in self._polls.values())
+
+    @is_stopped.setter
+    def is_stopped(self, value: bool) -> None:
+        for poll in self._polls.values():
+            poll.is_stopped = value
+
+    @property
+    def is_stopped_cleanly(self) -> bool:
+        return all(poll.is_quiet for poll in self._polls.values())
+
+    @property
+    def is_idle(self) -> bool:
+        return all(poll.is_idle for poll in self._polls.values())
+
+
+class SlotWaitlist:
+    """The queues that wait for room, in the order they came: a busy one must not starve the others."""
+
+    def __init__(self, runtime: Runtime, wake: Callable[[str], None]) -> None:
+        self._lock = runtime.lock()
+        self._wake = wake
+        self._waiting: list[str] = []
+
+    @property
+    def is_long(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
+    def is_behind(self, queue: str) -> bool:
+        """Whether another queue is first."""
+        with self._lock:
+            return self._waiting[:1] not in ([], [queue])
+
+    def change(self, queue: str, *, waits: bool) -> None:
+        """Let *queue* wait in line, or leave it."""
+        with self._lock:
+            if waits and queue not in self._waiting:
+                self._waiting.append(queue)
+            elif not waits and queue in self._waiting:
+                self._waiting.remove(queue)
+
+    def call_first(self) -> None:
+        """Tell the first in line that there may be room."""
+        with self._lock:
+            first = self._waiting[:1]
+        for queue in first:
+            self._wake(queue)
+
+
+class QueueReceiver:
+    """Takes jobs of one queue by their messages, and those that wait for too long without one.
+
+    Room is set aside before messages are asked for, so that none waits in a worker that cannot
+    run its job. When no messages come, or the queue service fails, jobs that have been due for
+    longer than *overdue_after* are reserved from the store: late, and not lost.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        executions: ExecutionSlots,
+        mail: Mail,
+        claimer: Claimer,
+        *,
+        queue: str,
+        poll: timedelta,
+        overdue_after: timedelta,
+        line: SlotWaitlist,
+    ) -> None:
+        self._runtime = runtime
+        self._transport, self._messages, self._visibility = mail.transport, mail.messages, mail.visibility
+        self._slots = executions
+        self._claimer = claimer
+        self._queue = queue
+        self._wait = mail.wait if runtime.can_block else AT_ONCE
+        self._poll = poll
+        self._overdue_after = overdue_after
+        self._line = line
+        self._pause = SHORTEST
+        self._rest = 0.0
+        self._asks_at = 0.0
+        self._finds_jobs = False
+        self._is_bypassed = False
+        self._dry_after: int | None = None
+        self.is_stopped = False
+        self.is_quiet = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing came when it looked last, and no attempt has ended since: that may leave jobs behind."""
+        return self._dry_after == self._slots.departures
+
+    def tick(self) -> timedelta:
+        if self.is_stopped:
+            return self._end()
+        departures, began = self._slots.departures, self._runtime.monotonic()
+        try:
+            self._read_back()
+            if not (room := self._acquire_slots()):
+                return FULL
+            if self._take_messages(room) or self._take_overdue():
+                self._pause = SHORTEST
+                return AT_ONCE
+        except StoreUnavailable as error:
+            _LOG.warning("cannot take jobs: %s", error)
+            return self._next_pause()
+        self._dry_after = departures
+        return self._idle(began)
+
+    def _end(self) -> timedelta:
+        """Find out what was taken by calls without a reply: a worker that ended before would leave it to its lease."""
+        try:
+            self._read_back()
+        except Exception as error:  # noqa: BLE001  whatever it was, a worker that stops must not wait for it for long
+            _LOG.warning("cannot find out what was taken: %s", error)
+            self._claimer.drop_expired()
+        self.is_quiet = self._claimer.has_no_pending
+        return FULL if self.is_quiet else self._next_pause()
+
+    def _read_back(self) -> None:
+        """Run what calls took whose reply was lost; let the other messages come again now that the store answers."""
+        self._messages.release(self._claimer.read_back())
+
+    def _next_pause(self) -> timedelta:
+        self._pause = min(2 * self._pause, self._poll)
+        return self._pause
+
+    def _idle(self, began: float) -> timedelta:
+        """Leave the room to others that wait for some; return how long to rest, which a long poll did already."""
+        self._line.call_first()
+        return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began), AT_ONCE)
+
+    def _acquire_slots(self) -> int:
+        """Set room aside, if nobody was here before; else wait in line."""
+        is_behind = self._line.is_behind(self._queue)
+        room = 0 if is_behind else self._slots.acquire(self._queue, MOST)
+        is_full = self._slots.is_full  # else it is the queue's own limit that leaves none
+        self._line.change(self._queue, waits=is_behind or (is_full and not room))
+        if not is_full:
+            self._line.call_first()
+        return room
+
+    def _take_messages(self, room: int) -> bool:
+        """Return whether any came."""
+        try:
+            deliveries = self._receive(room)
+        except BaseException:
+            self._slots.fill(self._queue, room, [])
+            raise
+        self._dry_after = None if deliveries else self._dry_after
+        received = [each for delivery in deliveries if (each := self._read(delivery)) is not None]
+        if not received or self.is_stopped:
+            self._slots.fill(self._queue, room, [])
+            self._messages.release(received)
+            return bool(deliveries)
+        for each, answer in zip(received, self._claimer.claim(self._queue, room, received), strict=True):
+            if isinstance(answer, Refused):
+                self._messages.resolve(each, answer)
+        return True
+
+    def _read(self, delivery: IncomingMessage) -> ReceivedMessage | None:
+        message = parse_message(delivery.body)
+        if message is None:
+            self._messages.delete_unreadable(self._queue, delivery)
+            return None
+        return ReceivedMessage(self._queue, delivery, message)
+
+    def _receive(self, room: int) -> Sequence[IncomingMessage]:
+        if self._runtime.monotonic() < self._asks_at:
+            return ()
+        # While jobs are found without messages, or others have no room, nobody waits for messages.
+        wait = AT_ONCE if self._finds_jobs or self._line.is_long else self._wait
+        try:
+            deliveries = self._transport.receive(self._queue, most=room, wait=wait, visibility=self._visibility)
+        except (TransportUnavailable, TransportRefused) as error:
+            self._rest = min(2 * self._rest or FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+            self._asks_at = self._runtime.monotonic() + self._rest
+            self._log_bypass(str(error))
+            return ()
+        self._rest = 0.0
+        if deliveries and self._is_bypassed:
+            self._is_bypassed = False
+            _LOG.warning("messages of queue %s come again", self._queue)
+        return deliveries
+
+    def _take_overdue(self) -> bool:
+        """Take jobs without messages, where they have waited long enough; return whether there were any."""
+        self._finds_jobs = False
+        if self.is_stopped or not (room := self._slots.acquire(self._queue, BATCH)):
+            return False
+        claims = self._claimer.reserve(self._queue, room, overdue_only=True)
+        self._finds_jobs = bool(claims)
+        self._dry_after = None if claims else self._dry_after
+        if any(map(self._is_overdue, claims)):
+            self._log_bypass("jobs are due, and none come")
+        return self._finds_jobs
+
+    def _is_overdue(self, claim: Claim) -> bool:
+        started_at = claim.job.processing_started_at
+        return started_at is not None and started_at - claim.job.scheduled_for > self._overdue_after
+
+    def _log_bypass(self, reason: str) -> None:
+        if not self._is_bypassed:
+            _LOG.warning(
+                "no messages of queue %s: %s; its jobs are taken from the store meanwhile", self._queue, reason
+            )
+        self._is_bypassed = True
+
+
+def _name(queue: str) -> str:
+    return f"intake of {queue}"
