@@ -266,7 +266,7 @@ def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
 def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
     driver: MemoryDriver, window: Window, watcher: JobWatcher, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "MAX_POLL_SECONDS", LIMIT)
+    monkeypatch.setattr("taskharbor.watcher.MAX_POLL_SECONDS", LIMIT)
     never, soon = enqueued(driver), enqueued(driver)
     waiting = pool.submit(watcher.wait, never, LONG)
     wait_until(lambda: len(window.asked) >= 7)  # the next look is 1.28 s away

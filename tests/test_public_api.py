@@ -47,7 +47,11 @@ def test_every_exported_name_can_be_imported(name: str) -> None:
 
 
 def test_every_exported_name_has_a_home_and_every_home_is_exported() -> None:
-    assert {*imports_when_asked_for(), "__version__"} == {*taskharbor.__all__}
+    assert {*imports_when_asked_for(), "__version__"} == {*taskharbor.__all__, "PostgresDriver"}
+
+
+def test_a_star_import_needs_no_extra() -> None:
+    assert printed_by("import sys; sys.modules['psycopg'] = None\nfrom taskharbor import *\nprint('[]')") == []
 
 
 def test_a_type_checker_sees_what_is_there_at_run_time() -> None:
