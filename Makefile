@@ -10,10 +10,10 @@ env: .venv/.installed ## Set up .venv from the lock (PYTHON=python3.12 picks ano
 	@:
 
 check: env ## The quick half of test: lint, types, import contracts
-	@$(BIN)/python -m tools.groups lint types contracts
+	@$(BIN)/python -m tools.checks lint types contracts
 
 test: env ## Everything CI runs: lint, types, import contracts, all behaviour
-	@$(BIN)/python -m tools.groups
+	@$(BIN)/python -m tools.checks
 
 prove: env ## Measure the long figures and write them to docs/figures
 	@$(BIN)/python -m tools.prove

@@ -10,8 +10,8 @@ import pytest
 
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, QueueSpec
-from tests.delivery.subjects import KEYS, REGION
 from tests.delivery.test_endpoint import control
+from tests.support.transport_subjects import KEYS, REGION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

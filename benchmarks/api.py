@@ -65,7 +65,7 @@ def measured(*, jobs: int, dead: int, pairs: int, creates: int, reads: int) -> d
         key = issue_key("benchmark", ["jobs:read", "jobs:write"], now=driver.inspector.now())
         driver.control.add_keys([key.key])
         with served(url) as port:
-            site = Site(port, key.text)
+            site = ApiRig(port, key.text)
             cost = [(site.cpu_of("/v1/jobs", creates), site.cpu_of("/empty", creates)) for _ in range(pairs)]
             grow(driver, jobs, dead)
             execute(url, "VACUUM ANALYZE")
@@ -90,13 +90,13 @@ def grow(driver: PostgresDriver, jobs: int, dead: int) -> None:
     driver.maintenance.roll_up(keep=timedelta(days=7))
 
 
-def read_all(site: Site, driver: PostgresDriver, url: str, reads: int) -> dict[str, object]:
+def read_all(site: ApiRig, driver: PostgresDriver, url: str, reads: int) -> dict[str, object]:
     execute(url, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
     claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     return {path: read_one(site, url, path.replace("{id}", str(claims[0].job.id)), reads) for path in PATHS}
 
 
-def read_one(site: Site, url: str, path: str, reads: int) -> dict[str, float]:
+def read_one(site: ApiRig, url: str, path: str, reads: int) -> dict[str, float]:
     """Compare with a bare SELECT through the same stack; and tell what a request made the store do at most."""
     site.times(path, 20)  # statements are prepared, and pages are in memory
     execute(url, "SELECT pg_stat_statements_reset()")
@@ -125,7 +125,7 @@ def percentile(seconds: list[float]) -> float:
     return statistics.quantiles(seconds, n=100)[98]
 
 
-class Site:
+class ApiRig:
     """Clients of the server, over plain sockets: a client that costs much would be all that is measured."""
 
     def __init__(self, port: int, key: str) -> None:

@@ -5,7 +5,7 @@ An answer of 5xx, an undocumented status or a body that breaks its schema raises
 
 from __future__ import annotations
 
-from tests.api.fuzzing import fuzz
+from tests.support.fuzzing import fuzz
 
 REQUESTS = 24_000  # of which some operations cannot make enough different ones
 SEEDS = 10

@@ -42,7 +42,7 @@ def figures() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder), durable=False) as server:
         small, large = (list_peak(server, size) for size in (SMALL_BYTES, LARGE_BYTES))
         with store(server) as (driver, url):
-            site = Site(url, key_of(driver))
+            site = ApiRig(url, key_of(driver))
             return {
                 "peak MB after a list of 200 jobs": {
                     "payloads of 1 KB": round(small),
@@ -62,7 +62,7 @@ def list_peak(server: PostgresServer, size: int) -> float:
     with store(server) as (driver, url):
         for _ in range(JOBS // 10):
             Client(driver).enqueue_many([JobRequest(type="greet", payload="x" * size)] * 10)
-        with Site(url, key_of(driver)).served() as running:
+        with ApiRig(url, key_of(driver)).served() as running:
             status, body = running.get("/v1/jobs?limit=200")
             assert status == 200, body
             assert len(json.loads(body)["jobs"]) == JOBS
@@ -103,7 +103,7 @@ def _jobs(payload: object, count: int) -> bytes:
     return json.dumps({"jobs": [{"type": "t", "payload": payload}] * count}).encode()
 
 
-class Site:
+class ApiRig:
     """How to reach the API of a store."""
 
     def __init__(self, url: str, key: str) -> None:

@@ -6,7 +6,7 @@ does not work again within five seconds: there are no figures then.
 
 from __future__ import annotations
 
-from tests.test_postgres_crash import drain_with_kills
+from tests.drivers.postgres.test_server_crash import drain_with_kills
 
 KILLS = 10
 JOBS = 20_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from tests.plans import BATCH, Ran, Watched, all_day, fill, leave_statistics_alone, vacuum, watched
-from tests.postgres import database
+from tests.support.postgres import database
+from tests.support.query_plans import BATCH, Ran, Watched, all_day, fill, leave_statistics_alone, vacuum, watched
 
 SIZE = 1_000_000
 ROUNDS = 2  # what they leave under way is passed by the next dispatch

@@ -44,7 +44,7 @@ def environment(version: str, python: Path) -> Path:
 
 def tested(python: Path) -> dict[str, object]:
     """Return how many tests passed, if all did."""
-    command: list[str | Path] = [python, "-m", "tools.groups", *GROUPS]
+    command: list[str | Path] = [python, "-m", "tools.checks", *GROUPS]
     ended = subprocess.run(
         command, cwd=ROOT, check=False, capture_output=True, text=True, errors="replace", timeout=TESTED_WITHIN
     )

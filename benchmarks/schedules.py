@@ -11,8 +11,8 @@ from collections import defaultdict
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo, available_timezones
 
-from tests.schedules.day import Day
-from tests.schedules.oracle import MINUTE, RULES, changes, disagreements, year
+from tests.support.cron_oracle import MINUTE, RULES, changes, disagreements, year
+from tests.support.scheduler_day import SchedulerDay
 
 FIRST, LAST = 2017, 2026
 EVERY = timedelta(minutes=97)  # how often it is asked what comes next
@@ -51,7 +51,7 @@ def _zones_alike(start: datetime, end: datetime) -> list[tuple[tuple[datetime, .
 
 
 def _days(count: int) -> dict[str, object]:
-    verdicts = [Day(seed).live() for seed in range(1_000, 1_000 + count)]
+    verdicts = [SchedulerDay(seed).live() for seed in range(1_000, 1_000 + count)]
     if bad := [each for each in verdicts if each.missing or each.doubled or each.unwanted]:
         raise RuntimeError(str(bad[0]))
     return {

@@ -5,7 +5,7 @@ A job that is lost, settled twice or not in its row raises: there are no figures
 
 from __future__ import annotations
 
-from tests.test_sqlite_processes import hammer
+from tests.drivers.sqlite.test_multiprocess import hammer
 
 SECONDS = 60
 KILLS = 10

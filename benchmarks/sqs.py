@@ -27,8 +27,8 @@ from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import tuned_interpreter
 from taskharbor.testing.postgres import PostgresServer
 from taskharbor.worker import Worker
-from tests.delivery.subjects import REGION, raw_client
 from tests.delivery.test_endpoint import process
+from tests.support.transport_subjects import REGION, raw_client
 from tools.sqs_endpoints import EMULATORS, running
 
 if TYPE_CHECKING:
@@ -176,7 +176,9 @@ def enqueuer_process(store_url: str, url: str) -> Iterator[None]:
 
 
 @contextmanager
-def at_work(driver: PostgresDriver, transport: SqsTransport | None, job_type: str, handler: Any) -> Iterator[None]:
+def running_worker(
+    driver: PostgresDriver, transport: SqsTransport | None, job_type: str, handler: Any
+) -> Iterator[None]:
     worker = Worker(driver, concurrency=CONCURRENCY, transport=transport)
     worker.register(job_type, handler)
     worker.start()
@@ -189,7 +191,7 @@ def at_work(driver: PostgresDriver, transport: SqsTransport | None, job_type: st
 def jobs_a_second(driver: PostgresDriver, transport: SqsTransport | None) -> float:
     """Return how many jobs run in a second, from before the first is enqueued until the last has ended."""
     done = Count()
-    with at_work(driver, transport, "greet", done.handle):
+    with running_worker(driver, transport, "greet", done.handle):
         start = time.perf_counter()
         fill(driver, JOBS)
         done.wait_for(JOBS)
@@ -206,7 +208,7 @@ def seconds_to_start(driver: PostgresDriver, transport: SqsTransport | None) -> 
         started.set()
 
     client = Client(driver)
-    with at_work(driver, transport, "note", note):
+    with running_worker(driver, transport, "note", note):
         for _ in range(STARTS):
             started.clear()
             begun = time.perf_counter()

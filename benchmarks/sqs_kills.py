@@ -20,8 +20,8 @@ from taskharbor.core.states import FINAL, Status
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
 from taskharbor.outbox import OUTBOX_LOCK
 from tests.delivery.test_endpoint import control, process
-from tests.waiting import wait_until
-from tests.worker.fleet import LIMIT, Fleet
+from tests.support.waiting import wait_until
+from tests.support.worker_fleet import LIMIT, Fleet
 from tests.worker.test_crashes import served
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ FAULTS: Final = {"lose": 0.05, "duplicate": 0.05}
 WORKERS: Final = 3
 ENQUEUERS: Final = 2
 EVERY: Final = 2.0  # seconds between two kills
-VISIBILITY: Final = timedelta(seconds=2)  # of the workers of `tests.worker.child`
+VISIBILITY: Final = timedelta(seconds=2)  # of the workers of `tests.support.worker_process`
 RECEIVE: Final = 1.0  # seconds for which their receives wait
 MOST: Final = 600.0  # seconds for all jobs
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import _sqs
 from tests.delivery.test_endpoint import process
-from tests.waiting import wait_until
-from tests.worker.fleet import LIMIT, Fleet
+from tests.support.waiting import wait_until
+from tests.support.worker_fleet import LIMIT, Fleet
 from tests.worker.test_crashes import (
     BACK_WITHIN,
     BY_MESSAGES,

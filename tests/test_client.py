@@ -56,7 +56,7 @@ class Autumn(tzinfo):
         return None
 
 
-class Harbour:
+class ClientRig:
     """A client and the store behind it, both on one clock."""
 
     def __init__(self, **options: Any) -> None:
@@ -81,11 +81,11 @@ def request(**fields: Any) -> JobRequest:
 
 
 @pytest.fixture(name="harbour")
-def plain_harbour() -> Harbour:
-    return Harbour()
+def plain_harbour() -> ClientRig:
+    return ClientRig()
 
 
-def test_a_bare_request_becomes_a_job_that_is_due_at_once_with_every_default(harbour: Harbour) -> None:
+def test_a_bare_request_becomes_a_job_that_is_due_at_once_with_every_default(harbour: ClientRig) -> None:
     answer = harbour.enqueue()
 
     assert not answer.existed
@@ -106,7 +106,7 @@ def test_a_bare_request_becomes_a_job_that_is_due_at_once_with_every_default(har
     ]
 
 
-def test_everything_that_was_asked_for_is_stored(harbour: Harbour) -> None:
+def test_everything_that_was_asked_for_is_stored(harbour: ClientRig) -> None:
     answer = harbour.enqueue(
         payload={"name": "Ada"},
         queue="mail",
@@ -125,7 +125,7 @@ def test_everything_that_was_asked_for_is_stored(harbour: Harbour) -> None:
     assert (job.idempotency_key, job.metadata) == ("welcome-7", {"tenant": "acme"})
 
 
-def test_a_job_gets_a_uuid_that_sorts_by_time(harbour: Harbour) -> None:
+def test_a_job_gets_a_uuid_that_sorts_by_time(harbour: ClientRig) -> None:
     ids = [harbour.enqueue().id for _ in range(10)]
 
     assert {job_id.version for job_id in ids} == {7}
@@ -133,7 +133,7 @@ def test_a_job_gets_a_uuid_that_sorts_by_time(harbour: Harbour) -> None:
 
 
 def test_the_attempts_come_from_the_policy_where_the_request_says_nothing() -> None:
-    harbour = Harbour(policy=RetryPolicy(max_attempts=4))
+    harbour = ClientRig(policy=RetryPolicy(max_attempts=4))
 
     bare, own = harbour.enqueue(), harbour.enqueue(max_attempts=1)
 
@@ -141,7 +141,7 @@ def test_the_attempts_come_from_the_policy_where_the_request_says_nothing() -> N
 
 
 def test_a_job_is_created_when_the_clients_clock_says_and_due_when_the_stores_does() -> None:
-    harbour = Harbour(clock=ManualClock(NOW - HOUR))
+    harbour = ClientRig(clock=ManualClock(NOW - HOUR))
 
     job = harbour.stored(harbour.enqueue(delay=HOUR).id)
 
@@ -158,7 +158,7 @@ def test_without_a_clock_the_machines_own_is_taken() -> None:
     assert before <= driver.inspector.get([answer.id])[answer.id].created_at <= datetime.now(UTC)
 
 
-def test_a_moment_in_another_time_zone_is_stored_as_the_same_moment_in_utc(harbour: Harbour) -> None:
+def test_a_moment_in_another_time_zone_is_stored_as_the_same_moment_in_utc(harbour: ClientRig) -> None:
     there = datetime(2030, 6, 1, 9, tzinfo=timezone(-4 * HOUR))
 
     job = harbour.stored(harbour.enqueue(scheduled_for=there).id)
@@ -167,7 +167,7 @@ def test_a_moment_in_another_time_zone_is_stored_as_the_same_moment_in_utc(harbo
     assert job.scheduled_for.tzinfo is UTC
 
 
-def test_the_second_of_two_equal_hours_in_autumn_is_kept_apart_from_the_first(harbour: Harbour) -> None:
+def test_the_second_of_two_equal_hours_in_autumn_is_kept_apart_from_the_first(harbour: ClientRig) -> None:
     first = datetime(2030, 10, 27, 2, 30, tzinfo=Autumn())
 
     jobs = [harbour.stored(harbour.enqueue(scheduled_for=first.replace(fold=fold)).id) for fold in (0, 1)]
@@ -175,13 +175,13 @@ def test_the_second_of_two_equal_hours_in_autumn_is_kept_apart_from_the_first(ha
     assert jobs[1].scheduled_for - jobs[0].scheduled_for == HOUR
 
 
-def test_a_moment_in_the_past_is_due_at_once(harbour: Harbour) -> None:
+def test_a_moment_in_the_past_is_due_at_once(harbour: ClientRig) -> None:
     job = harbour.stored(harbour.enqueue(scheduled_for=NOW - HOUR).id)
 
     assert job.scheduled_for == NOW - HOUR
 
 
-def test_what_the_caller_changes_afterwards_does_not_change_the_job(harbour: Harbour) -> None:
+def test_what_the_caller_changes_afterwards_does_not_change_the_job(harbour: ClientRig) -> None:
     payload, metadata = {"name": "Ada"}, {"tenant": "acme"}
     answer = harbour.enqueue(payload=payload, metadata=metadata)
 
@@ -191,7 +191,7 @@ def test_what_the_caller_changes_afterwards_does_not_change_the_job(harbour: Har
     assert (job.data, job.metadata) == ({"name": "Ada"}, {"tenant": "acme"})
 
 
-def test_a_request_may_be_sent_again_under_its_key(harbour: Harbour) -> None:
+def test_a_request_may_be_sent_again_under_its_key(harbour: ClientRig) -> None:
     asked = request(payload=[1], idempotency_key="welcome-7")
 
     first, second = harbour.client.enqueue(asked), harbour.client.enqueue(asked)
@@ -200,14 +200,14 @@ def test_a_request_may_be_sent_again_under_its_key(harbour: Harbour) -> None:
     assert len(harbour.all()) == 1
 
 
-def test_without_a_key_the_same_request_makes_another_job(harbour: Harbour) -> None:
+def test_without_a_key_the_same_request_makes_another_job(harbour: ClientRig) -> None:
     first, second = harbour.enqueue(), harbour.enqueue()
 
     assert first.id != second.id
     assert not second.existed
 
 
-def test_the_same_body_is_the_same_in_whatever_order_its_keys_stand(harbour: Harbour) -> None:
+def test_the_same_body_is_the_same_in_whatever_order_its_keys_stand(harbour: ClientRig) -> None:
     harbour.enqueue(payload={"a": 1, "b": [{"c": 2, "d": 3}]}, idempotency_key="k")
 
     again = harbour.enqueue(payload={"b": [{"d": 3, "c": 2}], "a": 1}, idempotency_key="k")
@@ -215,7 +215,7 @@ def test_the_same_body_is_the_same_in_whatever_order_its_keys_stand(harbour: Har
     assert again.existed
 
 
-def test_when_and_how_often_may_differ_between_a_request_and_its_repeat(harbour: Harbour) -> None:
+def test_when_and_how_often_may_differ_between_a_request_and_its_repeat(harbour: ClientRig) -> None:
     harbour.enqueue(idempotency_key="k")
 
     again = harbour.enqueue(
@@ -227,7 +227,7 @@ def test_when_and_how_often_may_differ_between_a_request_and_its_repeat(harbour:
 
 
 @pytest.mark.parametrize("other", [{"payload": {"name": "Eve"}}, {"payload": None}, {"type": "part"}])
-def test_a_key_is_refused_to_another_payload_and_to_another_type(harbour: Harbour, other: dict[str, Any]) -> None:
+def test_a_key_is_refused_to_another_payload_and_to_another_type(harbour: ClientRig, other: dict[str, Any]) -> None:
     held = {"payload": {"name": "Ada"}, "idempotency_key": "welcome-7"}
     first = harbour.enqueue(**held)
 
@@ -238,7 +238,7 @@ def test_a_key_is_refused_to_another_payload_and_to_another_type(harbour: Harbou
     assert [job.id for job in harbour.all()] == [first.id]
 
 
-def test_a_key_belongs_to_its_queue(harbour: Harbour) -> None:
+def test_a_key_belongs_to_its_queue(harbour: ClientRig) -> None:
     first = harbour.enqueue(queue="mail", idempotency_key="k", payload=1)
 
     second = harbour.enqueue(queue="reports", idempotency_key="k", payload=2)
@@ -275,7 +275,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
 def test_bad_input_is_refused_with_its_field_its_value_and_the_limit_and_nothing_is_stored(
-    harbour: Harbour, fields: dict[str, Any], words: str
+    harbour: ClientRig, fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         harbour.enqueue(**fields)
@@ -284,14 +284,14 @@ def test_bad_input_is_refused_with_its_field_its_value_and_the_limit_and_nothing
     assert harbour.all() == []
 
 
-def test_a_refused_payload_does_not_show_what_it_holds(harbour: Harbour) -> None:
+def test_a_refused_payload_does_not_show_what_it_holds(harbour: ClientRig) -> None:
     with pytest.raises(InvalidRequest) as caught:
         harbour.enqueue(payload={"password": "hunter2", "bad": float("nan")})
 
     assert "hunter2" not in str(caught.value)
 
 
-def test_many_jobs_are_stored_in_one_statement_and_answered_in_order(harbour: Harbour) -> None:
+def test_many_jobs_are_stored_in_one_statement_and_answered_in_order(harbour: ClientRig) -> None:
     before = harbour.driver.statements
 
     answers = harbour.client.enqueue_many(request(payload=number) for number in range(50))
@@ -300,12 +300,12 @@ def test_many_jobs_are_stored_in_one_statement_and_answered_in_order(harbour: Ha
     assert [harbour.stored(answer.id).data for answer in answers] == [*range(50)]
 
 
-def test_of_no_jobs_none_is_stored(harbour: Harbour) -> None:
+def test_of_no_jobs_none_is_stored(harbour: ClientRig) -> None:
     assert harbour.client.enqueue_many([]) == []
     assert harbour.all() == []
 
 
-def test_one_request_that_breaks_a_rule_stops_all_of_them_and_is_named_by_its_place(harbour: Harbour) -> None:
+def test_one_request_that_breaks_a_rule_stops_all_of_them_and_is_named_by_its_place(harbour: ClientRig) -> None:
     batch = [request(), request(), request(queue="e mail", max_attempts=0), request()]
 
     with pytest.raises(InvalidRequest) as caught:
@@ -315,7 +315,7 @@ def test_one_request_that_breaks_a_rule_stops_all_of_them_and_is_named_by_its_pl
     assert harbour.all() == []
 
 
-def test_one_payload_that_cannot_be_stored_stops_all_of_them_and_is_named_by_its_place(harbour: Harbour) -> None:
+def test_one_payload_that_cannot_be_stored_stops_all_of_them_and_is_named_by_its_place(harbour: ClientRig) -> None:
     batch = [request(), request(payload={"to": [object()]})]
 
     with pytest.raises(InvalidRequest) as caught:
@@ -325,7 +325,7 @@ def test_one_payload_that_cannot_be_stored_stops_all_of_them_and_is_named_by_its
     assert harbour.all() == []
 
 
-def test_keys_that_belong_to_other_jobs_are_refused_one_by_one_and_the_others_are_stored(harbour: Harbour) -> None:
+def test_keys_that_belong_to_other_jobs_are_refused_one_by_one_and_the_others_are_stored(harbour: ClientRig) -> None:
     held = harbour.enqueue(payload="first", idempotency_key="held")
     batch = [
         request(payload=0),
@@ -354,7 +354,7 @@ def holder(error: Exception) -> JobId | None:
 
 def test_a_hook_is_told_of_each_job_once_it_is_stored() -> None:
     told: list[tuple[HookEvent, bool]] = []
-    harbour: Harbour = Harbour(hooks=[lambda fact: told.append((fact, bool(harbour.all())))])
+    harbour: ClientRig = ClientRig(hooks=[lambda fact: told.append((fact, bool(harbour.all())))])
 
     answer = harbour.enqueue(queue="mail")
 
@@ -364,7 +364,7 @@ def test_a_hook_is_told_of_each_job_once_it_is_stored() -> None:
 
 def test_a_hook_is_told_that_a_job_existed_and_nothing_of_a_refused_one() -> None:
     told: list[HookEvent] = []
-    harbour = Harbour()
+    harbour = ClientRig()
     held = harbour.enqueue(payload=1, idempotency_key="held")
     watched = Client(harbour.driver, clock=harbour.clock, hooks=[told.append])
 
@@ -382,7 +382,7 @@ def test_a_hook_that_breaks_is_logged_and_neither_the_job_nor_the_next_hook_is_h
     def broken(_fact: HookEvent) -> NoReturn:
         raise RuntimeError("the metrics are down")
 
-    harbour = Harbour(hooks=[broken, told.append])
+    harbour = ClientRig(hooks=[broken, told.append])
 
     with caplog.at_level(logging.ERROR):
         answer = harbour.enqueue()
@@ -412,7 +412,7 @@ class ReversedCodec:
 
 def test_a_codec_of_ones_own_writes_and_reads_the_payload() -> None:
     codec = ReversedCodec()
-    harbour = Harbour(codec=codec)
+    harbour = ClientRig(codec=codec)
 
     job = harbour.stored(harbour.enqueue(payload={"name": "Ada"}).id)
 
@@ -434,7 +434,7 @@ class SealedCodec(JsonCodec):
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_codec_made_of_ours_is_told_which_job_a_payload_belongs_to(key: str | None) -> None:
     codec = SealedCodec()
-    harbour = Harbour(codec=codec)
+    harbour = ClientRig(codec=codec)
 
     job = harbour.stored(harbour.enqueue(payload={"name": "Ada"}, idempotency_key=key).id)
 
@@ -444,14 +444,14 @@ def test_a_codec_made_of_ours_is_told_which_job_a_payload_belongs_to(key: str | 
 
 def test_ids_of_ones_own_are_used() -> None:
     own = JobId(UUID(int=7))
-    harbour = Harbour(ids=lambda: own)
+    harbour = ClientRig(ids=lambda: own)
 
     assert harbour.enqueue().id == own
 
 
 def test_an_encrypted_payload_can_be_read_with_the_key_and_not_without() -> None:
     codec = AesGcmCodec({"2030": bytes(range(32))})
-    harbour = Harbour(codec=codec)
+    harbour = ClientRig(codec=codec)
 
     job = harbour.stored(harbour.enqueue(payload={"card": "4111"}).id)
 
@@ -461,7 +461,7 @@ def test_an_encrypted_payload_can_be_read_with_the_key_and_not_without() -> None
 
 def test_another_payload_for_a_job_is_bound_to_it_and_keeps_the_rules_of_an_enqueue() -> None:
     codec = AesGcmCodec({"2030": bytes(range(32))})
-    harbour = Harbour(codec=codec)
+    harbour = ClientRig(codec=codec)
     job, other = (harbour.stored(harbour.enqueue().id) for _ in range(2))
 
     payload = harbour.client.encode({"card": "4111"}, job.id, job_type=job.type)
@@ -475,7 +475,7 @@ def test_another_payload_for_a_job_is_bound_to_it_and_keeps_the_rules_of_an_enqu
 
 @pytest.mark.parametrize("codec", [JsonCodec(), ReversedCodec(), AesGcmCodec({"2030": bytes(32)})])
 def test_a_repeat_is_told_from_another_body_whatever_the_codec(codec: Codec) -> None:
-    harbour = Harbour(codec=codec)
+    harbour = ClientRig(codec=codec)
     first = harbour.enqueue(payload={"card": "4111"}, idempotency_key="k")
 
     again = harbour.enqueue(payload={"card": "4111"}, idempotency_key="k")
@@ -494,7 +494,7 @@ class Urgency(IntEnum):
 
 
 def test_a_member_of_an_enum_is_stored_as_its_plain_value() -> None:
-    harbour = Harbour()
+    harbour = ClientRig()
 
     enqueued = harbour.enqueue(
         type=Queue.MAIL,

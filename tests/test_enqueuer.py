@@ -14,9 +14,9 @@ from taskharbor.delivery.transport import ItemFailure, TransportRefused
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.enqueuer import MIN_DUE_WAIT, DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
-from tests.ringing import CAP, FIRST, LOCK, Rig
-from tests.waiting import wait_until
-from tests.worker.working import Outage, enqueue, meddled
+from tests.support.delivery_rig import CAP, FIRST, LOCK, DeliveryRig
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import Outage, enqueue, meddled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +29,13 @@ PERIOD = timedelta(seconds=1)
 MOMENT = timedelta(microseconds=1)
 
 
-def _rung(rig: Rig, queue: str = "default") -> list[tuple[JobId, int]]:
+def _rung(rig: DeliveryRig, queue: str = "default") -> list[tuple[JobId, int]]:
     messages = [parse_message(copy.body) for copy in rig.service.queues.get(queue, [])]
     return [(message.job_id, message.seq) for message in messages if message is not None]
 
 
 def test_a_due_job_is_marked_then_sent_then_noted_as_sent() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     job_id = rig.enqueue()
 
     pause = rig.enqueuer().tick()
@@ -47,7 +47,7 @@ def test_a_due_job_is_marked_then_sent_then_noted_as_sent() -> None:
 
 
 def test_a_job_is_not_sent_before_it_is_due() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     job_id = rig.enqueue(delay=timedelta(seconds=30))
     enqueuer = rig.enqueuer()
 
@@ -69,7 +69,7 @@ def test_a_job_is_not_sent_before_it_is_due() -> None:
     ids=str,
 )
 def test_it_rests_until_the_next_job_is_due_and_a_period_at_most(delay: timedelta, pause: timedelta) -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     rig.enqueue(delay=delay)
     enqueuer = rig.enqueuer()
 
@@ -79,7 +79,7 @@ def test_it_rests_until_the_next_job_is_due_and_a_period_at_most(delay: timedelt
 
 
 def test_thousands_of_jobs_go_out_in_tens() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     jobs = {rig.enqueue() for _ in range(2_500)}
     enqueuer = rig.enqueuer(batch=1_000)
 
@@ -91,7 +91,7 @@ def test_thousands_of_jobs_go_out_in_tens() -> None:
 
 
 def test_a_job_that_nobody_claims_is_sent_again_ever_more_seldom() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     rig.enqueue()
     enqueuer = rig.enqueuer()
     sent_at = []
@@ -106,7 +106,7 @@ def test_a_job_that_nobody_claims_is_sent_again_ever_more_seldom() -> None:
 
 
 def test_no_more_than_so_many_unclaimed_jobs_are_out_at_once() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     for _ in range(30):
         rig.enqueue()
     enqueuer = rig.enqueuer(max_unclaimed=12)
@@ -118,7 +118,7 @@ def test_no_more_than_so_many_unclaimed_jobs_are_out_at_once() -> None:
 
 
 def test_two_enqueuers_send_each_job_once() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     for _ in range(40):
         rig.enqueue()
     one, other = rig.enqueuer(batch=7), rig.enqueuer(batch=7)
@@ -131,7 +131,7 @@ def test_two_enqueuers_send_each_job_once() -> None:
 
 
 def test_what_was_certainly_not_sent_can_be_sent_at_once_and_does_not_count() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     job_id = rig.enqueue()
     rig.service.throttled.add("default")
     rig.enqueuer().tick()
@@ -144,7 +144,7 @@ def test_what_was_certainly_not_sent_can_be_sent_at_once_and_does_not_count() ->
 
 
 def test_a_send_without_an_answer_is_left_to_the_end_of_its_lock() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     job_id = rig.enqueue()
     enqueuer = rig.enqueuer()
     rig.service.broken.add("send")
@@ -161,7 +161,7 @@ def test_a_send_without_an_answer_is_left_to_the_end_of_its_lock() -> None:
 
 
 def test_a_message_of_which_nothing_is_known_is_left_to_the_end_of_its_lock_too() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
 
     class Silent:
         def send(self, _queue: str, messages: Sequence[OutgoingMessage]) -> list[Any]:
@@ -179,7 +179,7 @@ def test_a_message_of_which_nothing_is_known_is_left_to_the_end_of_its_lock_too(
 
 
 def test_after_a_failure_the_rest_of_the_batch_is_left_unsent() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     for _ in range(35):
         rig.enqueue()
     rig.service.broken.add("send")
@@ -193,7 +193,7 @@ def test_after_a_failure_the_rest_of_the_batch_is_left_unsent() -> None:
 
 
 def test_while_sending_fails_a_queue_is_tried_ever_more_seldom_and_with_few_jobs() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     for _ in range(500):
         rig.enqueue()
     enqueuer = rig.enqueuer()
@@ -211,7 +211,7 @@ def test_while_sending_fails_a_queue_is_tried_ever_more_seldom_and_with_few_jobs
 
 
 def test_a_queue_that_is_refused_does_not_keep_others_from_being_served() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     service = rig.service
 
     class Picky:
@@ -230,7 +230,7 @@ def test_a_queue_that_is_refused_does_not_keep_others_from_being_served() -> Non
 
 
 def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     outage = Outage("record_dispatch")
     enqueuer = rig.enqueuer(meddled(rig.driver, outage))
     job_id = rig.enqueue()
@@ -246,7 +246,7 @@ def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent(
 
 
 def test_a_store_out_of_reach_is_asked_again_a_period_later() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     outage = Outage()
     outage.begin()
     rig.enqueue()
@@ -256,7 +256,7 @@ def test_a_store_out_of_reach_is_asked_again_a_period_later() -> None:
 
 
 def test_a_job_is_sent_long_before_the_next_period() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     driver = MemoryDriver()
     enqueuer = DueTaskEnqueuer(
         ThreadRuntime(sync_threads=1), driver, rig.service, queues=["default"], max_idle=timedelta(seconds=20)
@@ -293,7 +293,7 @@ class Watched:
 
 
 def test_where_answers_take_their_time_jobs_are_sent_by_several_threads_and_each_once() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     driver, transport = MemoryDriver(), Watched(rig.service, delay=0.01)
     jobs = {enqueue(driver, "run") for _ in range(300)}
 
@@ -309,7 +309,7 @@ def test_where_answers_come_at_once_one_thread_sends() -> None:
         def monotonic(self) -> float:
             return 0.0
 
-    rig = Rig()
+    rig = DeliveryRig()
     driver, transport = MemoryDriver(), Watched(rig.service, delay=0)
     for _ in range(300):
         enqueue(driver, "run")
@@ -321,7 +321,7 @@ def test_where_answers_come_at_once_one_thread_sends() -> None:
 
 
 def test_while_one_thread_sends_to_a_queue_the_other_does_not() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
     driver, transport = MemoryDriver(), Watched(rig.service, delay=0.002)
     for _ in range(400):
         enqueue(driver, "run")
@@ -346,11 +346,11 @@ def test_while_one_thread_sends_to_a_queue_the_other_does_not() -> None:
 @pytest.mark.parametrize("queues", [[], ["no spaces"]], ids=str)
 def test_queues_that_make_no_sense_are_refused(queues: list[str]) -> None:
     with pytest.raises(UsageError):
-        Rig().enqueuer(queues=queues)
+        DeliveryRig().enqueuer(queues=queues)
 
 
 def test_an_error_of_the_store_is_no_error_of_the_enqueuer() -> None:
-    rig = Rig()
+    rig = DeliveryRig()
 
     def away(verb: str, call: Any) -> Any:
         if verb == "dispatch":

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.api.site import opened
+from tests.support.api_rig import opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site() -> Iterator[ApiRig]:
     with opened() as made:
         yield made

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.api.site import opened, problem
+from tests.support.api_rig import opened, problem
 
 if TYPE_CHECKING:
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
-def test_each_job_of_a_batch_is_answered_in_order(site: Site) -> None:
+def test_each_job_of_a_batch_is_answered_in_order(site: ApiRig) -> None:
     first = site.create(payload=1, idempotency_key="k")
     jobs = [
         {"type": "greet"},
@@ -33,14 +33,14 @@ def test_each_job_of_a_batch_is_answered_in_order(site: Site) -> None:
     assert len(site.get("/v1/jobs").json()["jobs"]) == 2
 
 
-def test_an_atomic_batch_is_stored_whole(site: Site) -> None:
+def test_an_atomic_batch_is_stored_whole(site: ApiRig) -> None:
     done = site.post("/v1/jobs/batch", {"jobs": [{"type": "greet", "payload": n} for n in range(3)], "atomic": True})
 
     assert done.json()["stored"] == 3
     assert [each["status"] for each in done.json()["results"]] == [201] * 3
 
 
-def test_one_bad_job_stops_an_atomic_batch_and_is_pointed_at(site: Site) -> None:
+def test_one_bad_job_stops_an_atomic_batch_and_is_pointed_at(site: ApiRig) -> None:
     jobs = [{"type": "greet"}, {"type": "greet", "priority": "high"}]
 
     refused = site.post("/v1/jobs/batch", {"jobs": jobs, "atomic": True})
@@ -50,7 +50,7 @@ def test_one_bad_job_stops_an_atomic_batch_and_is_pointed_at(site: Site) -> None
     assert site.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_a_payload_that_cannot_be_stored_stops_an_atomic_batch(site: Site) -> None:
+def test_a_payload_that_cannot_be_stored_stops_an_atomic_batch(site: ApiRig) -> None:
     jobs = [{"type": "greet"}, {"type": "greet", "payload": "x" * 1_100_000}]
 
     refused = site.post("/v1/jobs/batch", {"jobs": jobs, "atomic": True})
@@ -60,14 +60,14 @@ def test_a_payload_that_cannot_be_stored_stops_an_atomic_batch(site: Site) -> No
     assert site.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_an_atomic_batch_takes_no_keys_which_could_be_refused_alone(site: Site) -> None:
+def test_an_atomic_batch_takes_no_keys_which_could_be_refused_alone(site: ApiRig) -> None:
     refused = site.post("/v1/jobs/batch", {"jobs": [{"type": "greet", "idempotency_key": "k"}], "atomic": True})
 
     assert refused.status_code == 422
     assert problem(refused)["errors"][0]["pointer"] == "/jobs/0/idempotency_key"
 
 
-def test_a_batch_has_one_to_a_thousand_jobs(site: Site) -> None:
+def test_a_batch_has_one_to_a_thousand_jobs(site: ApiRig) -> None:
     assert site.post("/v1/jobs/batch", {"jobs": []}).status_code == 422
     assert site.post("/v1/jobs/batch", {"jobs": [{"type": "greet"}] * 1_001}).status_code == 422
     assert site.post("/v1/jobs/batch", {"jobs": [{"type": "greet"}] * 1_000}).json()["stored"] == 1_000

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from taskharbor.api import connections
 from taskharbor.api.connections import BoundedProtocol, ConnectionLimits, max_connections
-from tests.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine

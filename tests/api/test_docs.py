@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.api.problems import VERDICTS
 
 if TYPE_CHECKING:
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PAGE: Final = (ROOT / "docs" / "http.md").read_text("utf-8")
@@ -20,7 +20,7 @@ def blocks(language: str, page: str = PAGE) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def test_every_request_of_the_page_and_of_the_readme_is_answered_as_it_says(site: Site) -> None:
+def test_every_request_of_the_page_and_of_the_readme_is_answered_as_it_says(site: ApiRig) -> None:
     known = {"{id}": "", "{etag}": ""}
     sent = blocks("http") + blocks("http", README)
     assert len(sent) > 9

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.api.fuzzing import fuzz
+from tests.support.fuzzing import fuzz
 
 
 def test_no_generated_request_is_answered_but_as_the_document_says() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.request import JobRequest
-from tests.api.site import NOBODY, opened, problem
+from tests.support.api_rig import NOBODY, opened, problem
 
 if TYPE_CHECKING:
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
-def test_a_job_that_was_created_is_stored_and_shown_with_where_it_is(site: Site) -> None:
+def test_a_job_that_was_created_is_stored_and_shown_with_where_it_is(site: ApiRig) -> None:
     made = site.post("/v1/jobs", {"type": "greet", "payload": {"name": "Ada"}, "queue": "mail", "priority": -1})
 
     assert made.status_code == 201
@@ -30,7 +30,7 @@ def test_a_job_that_was_created_is_stored_and_shown_with_where_it_is(site: Site)
     assert found.json()["id"] == body["id"]
 
 
-def test_every_field_of_a_job_reaches_the_store(site: Site) -> None:
+def test_every_field_of_a_job_reaches_the_store(site: ApiRig) -> None:
     fields = {
         "type": "greet",
         "scheduled_for": "2100-01-01T12:00:00+02:00",
@@ -49,7 +49,7 @@ def test_every_field_of_a_job_reaches_the_store(site: Site) -> None:
     }
 
 
-def test_a_delay_is_counted_by_the_stores_clock(site: Site) -> None:
+def test_a_delay_is_counted_by_the_stores_clock(site: ApiRig) -> None:
     before = site.driver.inspector.now()
 
     job_id = site.create(delay=3600)
@@ -60,7 +60,7 @@ def test_a_delay_is_counted_by_the_stores_clock(site: Site) -> None:
 
 
 @pytest.mark.parametrize("in_header", [True, False])
-def test_a_repeat_under_the_same_key_is_answered_with_the_first_job(site: Site, in_header: bool) -> None:
+def test_a_repeat_under_the_same_key_is_answered_with_the_first_job(site: ApiRig, in_header: bool) -> None:
     def send() -> Any:
         body = {"type": "greet", "payload": 1} | ({} if in_header else {"idempotency_key": "k"})
         return site.post("/v1/jobs", body, headers={"Idempotency-Key": "k"} if in_header else {})
@@ -74,7 +74,7 @@ def test_a_repeat_under_the_same_key_is_answered_with_the_first_job(site: Site, 
     assert len(site.audited()) == 1
 
 
-def test_the_same_key_with_another_body_is_refused_and_names_the_holder(site: Site) -> None:
+def test_the_same_key_with_another_body_is_refused_and_names_the_holder(site: ApiRig) -> None:
     first = site.create(payload=1, idempotency_key="k")
 
     refused = site.post("/v1/jobs", {"type": "greet", "payload": 2, "idempotency_key": "k"})
@@ -84,7 +84,7 @@ def test_the_same_key_with_another_body_is_refused_and_names_the_holder(site: Si
     assert (body["code"], body["job_id"]) == ("idempotency-conflict", first)
 
 
-def test_a_key_in_the_header_and_another_in_the_body_are_refused(site: Site) -> None:
+def test_a_key_in_the_header_and_another_in_the_body_are_refused(site: ApiRig) -> None:
     refused = site.post("/v1/jobs", {"type": "greet", "idempotency_key": "a"}, headers={"Idempotency-Key": "b"})
 
     assert refused.status_code == 422
@@ -120,7 +120,7 @@ def test_a_key_in_the_header_and_another_in_the_body_are_refused(site: Site) -> 
     ids=repr,
 )
 def test_a_field_that_breaks_its_rule_is_pointed_at_and_nothing_is_stored(
-    site: Site, fields: dict[str, Any], pointer: str
+    site: ApiRig, fields: dict[str, Any], pointer: str
 ) -> None:
     refused = site.post("/v1/jobs", fields)
 
@@ -145,32 +145,32 @@ def test_a_field_that_breaks_its_rule_is_pointed_at_and_nothing_is_stored(
     ],
     ids=lambda body: repr(body[:40]),
 )
-def test_a_body_that_is_not_strict_json_is_malformed(site: Site, body: bytes) -> None:
+def test_a_body_that_is_not_strict_json_is_malformed(site: ApiRig, body: bytes) -> None:
     refused = site.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
 
     assert refused.status_code in {400, 422}
     assert problem(refused)["code"] in {"malformed", "invalid-request"}
 
 
-def test_a_body_that_is_not_said_to_be_json_is_refused(site: Site) -> None:
+def test_a_body_that_is_not_said_to_be_json_is_refused(site: ApiRig) -> None:
     refused = site.post("/v1/jobs", content=b'{"type": "greet"}', headers={"content-type": "text/plain"})
 
     assert refused.status_code == 422
     assert site.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_a_job_that_is_not_there_is_not_found(site: Site) -> None:
+def test_a_job_that_is_not_there_is_not_found(site: ApiRig) -> None:
     for path in ("", "/attempts", "/why", "/events"):
         missing = site.get(f"/v1/jobs/{NOBODY}{path}")
         assert missing.status_code == 404
         assert problem(missing)["code"] == "job-not-found"
 
 
-def test_what_is_no_id_is_refused(site: Site) -> None:
+def test_what_is_no_id_is_refused(site: ApiRig) -> None:
     assert site.get("/v1/jobs/7").status_code == 422
 
 
-def test_a_list_is_paged_newest_first_and_shows_no_payloads(site: Site) -> None:
+def test_a_list_is_paged_newest_first_and_shows_no_payloads(site: ApiRig) -> None:
     ids = [site.create(payload=n) for n in range(5)]
 
     seen, cursor = [], None
@@ -184,7 +184,7 @@ def test_a_list_is_paged_newest_first_and_shows_no_payloads(site: Site) -> None:
     assert cursor is None
 
 
-def test_jobs_made_meanwhile_neither_repeat_nor_hide_others(site: Site) -> None:
+def test_jobs_made_meanwhile_neither_repeat_nor_hide_others(site: ApiRig) -> None:
     ids = [site.create() for _ in range(4)]
     first = site.get("/v1/jobs", params={"limit": 2}).json()
 
@@ -194,7 +194,7 @@ def test_jobs_made_meanwhile_neither_repeat_nor_hide_others(site: Site) -> None:
     assert [job["id"] for page in (first, second) for job in page["jobs"]] == ids[::-1]
 
 
-def test_a_list_is_filtered_by_what_a_job_is(site: Site) -> None:
+def test_a_list_is_filtered_by_what_a_job_is(site: ApiRig) -> None:
     plain = site.create()
     other = site.create(type="other", queue="mail", metadata={"tenant": "acme", "n": "1"})
     site.settle(site.take("mail"), Outcome.ack())
@@ -210,7 +210,7 @@ def test_a_list_is_filtered_by_what_a_job_is(site: Site) -> None:
     assert ids(until=created) == [plain]
 
 
-def test_a_search_finds_a_job_by_its_id_or_its_key(site: Site) -> None:
+def test_a_search_finds_a_job_by_its_id_or_its_key(site: ApiRig) -> None:
     first = site.create(queue="a", idempotency_key="k")
     second = site.create(queue="b", idempotency_key="k")
     site.create(idempotency_key="kk")
@@ -239,18 +239,18 @@ def test_a_search_finds_a_job_by_its_id_or_its_key(site: Site) -> None:
     ],
     ids=repr,
 )
-def test_a_filter_that_means_nothing_is_refused(site: Site, params: dict[str, Any]) -> None:
+def test_a_filter_that_means_nothing_is_refused(site: ApiRig, params: dict[str, Any]) -> None:
     refused = site.get("/v1/jobs", params=params)
 
     assert refused.status_code == 422
     assert problem(refused)["errors"]
 
 
-def test_a_cursor_of_any_kind_is_no_error(site: Site) -> None:
+def test_a_cursor_of_any_kind_is_no_error(site: ApiRig) -> None:
     assert site.get("/v1/jobs", params={"cursor": "A" * 22}).status_code == 200
 
 
-def test_a_job_shows_its_attempts_and_what_it_died_of(site: Site) -> None:
+def test_a_job_shows_its_attempts_and_what_it_died_of(site: ApiRig) -> None:
     job_id = site.dead()
 
     body = site.get(f"/v1/jobs/{job_id}").json()
@@ -262,7 +262,7 @@ def test_a_job_shows_its_attempts_and_what_it_died_of(site: Site) -> None:
     assert (attempt["outcome"], attempt["worker"], attempt["error"]["traceback"]) == ("FAILED", "w", "Traceback …")
 
 
-def test_a_job_says_why_it_waits(site: Site) -> None:
+def test_a_job_says_why_it_waits(site: ApiRig) -> None:
     job_id = site.create()
 
     answer = site.get(f"/v1/jobs/{job_id}/why").json()
@@ -270,7 +270,7 @@ def test_a_job_says_why_it_waits(site: Site) -> None:
     assert (answer["cause"], answer["status"]) == ("unhandled", "PENDING")
 
 
-def test_a_wait_ends_as_soon_as_the_job_does(site: Site) -> None:
+def test_a_wait_ends_as_soon_as_the_job_does(site: ApiRig) -> None:
     job_id = site.create()
     claim = site.take()
 
@@ -285,7 +285,7 @@ def test_a_wait_ends_as_soon_as_the_job_does(site: Site) -> None:
     assert (body["status"], body["result"]) == ("SUCCEEDED", "done")
 
 
-def test_a_wait_that_is_too_short_shows_the_job_as_it_is(site: Site) -> None:
+def test_a_wait_that_is_too_short_shows_the_job_as_it_is(site: ApiRig) -> None:
     job_id = site.create()
 
     body = site.get(f"/v1/jobs/{job_id}", params={"wait": 0.05})
@@ -293,20 +293,20 @@ def test_a_wait_that_is_too_short_shows_the_job_as_it_is(site: Site) -> None:
     assert (body.status_code, body.json()["status"]) == (200, "PENDING")
 
 
-def test_no_wait_is_longer_than_a_minute(site: Site) -> None:
+def test_no_wait_is_longer_than_a_minute(site: ApiRig) -> None:
     job_id = site.create()
 
     assert site.get(f"/v1/jobs/{job_id}", params={"wait": 61}).status_code == 422
     assert site.get(f"/v1/jobs/{job_id}", params={"wait": "inf"}).status_code == 422
 
 
-def test_what_python_enqueued_with_dates_and_bytes_is_shown_in_its_json_form(site: Site) -> None:
+def test_what_python_enqueued_with_dates_and_bytes_is_shown_in_its_json_form(site: ApiRig) -> None:
     job_id = site.yard.client.enqueue(JobRequest(type="greet", payload={"in": b"hi", "n": 1})).id
 
     assert site.get(f"/v1/jobs/{job_id}").json()["payload"] == {"in": {"$bytes": "aGk="}, "n": 1}
 
 
-def test_a_running_job_shows_its_lease_without_the_token(site: Site) -> None:
+def test_a_running_job_shows_its_lease_without_the_token(site: ApiRig) -> None:
     job_id = site.create()
     claim = site.take()
 
@@ -316,7 +316,7 @@ def test_a_running_job_shows_its_lease_without_the_token(site: Site) -> None:
     assert str(claim.lease.token) not in shown.text
 
 
-def test_two_creates_at_once_make_two_jobs(site: Site) -> None:
+def test_two_creates_at_once_make_two_jobs(site: ApiRig) -> None:
     async def both() -> list[Any]:
         return await asyncio.gather(*(site.client.post("/v1/jobs", json={"type": "greet"}) for _ in range(50)))
 

@@ -12,12 +12,12 @@ from taskharbor.core.model import JobSummary
 from taskharbor.core.outcome import Outcome
 from taskharbor.drivers.postgres import rows as postgres_rows
 from taskharbor.drivers.sqlite import rows as sqlite_rows
-from tests.api.site import bearer, opened
-from tests.api.streams import Stream
-from tests.waiting import wait_until
+from tests.support.api_rig import bearer, opened
+from tests.support.streams import Stream
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
 
 
-def refuse_payloads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_payloads(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_job_ids: Any) -> Any:
         pytest.fail("payloads were read")
 
@@ -35,7 +35,7 @@ def refuse_payloads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/jobs", "/v1/jobs?q={id}", "/v1/jobs?q=k", "/v1/dead-letters", "/v1/jobs/{id}/why"]
 )
-def test_a_list_reads_no_payloads(site: Site, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_a_list_reads_no_payloads(site: ApiRig, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     job_id = site.dead(payload="secret", idempotency_key="k")
     refuse_payloads(site, monkeypatch)
 
@@ -62,7 +62,7 @@ def test_a_job_is_read_without_its_payload_for_a_key_that_may_not_see_it(monkeyp
     assert not any("payload" in answer.text for answer in answers)
 
 
-def test_a_wait_reads_no_payload_before_the_job_has_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_reads_no_payload_before_the_job_has_ended(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = site.create(payload="secret")
     read_at: list[str] = []
     whole = site.driver.inspector.get
@@ -84,7 +84,7 @@ def test_a_wait_reads_no_payload_before_the_job_has_ended(site: Site, monkeypatc
     assert read_at == ["SUCCEEDED"]
 
 
-def test_streams_read_no_payloads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_read_no_payloads(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = site.create(payload="secret")
     refuse_payloads(site, monkeypatch)
 

@@ -12,11 +12,11 @@ from taskharbor.api_keys import SCOPES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
 @pytest.fixture
-def document(site: Site) -> dict[str, Any]:
+def document(site: ApiRig) -> dict[str, Any]:
     made: dict[str, Any] = site.get("/openapi.json").json()
     return made
 
@@ -68,7 +68,7 @@ def test_no_operation_has_the_name_of_another(document: dict[str, Any]) -> None:
     assert len(names) == len({*names})
 
 
-def test_the_page_of_docs_lists_every_operation(site: Site, document: dict[str, Any]) -> None:
+def test_the_page_of_docs_lists_every_operation(site: ApiRig, document: dict[str, Any]) -> None:
     page = site.get("/docs").text
 
     assert all(path in page for path in document["paths"])

@@ -11,29 +11,29 @@ import pytest
 
 from taskharbor.core.outcome import Outcome
 from taskharbor.drivers.postgres import PostgresDriver
-from tests.api.site import bearer, opened, problem
-from tests.api.streams import Stream
-from tests.postgres import database
+from tests.support.api_rig import bearer, opened, problem
+from tests.support.postgres import database
+from tests.support.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
 @contextmanager
-def on_postgres(**options: Any) -> Iterator[Site]:
+def on_postgres(**options: Any) -> Iterator[ApiRig]:
     with database() as url, opened(PostgresDriver(url), **options) as site:
         yield site
 
 
 @pytest.fixture
-def stored() -> Iterator[Site]:
+def stored() -> Iterator[ApiRig]:
     with on_postgres() as site:
         yield site
 
 
-def test_a_job_goes_all_its_way(stored: Site) -> None:
+def test_a_job_goes_all_its_way(stored: ApiRig) -> None:
     made = stored.post("/v1/jobs", {"type": "greet", "payload": {"é": [1, None]}, "metadata": {"tenant": "acme"}})
     path = made.headers["location"]
     etag = made.headers["etag"]
@@ -49,7 +49,7 @@ def test_a_job_goes_all_its_way(stored: Site) -> None:
     assert [entry.action for entry in stored.audited()] == ["jobs.enqueue", "jobs.requeue", "jobs.cancel"]
 
 
-def test_keys_and_pages_work_as_in_memory(stored: Site) -> None:
+def test_keys_and_pages_work_as_in_memory(stored: ApiRig) -> None:
     first = stored.create(payload=1, idempotency_key="k", metadata={"tenant": "acme"})
     rest = [stored.create(queue="mail") for _ in range(3)]
 
@@ -64,7 +64,7 @@ def test_keys_and_pages_work_as_in_memory(stored: Site) -> None:
     assert [job["id"] for job in stored.get("/v1/jobs", params={"tag": "tenant=acme"}).json()["jobs"]] == [first]
 
 
-def test_many_creates_and_reads_at_once_are_all_answered(stored: Site) -> None:
+def test_many_creates_and_reads_at_once_are_all_answered(stored: ApiRig) -> None:
     async def crowd() -> list[Any]:
         made = await asyncio.gather(*(stored.client.post("/v1/jobs", json={"type": "greet"}) for _ in range(200)))
         return await asyncio.gather(*(stored.client.get(each.headers["location"]) for each in made))
@@ -75,7 +75,7 @@ def test_many_creates_and_reads_at_once_are_all_answered(stored: Site) -> None:
     assert len({each.json()["id"] for each in found}) == 200
 
 
-def test_dead_letters_are_grouped_and_live_again(stored: Site) -> None:
+def test_dead_letters_are_grouped_and_live_again(stored: ApiRig) -> None:
     for _ in range(3):
         stored.dead()
     stored.roll_up()
@@ -88,7 +88,7 @@ def test_dead_letters_are_grouped_and_live_again(stored: Site) -> None:
     assert stored.get("/v1/dead-letters").json()["jobs"] == []
 
 
-def test_queues_schedules_and_figures_are_told(stored: Site) -> None:
+def test_queues_schedules_and_figures_are_told(stored: ApiRig) -> None:
     stored.create()
     stored.settle(stored.take(), Outcome.ack())
     stored.roll_up()

@@ -13,7 +13,7 @@ from taskharbor.api import problems
 from taskharbor.core import errors
 from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
-from tests.api.site import NOBODY, Site, bearer, opened, problem
+from tests.support.api_rig import NOBODY, ApiRig, bearer, opened, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Part:
 
 
 @pytest.fixture
-def out_of_reach() -> Iterator[Site]:
+def out_of_reach() -> Iterator[ApiRig]:
     error = errors.StoreUnavailable("connection to db.internal failed: password hunter2")
     driver: Any = Broken(error, "now", "get", "summaries", "find", "insert", "pause", "queues")
     with opened(driver) as site:
@@ -54,7 +54,7 @@ def out_of_reach() -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{NOBODY}", "/v1/queues", "/v1/stats", "/readyz"])
-def test_a_store_out_of_reach_is_503_with_when_to_come_back(out_of_reach: Site, path: str) -> None:
+def test_a_store_out_of_reach_is_503_with_when_to_come_back(out_of_reach: ApiRig, path: str) -> None:
     answer = out_of_reach.get(path)
 
     assert answer.status_code == 503
@@ -64,11 +64,11 @@ def test_a_store_out_of_reach_is_503_with_when_to_come_back(out_of_reach: Site, 
     assert "db.internal" not in answer.text
 
 
-def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(out_of_reach: Site) -> None:
+def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(out_of_reach: ApiRig) -> None:
     assert out_of_reach.post("/v1/jobs", {"type": "greet"}).status_code == 503
 
 
-def test_a_process_whose_store_is_away_is_alive_and_not_ready(out_of_reach: Site) -> None:
+def test_a_process_whose_store_is_away_is_alive_and_not_ready(out_of_reach: ApiRig) -> None:
     assert out_of_reach.get("/livez").status_code == 200
     assert out_of_reach.get("/readyz").status_code == 503
 
@@ -128,7 +128,7 @@ def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_d
     ],
 )
 def test_a_call_that_leads_nowhere_is_told_in_the_same_form(
-    site: Site, method: str, path: str, status: int, code: str
+    site: ApiRig, method: str, path: str, status: int, code: str
 ) -> None:
     answer = site.request(method, path)
 
@@ -136,7 +136,7 @@ def test_a_call_that_leads_nowhere_is_told_in_the_same_form(
     assert problem(answer)["code"] == code
 
 
-def test_a_method_that_is_not_allowed_names_those_that_are(site: Site) -> None:
+def test_a_method_that_is_not_allowed_names_those_that_are(site: ApiRig) -> None:
     assert {*site.request("DELETE", "/v1/queues").headers["allow"].split(", ")} == {"GET"}
 
 
@@ -151,7 +151,7 @@ def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
         assert verdict.code != "unexpected", kind
 
 
-def test_too_many_calls_at_once_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_calls_at_once_are_asked_to_come_back(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.api.store.MAX_QUEUED_CALLS", 0)
 
     answer = site.get("/v1/queues")
@@ -161,7 +161,7 @@ def test_too_many_calls_at_once_are_asked_to_come_back(site: Site, monkeypatch: 
     assert "retry-after" in answer.headers
 
 
-def test_too_many_waits_are_429(site: Site) -> None:
+def test_too_many_waits_are_429(site: ApiRig) -> None:
     job_id = site.create()
     api = site.app.state.taskharbor
     api.open.most = 0

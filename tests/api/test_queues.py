@@ -11,22 +11,22 @@ from taskharbor import MemoryDriver
 from taskharbor.core.model import WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.testing.clock import ManualClock
-from tests.api.site import opened, problem
+from tests.support.api_rig import opened, problem
 
 if TYPE_CHECKING:
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 NIGHTLY = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "type": "reports.nightly", "payload": {"n": 1}}
 
 
-def start_worker(site: Site, *queues: str) -> None:
+def start_worker(site: ApiRig, *queues: str) -> None:
     now = site.driver.inspector.now()
     site.driver.maintenance.record_worker(
         WorkerRecord(id="w", host="h", pid=7, queues=queues, types=("greet",), concurrency=4, started_at=now)
     )
 
 
-def test_queues_are_listed_with_their_counts(site: Site) -> None:
+def test_queues_are_listed_with_their_counts(site: ApiRig) -> None:
     site.create()
     site.create(queue="mail")
     site.roll_up()
@@ -37,14 +37,14 @@ def test_queues_are_listed_with_their_counts(site: Site) -> None:
     assert site.get("/v1/queues/mail").json()["name"] == "mail"
 
 
-def test_a_queue_that_nobody_knows_is_not_found(site: Site) -> None:
+def test_a_queue_that_nobody_knows_is_not_found(site: ApiRig) -> None:
     missing = site.get("/v1/queues/nothing")
 
     assert missing.status_code == 404
     assert problem(missing)["code"] == "queue-not-found"
 
 
-def test_a_paused_queue_lets_no_job_start_until_it_is_resumed(site: Site) -> None:
+def test_a_paused_queue_lets_no_job_start_until_it_is_resumed(site: ApiRig) -> None:
     site.create()
 
     paused = site.post("/v1/queues/default/pause")
@@ -56,13 +56,13 @@ def test_a_paused_queue_lets_no_job_start_until_it_is_resumed(site: Site) -> Non
     assert site.take().job.queue == "default"
 
 
-def test_a_queue_may_be_paused_before_it_has_a_job_and_twice(site: Site) -> None:
+def test_a_queue_may_be_paused_before_it_has_a_job_and_twice(site: ApiRig) -> None:
     assert site.post("/v1/queues/later/pause").status_code == 200
     assert site.post("/v1/queues/later/pause").status_code == 200
     assert site.post("/v1/queues/later/resume").json()["counts"]["PENDING"] == 0
 
 
-def test_an_autoscaler_learns_how_many_workers_a_queue_could_use(site: Site) -> None:
+def test_an_autoscaler_learns_how_many_workers_a_queue_could_use(site: ApiRig) -> None:
     for _ in range(9):
         site.create()
     site.take()
@@ -76,7 +76,7 @@ def test_an_autoscaler_learns_how_many_workers_a_queue_could_use(site: Site) -> 
     assert site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()["hint"] == 1
 
 
-def test_jobs_for_later_and_an_empty_queue_need_no_worker(site: Site) -> None:
+def test_jobs_for_later_and_an_empty_queue_need_no_worker(site: ApiRig) -> None:
     site.create(delay=3600)
     site.roll_up()
 
@@ -84,7 +84,7 @@ def test_jobs_for_later_and_an_empty_queue_need_no_worker(site: Site) -> None:
     assert site.get("/v1/queues/nothing/scaling").json()["hint"] == 0
 
 
-def test_workers_are_listed_and_the_silent_are_not_alive(site: Site) -> None:
+def test_workers_are_listed_and_the_silent_are_not_alive(site: ApiRig) -> None:
     start_worker(site, "default")
 
     [worker] = site.get("/v1/workers").json()["workers"]
@@ -92,7 +92,7 @@ def test_workers_are_listed_and_the_silent_are_not_alive(site: Site) -> None:
     assert (worker["id"], worker["queues"], worker["is_alive"]) == ("w", ["default"], True)
 
 
-def test_figures_tell_what_there_is_and_what_the_last_hour_brought(site: Site) -> None:
+def test_figures_tell_what_there_is_and_what_the_last_hour_brought(site: ApiRig) -> None:
     site.create()
     site.settle(site.take(), Outcome.ack())
     site.dead()
@@ -108,7 +108,7 @@ def test_figures_tell_what_there_is_and_what_the_last_hour_brought(site: Site) -
     assert (told["paused_queues"], told["workers_alive"]) == (["mail"], 1)
 
 
-def test_the_last_minutes_are_told_by_queue_and_state(site: Site) -> None:
+def test_the_last_minutes_are_told_by_queue_and_state(site: ApiRig) -> None:
     site.create(queue="mail")
     site.settle(site.take("mail"), Outcome.ack())
     site.roll_up()
@@ -120,11 +120,11 @@ def test_the_last_minutes_are_told_by_queue_and_state(site: Site) -> None:
     assert site.get("/v1/stats/timeseries?minutes=9999999").status_code == 422
 
 
-def put(site: Site, name: str = "nightly", **fields: Any) -> Any:
+def put(site: ApiRig, name: str = "nightly", **fields: Any) -> Any:
     return site.request("PUT", f"/v1/schedules/{name}", json=NIGHTLY | fields)
 
 
-def test_a_schedule_is_defined_changed_and_removed(site: Site) -> None:
+def test_a_schedule_is_defined_changed_and_removed(site: ApiRig) -> None:
     made = put(site)
     changed = put(site, overlap="skip", timeout=30)
 
@@ -138,7 +138,7 @@ def test_a_schedule_is_defined_changed_and_removed(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", ["nightly%0A", "night%0Aly"])
-def test_a_line_end_belongs_to_the_name_and_breaks_its_rule(site: Site, name: str) -> None:
+def test_a_line_end_belongs_to_the_name_and_breaks_its_rule(site: ApiRig, name: str) -> None:
     put(site)
 
     assert put(site, name).status_code == 422
@@ -146,14 +146,14 @@ def test_a_line_end_belongs_to_the_name_and_breaks_its_rule(site: Site, name: st
     assert site.get("/v1/schedules%0A").status_code == 404
 
 
-def test_a_schedules_payload_is_not_in_the_list(site: Site) -> None:
+def test_a_schedules_payload_is_not_in_the_list(site: ApiRig) -> None:
     put(site)
 
     assert "payload" not in site.get("/v1/schedules").json()["schedules"][0]
     assert site.get("/v1/schedules/nightly").json()["payload"] == {"n": 1}
 
 
-def test_a_schedule_runs_at_once_when_it_is_told_to(site: Site) -> None:
+def test_a_schedule_runs_at_once_when_it_is_told_to(site: ApiRig) -> None:
     put(site)
 
     made = site.post("/v1/schedules/nightly/run", headers={"Idempotency-Key": "once"})
@@ -165,7 +165,7 @@ def test_a_schedule_runs_at_once_when_it_is_told_to(site: Site) -> None:
     assert made.headers["location"] == f"/v1/jobs/{made.json()['id']}"
 
 
-def test_a_schedule_rests_until_it_is_resumed(site: Site) -> None:
+def test_a_schedule_rests_until_it_is_resumed(site: ApiRig) -> None:
     put(site)
 
     assert site.post("/v1/schedules/nightly/pause").json()["paused_at"] is not None
@@ -173,14 +173,14 @@ def test_a_schedule_rests_until_it_is_resumed(site: Site) -> None:
 
 
 @pytest.mark.parametrize("verb", ["run", "pause", "resume"])
-def test_a_schedule_that_is_not_there_is_not_found(site: Site, verb: str) -> None:
+def test_a_schedule_that_is_not_there_is_not_found(site: ApiRig, verb: str) -> None:
     missing = site.post(f"/v1/schedules/nothing/{verb}")
 
     assert missing.status_code == 404
     assert problem(missing)["code"] == "schedule-not-found"
 
 
-def test_a_schedules_name_may_hold_slashes_as_types_do(site: Site) -> None:
+def test_a_schedules_name_may_hold_slashes_as_types_do(site: ApiRig) -> None:
     assert put(site, "reports/nightly").status_code == 201
     assert site.get("/v1/schedules/reports/nightly").json()["name"] == "reports/nightly"
     assert site.post("/v1/schedules/reports/nightly/run").status_code == 201
@@ -198,7 +198,7 @@ def test_a_schedules_name_may_hold_slashes_as_types_do(site: Site) -> None:
     ],
     ids=repr,
 )
-def test_a_schedule_that_breaks_a_rule_is_pointed_at(site: Site, fields: dict[str, Any], pointer: str) -> None:
+def test_a_schedule_that_breaks_a_rule_is_pointed_at(site: ApiRig, fields: dict[str, Any], pointer: str) -> None:
     refused = put(site, **fields)
 
     assert refused.status_code == 422

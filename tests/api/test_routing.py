@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.api import routing, store
-from tests.api.site import bearer, opened, problem
-from tests.waiting import LIMIT
+from tests.support.api_rig import bearer, opened, problem
+from tests.support.waiting import LIMIT
 
 if TYPE_CHECKING:
     import httpx
 
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 LARGE: Final = "x" * store.LARGE_BYTES
 
 
-def post(site: Site, path: str, body: str) -> httpx.Response:
+def post(site: ApiRig, path: str, body: str) -> httpx.Response:
     return site.request("POST", path, content=body.encode(), headers={"Content-Type": "application/json"})
 
 
 @pytest.mark.parametrize("colon", [":", " :", "\n\t :"])
-def test_keys_are_counted_whatever_stands_before_the_colon(site: Site, colon: str) -> None:
+def test_keys_are_counted_whatever_stands_before_the_colon(site: ApiRig, colon: str) -> None:
     keys = ",".join(f'"k{n}"{colon}1' for n in range(routing.MAX_KEYS + 1))
 
     refused = post(site, "/v1/jobs/batch", f'{{"jobs":[{{"type":"t","payload":{{{keys}}}}}]}}')
@@ -35,28 +35,30 @@ def test_keys_are_counted_whatever_stands_before_the_colon(site: Site, colon: st
     assert "over 10,000 keys" in problem(refused)["detail"]
 
 
-def test_colons_inside_of_text_are_no_keys(site: Site) -> None:
+def test_colons_inside_of_text_are_no_keys(site: ApiRig) -> None:
     payload = '":' * routing.MAX_KEYS
 
     assert site.post("/v1/jobs", {"type": "t", "payload": payload}).json()["payload"] == payload
 
 
 @pytest.mark.parametrize("value", ["1", '""', "[]", "{}"])
-def test_a_body_with_too_many_values_is_refused(site: Site, value: str) -> None:
+def test_a_body_with_too_many_values_is_refused(site: ApiRig, value: str) -> None:
     refused = post(site, "/v1/jobs/batch", f'{{"jobs":[{",".join([value] * (routing.MAX_VALUES + 1))}]}}')
 
     assert (refused.status_code, problem(refused)["code"]) == (400, "malformed")
     assert "over 50,000 values" in problem(refused)["detail"]
 
 
-def test_a_body_with_too_many_fields_is_refused_once(site: Site) -> None:
+def test_a_body_with_too_many_fields_is_refused_once(site: ApiRig) -> None:
     refused = site.post("/v1/jobs", {f"field{n}": 1 for n in range(routing.MAX_FIELDS + 1)})
 
     assert problem(refused)["detail"].endswith("over 100 fields")
 
 
 @pytest.mark.parametrize("step", ["check_json_limits", "strict_json"])
-def test_a_large_body_is_parsed_outside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_large_body_is_parsed_outside_the_event_loop(
+    site: ApiRig, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     threads = recorded(monkeypatch, routing, step)
 
     assert site.post("/v1/jobs", {"type": "t", "payload": LARGE}).status_code == 201
@@ -67,7 +69,7 @@ def test_a_large_body_is_parsed_outside_the_event_loop(site: Site, monkeypatch: 
 
 
 def test_a_large_payload_is_encoded_and_shown_outside_the_event_loop(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: ApiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = recorded(monkeypatch, site.yard.codec, "encode")
     shown = recorded(monkeypatch, site.yard.client, "prepare")
@@ -78,7 +80,7 @@ def test_a_large_payload_is_encoded_and_shown_outside_the_event_loop(
     assert (encoded, shown) == ([False], [False])
 
 
-def test_other_requests_are_answered_while_a_batch_is_prepared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_requests_are_answered_while_a_batch_is_prepared(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
     prepare = site.yard.client.prepare
 

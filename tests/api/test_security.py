@@ -11,7 +11,7 @@ import pytest
 from taskharbor.api.openapi import routes_of
 from taskharbor.api.routing import PUBLIC
 from taskharbor.api_keys import SCOPES
-from tests.api.site import NOBODY, bearer, opened, problem
+from tests.support.api_rig import NOBODY, bearer, opened, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
     from taskharbor.api.routing import ApiRoute
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 STREAMS: Final = ("/v1/events",)  # it does not end by itself; that it needs its scope is seen all the same
 OPEN: Final = {"/livez", "/readyz", "/openapi.json", "/docs"}
@@ -33,23 +33,23 @@ GOOD_BODIES: Final = {
 
 
 @pytest.fixture
-def locked() -> Iterator[Site]:
+def locked() -> Iterator[ApiRig]:
     with opened(needs_keys=True) as site:
         yield site
 
 
-def call(site: Site, route: ApiRoute, headers: dict[str, str]) -> httpx.Response:
+def call(site: ApiRig, route: ApiRoute, headers: dict[str, str]) -> httpx.Response:
     path = route.path_format.format(job_id=NOBODY, name="nothing")
     [method] = route.methods or {"GET"}
     body = GOOD_BODIES.get(route.path_format) if method in {"POST", "PUT"} else None
     return site.request(method, path, headers=headers, json=body)
 
 
-def guarded(site: Site) -> list[ApiRoute]:
+def guarded(site: ApiRig) -> list[ApiRoute]:
     return [route for route in routes_of(site.app) if route.needs != PUBLIC and route.path_format not in STREAMS]
 
 
-def test_every_route_of_the_application_says_what_it_needs_and_few_need_nothing(site: Site) -> None:
+def test_every_route_of_the_application_says_what_it_needs_and_few_need_nothing(site: ApiRig) -> None:
     routes = routes_of(site.app)
 
     assert len(routes) == len(site.app.routes) >= 30
@@ -57,7 +57,7 @@ def test_every_route_of_the_application_says_what_it_needs_and_few_need_nothing(
     assert {route.path_format for route in routes if route.needs == PUBLIC} == OPEN
 
 
-def test_nobody_gets_in_anywhere_without_a_good_key(locked: Site) -> None:
+def test_nobody_gets_in_anywhere_without_a_good_key(locked: ApiRig) -> None:
     stranger, revoked = locked.key("admin"), locked.key("admin")
     locked.driver.control.revoke_keys([revoked.split("_")[1]])
     expired = locked.key("admin", expires_at=locked.driver.inspector.now() - timedelta(seconds=1))
@@ -73,7 +73,7 @@ def test_nobody_gets_in_anywhere_without_a_good_key(locked: Site) -> None:
                 assert problem(answer)["code"] == "unauthorized"
 
 
-def test_every_route_lets_in_its_scope_and_admin_and_no_other(locked: Site) -> None:
+def test_every_route_lets_in_its_scope_and_admin_and_no_other(locked: ApiRig) -> None:
     keys = {scope: bearer(locked.key(scope)) for scope in SCOPES}
 
     for route in guarded(locked):
@@ -88,16 +88,16 @@ def test_every_route_lets_in_its_scope_and_admin_and_no_other(locked: Site) -> N
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_needs_its_scope_too(locked: Site, path: str) -> None:
+def test_a_stream_needs_its_scope_too(locked: ApiRig, path: str) -> None:
     assert locked.get(path, headers=bearer(locked.key("jobs:write"))).status_code == 403
 
 
-def test_what_needs_no_key_tells_nothing(locked: Site) -> None:
+def test_what_needs_no_key_tells_nothing(locked: ApiRig) -> None:
     for path in OPEN:
         assert locked.get(path).status_code == 200
 
 
-def test_who_may_not_come_in_learns_nothing_about_what_is_there(locked: Site) -> None:
+def test_who_may_not_come_in_learns_nothing_about_what_is_there(locked: ApiRig) -> None:
     there = locked.post("/v1/jobs", {"type": "greet"}, headers=bearer(locked.key("jobs:write"))).json()["id"]
 
     answers = [locked.get(f"/v1/jobs/{each}").text for each in (there, NOBODY)]
@@ -106,7 +106,7 @@ def test_who_may_not_come_in_learns_nothing_about_what_is_there(locked: Site) ->
 
 
 @pytest.mark.parametrize(("scopes", "sees"), [(["jobs:read"], False), (["jobs:read", "payload:read"], True)])
-def test_payloads_and_results_are_for_those_who_may_see_them(locked: Site, scopes: list[str], sees: bool) -> None:
+def test_payloads_and_results_are_for_those_who_may_see_them(locked: ApiRig, scopes: list[str], sees: bool) -> None:
     writer, reader = bearer(locked.key("jobs:write", "schedules:write")), bearer(locked.key(*scopes))
     made = locked.post("/v1/jobs", {"type": "greet", "payload": "canary"}, headers=writer)
     schedule = {"cron": "0 2 * * *", "type": "greet", "payload": "canary"}
@@ -119,7 +119,7 @@ def test_payloads_and_results_are_for_those_who_may_see_them(locked: Site, scope
     assert "canary" not in locked.get("/v1/schedules", headers=reader).text
 
 
-def test_who_may_steer_jobs_but_make_none_cannot_give_one_another_payload(locked: Site) -> None:
+def test_who_may_steer_jobs_but_make_none_cannot_give_one_another_payload(locked: ApiRig) -> None:
     keys = [bearer(locked.key(*scopes)) for scopes in (["jobs:control"], ["jobs:control", "jobs:write"])]
     path = locked.post("/v1/jobs", {"type": "greet", "payload": 1}, headers=keys[1]).headers["location"]
     locked.post(f"{path}/cancel", headers=keys[0])
@@ -130,7 +130,7 @@ def test_who_may_steer_jobs_but_make_none_cannot_give_one_another_payload(locked
     assert "canary" not in done.text + repr(locked.audited())
 
 
-def test_the_audit_names_the_key_and_never_its_secret(locked: Site) -> None:
+def test_the_audit_names_the_key_and_never_its_secret(locked: ApiRig) -> None:
     key = locked.key("queues:control")
 
     locked.post("/v1/queues/mail/pause", headers=bearer(key))
@@ -140,7 +140,7 @@ def test_the_audit_names_the_key_and_never_its_secret(locked: Site) -> None:
     assert key.split("_", 2)[2] not in repr(entry)
 
 
-def test_no_secret_reaches_the_log(locked: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_reaches_the_log(locked: ApiRig, caplog: pytest.LogCaptureFixture) -> None:
     key = locked.key("jobs:write")
     with caplog.at_level(logging.DEBUG, "taskharbor"):
         locked.post("/v1/jobs", {"type": "greet", "payload": "canary"}, headers=bearer(key))
@@ -157,12 +157,12 @@ def test_no_secret_reaches_the_log(locked: Site, caplog: pytest.LogCaptureFixtur
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://localhost:3000"},
-        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-ApiRig": "cross-site"},
         {"Origin": "http://["},
     ],
     ids=repr,
 )
-def test_without_keys_the_pages_of_strangers_are_kept_out(site: Site, headers: dict[str, str]) -> None:
+def test_without_keys_the_pages_of_strangers_are_kept_out(site: ApiRig, headers: dict[str, str]) -> None:
     refused = site.post("/v1/queues/default/pause", headers=headers)
 
     assert refused.status_code == 403
@@ -170,7 +170,7 @@ def test_without_keys_the_pages_of_strangers_are_kept_out(site: Site, headers: d
     assert site.audited() == []
 
 
-def test_without_keys_a_page_of_its_own_may_use_it(site: Site) -> None:
+def test_without_keys_a_page_of_its_own_may_use_it(site: ApiRig) -> None:
     assert site.post("/v1/queues/default/pause", headers={"Origin": "http://localhost"}).status_code == 200
 
 
@@ -183,14 +183,14 @@ def test_without_keys_only_names_of_this_machine_are_answered(host: str, status:
         assert site.get("/v1/jobs", headers={"Host": host}).status_code == status
 
 
-def test_no_other_site_is_told_that_it_may_read_this(site: Site) -> None:
+def test_no_other_site_is_told_that_it_may_read_this(site: ApiRig) -> None:
     answer = site.request("OPTIONS", "/v1/jobs", headers={"Origin": "https://evil.example"})
 
     assert answer.status_code == 405
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_the_page_of_docs_runs_no_script(site: Site) -> None:
+def test_the_page_of_docs_runs_no_script(site: ApiRig) -> None:
     page = site.get("/docs")
 
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -199,7 +199,7 @@ def test_the_page_of_docs_runs_no_script(site: Site) -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 5_000, "é" * 50, "thk_" + "0" * 12 + "_" + "é" * 43])
-def test_a_key_of_any_shape_is_only_wrong(locked: Site, value: str) -> None:
+def test_a_key_of_any_shape_is_only_wrong(locked: ApiRig, value: str) -> None:
     headers: Any = {"Authorization": f"Bearer {value}".encode()}
 
     assert locked.get("/v1/jobs", headers=headers).status_code == 401

@@ -10,13 +10,13 @@ import pytest
 from taskharbor.api import sse, state
 from taskharbor.api.problems import HttpProblem
 from taskharbor.core.errors import StoreUnavailable
-from tests.api.site import bearer, opened, problem
-from tests.api.streams import Stream
+from tests.support.api_rig import bearer, opened, problem
+from tests.support.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
 class Clock:
@@ -35,13 +35,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def keyless() -> Iterator[Site]:
+def keyless() -> Iterator[ApiRig]:
     """The API as it is served from a store without keys."""
     with opened(needs_keys=None, only_local_hosts=True) as site:
         yield site
 
 
-def test_the_first_key_locks_an_api_that_was_started_without_any(keyless: Site, clock: Clock) -> None:
+def test_the_first_key_locks_an_api_that_was_started_without_any(keyless: ApiRig, clock: Clock) -> None:
     assert keyless.get("/v1/jobs").status_code == 200
     key = bearer(keyless.key("jobs:read"))
 
@@ -51,7 +51,7 @@ def test_the_first_key_locks_an_api_that_was_started_without_any(keyless: Site, 
     assert (problem(refused)["code"], allowed.status_code) == ("unauthorized", 200)
 
 
-def test_an_api_without_keys_asks_the_store_for_one_every_few_seconds(keyless: Site, clock: Clock) -> None:
+def test_an_api_without_keys_asks_the_store_for_one_every_few_seconds(keyless: ApiRig, clock: Clock) -> None:
     keyless.get("/v1/jobs")
     keyless.key("jobs:read")
 
@@ -61,7 +61,7 @@ def test_an_api_without_keys_asks_the_store_for_one_every_few_seconds(keyless: S
     assert keyless.get("/v1/jobs").status_code == 401
 
 
-def test_an_api_that_was_locked_once_stays_locked(keyless: Site, clock: Clock) -> None:
+def test_an_api_that_was_locked_once_stays_locked(keyless: ApiRig, clock: Clock) -> None:
     keyless.key("jobs:read")
     assert keyless.get("/v1/jobs").status_code == 401
     keyless.driver.control.revoke_keys([*keyless.driver.inspector.keys()])
@@ -71,7 +71,7 @@ def test_an_api_that_was_locked_once_stays_locked(keyless: Site, clock: Clock) -
     assert keyless.get("/v1/jobs").status_code == 401
 
 
-def test_a_key_that_opens_nothing_locks_nothing(keyless: Site) -> None:
+def test_a_key_that_opens_nothing_locks_nothing(keyless: ApiRig) -> None:
     keyless.key("jobs:read")
     keyless.driver.control.revoke_keys([*keyless.driver.inspector.keys()])
 
@@ -79,7 +79,7 @@ def test_a_key_that_opens_nothing_locks_nothing(keyless: Site) -> None:
 
 
 def test_an_api_that_cannot_ask_for_keys_lets_nobody_in(
-    keyless: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    keyless: ApiRig, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_reach(_ids: object = None) -> Any:
         raise StoreUnavailable("gone")
@@ -92,7 +92,7 @@ def test_an_api_that_cannot_ask_for_keys_lets_nobody_in(
 
 
 def test_a_stream_without_a_key_ends_once_keys_are_needed(
-    keyless: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    keyless: ApiRig, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
 
@@ -126,7 +126,7 @@ def test_one_key_leaves_waits_and_streams_for_the_others() -> None:
         assert (api.open.count, site.run(_joined(site, one))) == (0, 200)
 
 
-async def _joined(site: Site, key: str) -> int:
+async def _joined(site: ApiRig, key: str) -> int:
     async with Stream(site, "/v1/events", key=key) as stream:
         await stream.next()
         return stream.status

@@ -13,11 +13,11 @@ from taskharbor.api import sse
 from taskharbor.api.app import close_streams
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.outcome import Outcome
-from tests.api.streams import Stream
-from tests.waiting import wait_until
+from tests.support.streams import Stream
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.api.site import Site
+    from tests.support.api_rig import ApiRig
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
 
 
-def test_a_job_is_followed_from_where_it_is_to_its_end(site: Site) -> None:
+def test_a_job_is_followed_from_where_it_is_to_its_end(site: ApiRig) -> None:
     job_id = site.create()
 
     async def follow() -> list[tuple[str, str]]:
@@ -48,7 +48,7 @@ def test_a_job_is_followed_from_where_it_is_to_its_end(site: Site) -> None:
     ]
 
 
-def test_all_jobs_are_followed_with_the_counts_of_queues_first(site: Site) -> None:
+def test_all_jobs_are_followed_with_the_counts_of_queues_first(site: ApiRig) -> None:
     site.create()
 
     async def follow() -> list[tuple[str, Any]]:
@@ -67,7 +67,7 @@ def test_all_jobs_are_followed_with_the_counts_of_queues_first(site: Site) -> No
     assert "canary" not in repr(seen)
 
 
-def test_a_job_that_moves_is_told_again_and_one_that_rests_is_not(site: Site) -> None:
+def test_a_job_that_moves_is_told_again_and_one_that_rests_is_not(site: ApiRig) -> None:
     site.create()
 
     async def follow() -> list[str]:
@@ -89,7 +89,7 @@ async def next_job(stream: Stream) -> dict[str, Any]:
             return found
 
 
-def test_a_stream_in_which_nothing_happens_beats(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_in_which_nothing_happens_beats(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
     job_id = site.create()
 
@@ -102,7 +102,7 @@ def test_a_stream_in_which_nothing_happens_beats(site: Site, monkeypatch: pytest
 
 
 def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: ApiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "SEND_TIMEOUT_SECONDS", 0.1)
 
@@ -126,7 +126,7 @@ def test_a_buffer_that_is_full_ends_the_stream_instead_of_growing() -> None:
     assert asyncio.run(listen()) == (3, b"")
 
 
-def test_nobody_looks_at_the_store_while_nobody_listens(site: Site) -> None:
+def test_nobody_looks_at_the_store_while_nobody_listens(site: ApiRig) -> None:
     async def listen() -> None:
         async with Stream(site, "/v1/events") as stream:
             await stream.next()
@@ -142,7 +142,7 @@ def test_nobody_looks_at_the_store_while_nobody_listens(site: Site) -> None:
     assert site.app.state.taskharbor.open.count == 0
 
 
-def test_a_store_that_is_away_for_a_while_does_not_end_a_stream(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_for_a_while_does_not_end_a_stream(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: Any, **_options: Any) -> Any:
         raise StoreUnavailable("gone")
 
@@ -158,7 +158,7 @@ def test_a_store_that_is_away_for_a_while_does_not_end_a_stream(site: Site, monk
     assert site.run(listen())["type"] == "greet"
 
 
-def test_closing_ends_every_stream_and_answers_every_wait(site: Site) -> None:
+def test_closing_ends_every_stream_and_answers_every_wait(site: ApiRig) -> None:
     job_id = site.create()
 
     async def listen() -> str:
@@ -176,7 +176,7 @@ def test_closing_ends_every_stream_and_answers_every_wait(site: Site) -> None:
     assert site.run(listen()) == "PENDING"
 
 
-def test_a_wait_whose_client_went_away_is_given_up(site: Site) -> None:
+def test_a_wait_whose_client_went_away_is_given_up(site: ApiRig) -> None:
     job_id = site.create()
 
     async def leave() -> int:
@@ -189,7 +189,7 @@ def test_a_wait_whose_client_went_away_is_given_up(site: Site) -> None:
     assert site.run(leave()) == 0
 
 
-def test_a_thousand_open_waits_and_streams_take_no_thread_each(site: Site) -> None:
+def test_a_thousand_open_waits_and_streams_take_no_thread_each(site: ApiRig) -> None:
     job_id = site.create()
     claim = site.take()
 

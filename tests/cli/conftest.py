@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor import service
-from tests.cli.console import Console
-from tests.postgres import emptied
+from tests.support.console import Console
+from tests.support.postgres import emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from taskharbor.api import server
 from taskharbor.api_keys import issue_key
 from taskharbor.cli.main import cli, run
 from taskharbor.drivers.connect import connect
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.cli.main import ExitCode, cli, run
-from tests.cli.processes import python
+from tests.support.cli_processes import python
 
 SCRIPT = "import sys; sys.argv = ['taskharbor']; from taskharbor.cli import main; sys.exit(main())"
 

@@ -16,7 +16,7 @@ from taskharbor.core.results import Published
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
-    from tests.cli.console import Console
+    from tests.support.console import Console
 
 
 def test_only_dead_letters_are_listed(any_console: Console) -> None:

@@ -17,8 +17,8 @@ from taskharbor.cli.dev_server import FileWatcher, children_for, folder_of
 from taskharbor.cli.errors import NoApp
 from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.drivers.connect import connect
-from tests.cli.processes import LIMIT, PYTHON
-from tests.waiting import wait_until
+from tests.support.cli_processes import LIMIT, PYTHON
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,12 +14,12 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import FINAL
 from taskharbor.drivers.sqlite.control import SqliteControl
-from tests.worker.working import at_work
+from tests.support.worker_rig import running_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cli.console import Console
+    from tests.support.console import Console
 
 
 def test_a_job_is_stored_and_its_id_is_all_that_is_printed(any_console: Console) -> None:
@@ -147,7 +147,7 @@ def test_as_json_the_job_is_printed_as_the_api_shows_it(console: Console) -> Non
 
 
 def test_waiting_for_a_job_that_succeeds_ends_with_0(any_console: Console) -> None:
-    with at_work(any_console.driver, {"greet": lambda _: "hello"}):
+    with running_worker(any_console.driver, {"greet": lambda _: "hello"}):
         view = any_console("enqueue", "greet", "--wait", "--json").data
 
     assert view["status"] == "SUCCEEDED"
@@ -157,7 +157,7 @@ def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -
     def fail(_: object) -> None:
         raise ValueError("no such user")
 
-    with at_work(any_console.driver, {"greet": fail}):
+    with running_worker(any_console.driver, {"greet": fail}):
         said = any_console("enqueue", "greet", "--max-attempts", "1", "--wait")
 
     job = any_console.job(id_of(said.out))

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskharbor.cli.main import COMMANDS, LazyGroup, cli
-from tests.cli.processes import python, taskharbor
+from tests.support.cli_processes import python, taskharbor
 
 LIST_IMPORTS = """
 import json, sys

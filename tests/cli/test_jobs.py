@@ -10,14 +10,14 @@ import pytest
 
 from taskharbor import Status
 from taskharbor.cli.main import ExitCode
-from tests.worker.working import at_work
+from tests.support.worker_rig import running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from taskharbor.core.ids import JobId
-    from tests.cli.console import Console, Said
+    from tests.support.console import CliResult, Console
 
 
 def test_jobs_are_listed_newest_first_a_line_for_each(any_console: Console) -> None:
@@ -151,7 +151,7 @@ def test_words_of_others_cannot_move_the_cursor_or_break_a_line(console: Console
 def test_waiting_for_a_job_prints_how_it_ended(any_console: Console) -> None:
     job_id = any_console.enqueue()
 
-    with at_work(any_console.driver, {"greet": lambda _: None}):
+    with running_worker(any_console.driver, {"greet": lambda _: None}):
         said = any_console("jobs", "wait", str(job_id))
 
     assert (said.code, said.out, said.err) == (ExitCode.OK, "SUCCEEDED\n", "")
@@ -310,7 +310,7 @@ def test_an_id_like_no_other_is_answered_with_where_to_look(console: Console) ->
     ],
 )
 def test_a_move_that_the_state_forbids_ends_with_5_and_leaves_no_record(
-    move: Callable[[Console, JobId], Said], told: str, console: Console
+    move: Callable[[Console, JobId], CliResult], told: str, console: Console
 ) -> None:
     said = move(console, console.done())
 

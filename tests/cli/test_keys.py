@@ -8,7 +8,7 @@ from taskharbor.api_keys import KeyCache
 from taskharbor.cli.main import ExitCode
 
 if TYPE_CHECKING:
-    from tests.cli.console import Console
+    from tests.support.console import Console
 
 
 def test_a_key_is_printed_once_and_opens_what_it_was_made_for(any_console: Console) -> None:

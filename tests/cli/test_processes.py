@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from tests.cli.processes import LIMIT, PYTHON, taskharbor
+from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
 
 WAIT_FOR_EVER = """
 import signal, sys, threading

@@ -8,7 +8,7 @@ from taskharbor.cli.main import ExitCode
 from taskharbor.schedules import Scheduler, ScheduleSpec
 
 if TYPE_CHECKING:
-    from tests.cli.console import Console
+    from tests.support.console import Console
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from taskharbor.core.request import JobRequest
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.sqs import Endpoint
-from tests.cli.processes import python
-from tests.waiting import wait_until
+from tests.support.cli_processes import python
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

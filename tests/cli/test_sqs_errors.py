@@ -14,8 +14,8 @@ from taskharbor import Client, JobRequest
 from taskharbor.cli.main import ExitCode
 from taskharbor.drivers.connect import connect
 from taskharbor.testing.sqs import Endpoint, EndpointFaults
-from tests.cli.processes import LIMIT, PYTHON, taskharbor
-from tests.waiting import wait_until
+from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from taskharbor.cli.options import duration, queues
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.drivers.connect import connect
-from tests.cli.processes import LIMIT, PYTHON, taskharbor
-from tests.postgres import database
-from tests.waiting import wait_until
+from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
+from tests.support.postgres import database
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

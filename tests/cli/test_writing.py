@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskharbor.core.ids import JobId
-    from tests.cli.console import Console
+    from tests.support.console import Console
 
 pytestmark = pytest.mark.usefixtures("_in_a_folder")
 

@@ -88,7 +88,7 @@ def postgres(url: str = "") -> Subject:
     import psycopg  # noqa: PLC0415  as above
 
     from taskharbor.drivers.postgres import PostgresDriver  # noqa: PLC0415  as above
-    from tests.postgres import emptied  # noqa: PLC0415  as above
+    from tests.support.postgres import emptied  # noqa: PLC0415  as above
 
     clock = ManualClock()
     url = url or emptied()

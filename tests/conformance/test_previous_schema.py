@@ -12,7 +12,7 @@ import pytest
 from taskharbor.testing.conformance import *
 from taskharbor.testing.conformance import Subject, settings
 from tests.conformance.test_drivers import postgres
-from tests.postgres import PREVIOUS, emptied_at
+from tests.support.postgres import PREVIOUS, emptied_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,11 +6,11 @@ import pytest
 
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.testing.sqs import Endpoint
-from tests.delivery.subjects import KEYS, REGION, one_reading
+from tests.support.transport_subjects import KEYS, REGION, one_reading
 
-pytest.register_assert_rewrite("tests.delivery.contract")
+pytest.register_assert_rewrite("tests.support.transport_contract")
 
-from tests.delivery.contract import MAIL, SECOND  # noqa: E402  its assertions are to be rewritten first
+from tests.support.transport_contract import MAIL, SECOND  # noqa: E402  its assertions are to be rewritten first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

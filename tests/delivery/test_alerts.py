@@ -16,9 +16,9 @@ from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, OutgoingMessage, Qu
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.sqs import EndpointFaults
 from taskharbor.worker import Worker
-from tests.delivery.subjects import REGION
-from tests.waiting import wait_until
-from tests.worker.working import enqueue
+from tests.support.transport_subjects import REGION
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import enqueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.cli.sqs import queue_shapes
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.testing.sqs import Endpoint, EndpointFaults
-from tests.delivery.subjects import REGION
-from tests.postgres import emptied
-from tests.waiting import wait_until
-from tests.worker.fleet import LIMIT, Fleet
+from tests.support.postgres import emptied
+from tests.support.transport_subjects import REGION
+from tests.support.waiting import wait_until
+from tests.support.worker_fleet import LIMIT, Fleet
 
 if TYPE_CHECKING:
     import subprocess

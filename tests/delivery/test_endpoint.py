@@ -15,9 +15,9 @@ from botocore.exceptions import ClientError
 
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.testing.sqs import Endpoint, EndpointFaults
-from tests.delivery.contract import MAIL, MINUTE, messages, received
-from tests.delivery.subjects import REGION, raw_client
-from tests.waiting import wait_until
+from tests.support.transport_contract import MAIL, MINUTE, messages, received
+from tests.support.transport_subjects import REGION, raw_client
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -11,7 +11,7 @@ import pytest
 
 from taskharbor.delivery.transport import ItemFailure, TransportUnavailable
 from taskharbor.testing.sqs import EndpointFaults, StaleReceipts
-from tests.delivery.contract import AT_ONCE, MINUTE, SECOND, messages, received
+from tests.support.transport_contract import AT_ONCE, MINUTE, SECOND, messages, received
 
 if TYPE_CHECKING:
     from taskharbor.delivery.sqs import SqsTransport

@@ -26,9 +26,9 @@ from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from taskharbor.worker import Worker
-from tests.delivery.subjects import REGION, raw_client
-from tests.postgres import emptied
-from tests.waiting import wait_until
+from tests.support.postgres import emptied
+from tests.support.transport_subjects import REGION, raw_client
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.delivery.sqs.client import CallContext, translate_error
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.testing.sqs import EndpointFaults
-from tests.delivery.contract import messages
-from tests.delivery.subjects import KEYS, REGION
+from tests.support.transport_contract import messages
+from tests.support.transport_subjects import KEYS, REGION
 
 if TYPE_CHECKING:
     from pathlib import Path

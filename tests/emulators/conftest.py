@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.delivery.subjects import one_reading
+from tests.support.transport_subjects import one_reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest.register_assert_rewrite("tests.delivery.contract")
+pytest.register_assert_rewrite("tests.support.transport_contract")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.delivery.contract import *  # noqa: F403  the contract is used by importing all of it
-from tests.delivery.subjects import Subject
+from tests.support.transport_contract import *  # noqa: F403  the contract is used by importing all of it
+from tests.support.transport_subjects import Subject
 from tools.sqs_endpoints import EMULATORS, running
 
 if TYPE_CHECKING:

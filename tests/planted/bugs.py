@@ -1,8 +1,8 @@
 """The bugs that are planted: each is one small change that a tired engineer could make.
 
-They stand in folders by what must catch them: ``kit``, its ``paging``, ``racing`` and ``soaking``, the
-``simulation``, that with ``messages``, the file that the folder names (``joining.refused``:
-tests/joining/test_refused.py), or the module's own tests. There is one file for each module of TaskHarbor::
+The files mirror the tests: the bugs of ``worker/recorder.txt`` must be caught by
+``tests/worker/test_recorder.py``. Those in ``conformance/`` must be caught by the conformance kit, or by
+its module of the same name, and those in ``simulation/`` by a simulation in that mode::
 
     # a delay is ignored
     @ insert_jobs
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from tests.planted.definitions import Definition
 
 HERE: Final = Path(__file__).parent
-KIT: Final = ("kit", "paging", "racing", "soaking")
-"""All of the kit, but for what needs many jobs or threads; and the parts of it that do."""
-WORLDS: Final = "simulation"
-"""What only a world where everything goes wrong brings to light."""
-MESSAGES: Final = "messages"
-"""And what only one does in which messages go wrong, too."""
+KIT: Final = ("conformance/kit", "conformance/paging", "conformance/races", "conformance/soak")
+"""All of the kit except what needs many jobs or threads; and the modules of it that do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class Bug:
 
 
 def all_bugs() -> list[Bug]:
-    return [bug for file in sorted(HERE.glob("*/*.txt")) for bug in read(file)]
+    return [bug for file in sorted(HERE.rglob("*.txt")) for bug in read(file)]
 
 
 def read(file: Path) -> Iterator[Bug]:
@@ -77,7 +73,8 @@ def read(file: Path) -> Iterator[Bug]:
         modules = {edit.found().module for edit in edits}
         if len(modules) != 1:
             raise LookupError(f"{name!r} edits {modules or 'nothing'}")
-        yield Bug(name.removeprefix("# "), modules.pop(), file.parent.name, edits, by)
+        tests = str(file.relative_to(HERE).with_suffix(""))
+        yield Bug(name.removeprefix("# "), modules.pop(), tests, edits, by)
 
 
 def _edits(lines: list[str]) -> Iterator[Edit]:

@@ -24,20 +24,16 @@ import psycopg  # noqa: F401
 import pytest
 import uvicorn.protocols.http.h11_impl  # noqa: F401
 
-from tests.planted.bugs import KIT, MESSAGES, WORLDS, Bug
+from tests.planted.bugs import KIT, Bug
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, ModuleType
 
-SEEDS: Final = {WORLDS: 800, MESSAGES: 400}
-"""How many worlds a bug may survive."""
-MODES: Final = {WORLDS: "polling", MESSAGES: "sqs"}
-SUITES: Final = {
-    "deaths": ["tests/worker/test_deaths.py", "-k", "not sqlite and not postgres"],
-    "removing": ["tests/cli/test_dead.py", "-k", "not postgres"],
-}
-"""Files that test several modules."""
+SEEDS: Final = {"simulation/polling": 800, "simulation/sqs": 400}
+"""The number of seeds that a bug may survive, by mode."""
+CHOSEN: Final = {"worker/deaths": "not sqlite and not postgres", "cli/dead": "not postgres"}
+"""Files of which a part is enough."""
 QUIET: Final = (
     "-q", "-x", "--tb=no", "-o", "filterwarnings=",
     *(f"-pno:{plugin}" for plugin in ("anyio", "cacheprovider", "randomly", "schemathesis")),
@@ -116,7 +112,8 @@ def plant(bug: Bug) -> Report:
     elif bug.tests in SEEDS:
         run_worlds(report, bug.tests)
     else:
-        file, *chosen = SUITES.get(bug.tests, [suite(bug)])
+        file = suite(bug)
+        chosen = ["-k", CHOSEN[bug.tests]] if bug.tests in CHOSEN else []
         asked = [file, *chosen] if bug.by is None else [bug.by if "::" in bug.by else f"{file}::{bug.by}"]
         with redirect_stdout(io.StringIO()):
             pytest.main([*QUIET, *asked], plugins=[report])
@@ -124,17 +121,9 @@ def plant(bug: Bug) -> Report:
 
 
 def suite(bug: Bug) -> str:
-    """Return the file of tests that must catch *bug*: in its folder named like its module, or like its folder."""
-    *folders, name = bug.tests.split(".")
-    like_folder = Path("tests", *folders, f"test_{name}.py")
-    like_module = Path("tests", bug.tests, f"test_{bug.module.rpartition('.')[2]}.py")
-    for named in (like_module, like_folder):
-        if named.exists():
-            return str(named)
-    part = bug.module.removeprefix("taskharbor.").replace("jsonform", "codec")
-    if part.startswith("drivers."):
-        return f"tests/test_{part.removeprefix('drivers.').replace('.', '_')}.py"
-    return f"tests/{'/test_'.join(part.split('.'))}.py" if "." in part else f"tests/test_{part}.py"
+    """Return the file of tests that must catch *bug*."""
+    folder, _, name = bug.tests.rpartition("/")
+    return str(Path("tests", folder, f"test_{name}.py"))
 
 
 def run_kit(report: Report, part: str) -> None:
@@ -142,7 +131,8 @@ def run_kit(report: Report, part: str) -> None:
     drivers = importlib.import_module("tests.conformance.test_drivers")
     for name, case in vars(drivers).items():
         home = case.__module__.rpartition(".")[2] if name.startswith("test_") else None
-        if home == part or (home not in {None, *KIT} and part == "kit"):
+        module = f"conformance/{home}"
+        if module == part or (home is not None and module not in KIT and part == "conformance/kit"):
             for variant, arguments in variants(case):
                 report.run(name + variant, case, {"subject": drivers.memory(), **arguments})
 
@@ -152,7 +142,7 @@ def run_worlds(report: Report, kind: str) -> None:
     simulation = importlib.import_module("taskharbor.testing.simulation")
     logging.disable(logging.CRITICAL)
     for seed in range(SEEDS[kind]):
-        report.run(f"seed {seed}", hold, {"history": simulation.simulate(seed, MODES[kind])})
+        report.run(f"seed {seed}", hold, {"history": simulation.simulate(seed, kind.rpartition("/")[2])})
         if report.failed:
             return
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHARED: Final = "TASKHARBOR_TEST_SERVER"
-"""As in `tests.postgres`, which imports TaskHarbor: that must not be loaded here before the forks."""
+"""As in `tests.support.postgres`, which imports TaskHarbor: that must not be loaded here before the forks."""
 STOPPED_WITHIN: Final = 60.0
 
 
@@ -33,7 +33,7 @@ def shared_server() -> Iterator[None]:
 
 
 def _keep(pipe: Any) -> None:
-    postgres: Any = importlib.import_module("tests.postgres")
+    postgres: Any = importlib.import_module("tests.support.postgres")
     server = postgres.server()
     try:
         pipe.send(f"{server._port}/{postgres._template(postgres.NEWEST)}")

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.schedules.world import World
+from tests.support.schedule_rig import ScheduleRig
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> ScheduleRig:
+    return ScheduleRig()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from taskharbor.core.errors import InvalidRequest
 from taskharbor.schedules import Cron, ScheduleSpec, next_fires
-from tests.schedules.oracle import RULES, changes, disagreements, year
+from tests.support.cron_oracle import RULES, changes, disagreements, year
 
 PARIS: Final = ZoneInfo("Europe/Paris")
 ZONES: Final = [

@@ -10,14 +10,14 @@ import pytest
 from taskharbor.core.states import Status
 from taskharbor.schedules import Cron
 from taskharbor.schedules.firing import MAX_CATCH_UP, next_firing
-from tests.schedules.world import HOUR, MINUTE, SECOND, World, fire_times, hourly, made
+from tests.support.schedule_rig import HOUR, MINUTE, SECOND, ScheduleRig, fire_times, hourly, made
 
 
-def put(world: World, **fields: Any) -> None:
+def put(world: ScheduleRig, **fields: Any) -> None:
     world.scheduler.put([hourly(**fields)])
 
 
-def test_missed_fire_times_are_skipped_and_the_next_comes_in_time(world: World) -> None:
+def test_missed_fire_times_are_skipped_and_the_next_comes_in_time(world: ScheduleRig) -> None:
     put(world, missed="skip")
 
     world.pass_by(3 * HOUR)
@@ -28,7 +28,7 @@ def test_missed_fire_times_are_skipped_and_the_next_comes_in_time(world: World) 
 
 
 @pytest.mark.parametrize(("late", "hours"), [(MINUTE - SECOND, [1]), (MINUTE, [])])
-def test_a_fire_time_is_missed_when_it_is_a_minute_late(world: World, late: timedelta, hours: list[int]) -> None:
+def test_a_fire_time_is_missed_when_it_is_a_minute_late(world: ScheduleRig, late: timedelta, hours: list[int]) -> None:
     put(world, missed="skip")
 
     world.pass_by(HOUR / 2 + late)
@@ -36,7 +36,7 @@ def test_a_fire_time_is_missed_when_it_is_a_minute_late(world: World, late: time
     assert world.hours() == hours
 
 
-def test_one_that_is_in_time_is_not_skipped_with_the_missed_ones(world: World) -> None:
+def test_one_that_is_in_time_is_not_skipped_with_the_missed_ones(world: ScheduleRig) -> None:
     put(world, missed="skip")
 
     world.pass_by(3 * HOUR + HOUR / 2)
@@ -44,7 +44,7 @@ def test_one_that_is_in_time_is_not_skipped_with_the_missed_ones(world: World) -
     assert world.hours() == [4]
 
 
-def test_one_job_is_made_for_all_that_were_missed(world: World) -> None:
+def test_one_job_is_made_for_all_that_were_missed(world: ScheduleRig) -> None:
     put(world, missed="once")
 
     world.pass_by(5 * HOUR)
@@ -54,7 +54,7 @@ def test_one_job_is_made_for_all_that_were_missed(world: World) -> None:
     assert world.schedule().next_at == datetime(2030, 1, 1, 6, tzinfo=UTC)
 
 
-def test_a_job_is_made_for_each_that_was_missed_within_the_window(world: World) -> None:
+def test_a_job_is_made_for_each_that_was_missed_within_the_window(world: ScheduleRig) -> None:
     put(world, missed="all", window=3 * HOUR)
 
     world.pass_by(5 * HOUR)
@@ -63,7 +63,7 @@ def test_a_job_is_made_for_each_that_was_missed_within_the_window(world: World) 
     assert world.hours() == [3, 4, 5]
 
 
-def test_a_year_without_anybody_does_not_flood_the_queue(world: World) -> None:
+def test_a_year_without_anybody_does_not_flood_the_queue(world: ScheduleRig) -> None:
     put(world, missed="all", cron="* * * * *", window=timedelta(days=366))
 
     world.pass_by(timedelta(days=365))
@@ -75,7 +75,7 @@ def test_a_year_without_anybody_does_not_flood_the_queue(world: World) -> None:
     assert times[-1] == world.clock.now()
 
 
-def test_what_a_pause_let_pass_is_missed_too(world: World) -> None:
+def test_what_a_pause_let_pass_is_missed_too(world: ScheduleRig) -> None:
     put(world, missed="once")
     world.driver.control.pause_schedules(["hourly"])
     world.pass_by(4 * HOUR)
@@ -86,7 +86,7 @@ def test_what_a_pause_let_pass_is_missed_too(world: World) -> None:
     assert world.hours() == [4]
 
 
-def test_jobs_may_overlap_where_that_is_allowed(world: World) -> None:
+def test_jobs_may_overlap_where_that_is_allowed(world: ScheduleRig) -> None:
     put(world, overlap="allow")
 
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_jobs_may_overlap_where_that_is_allowed(world: World) -> None:
     assert world.hours() == [1, 2, 3]
 
 
-def test_a_fire_time_makes_no_job_while_the_one_before_has_not_ended(world: World) -> None:
+def test_a_fire_time_makes_no_job_while_the_one_before_has_not_ended(world: ScheduleRig) -> None:
     put(world, overlap="skip")
 
     world.reach(1)
@@ -108,7 +108,7 @@ def test_a_fire_time_makes_no_job_while_the_one_before_has_not_ended(world: Worl
     assert (while_it_lasts, world.hours()) == ([1], [1, 3])
 
 
-def test_a_fire_time_waits_until_the_job_before_has_ended(world: World) -> None:
+def test_a_fire_time_waits_until_the_job_before_has_ended(world: ScheduleRig) -> None:
     put(world, overlap="queue", missed="skip")
 
     world.reach(1)
@@ -122,7 +122,7 @@ def test_a_fire_time_waits_until_the_job_before_has_ended(world: World) -> None:
 
 
 @pytest.mark.parametrize(("missed", "hours"), [("skip", [1, 2]), ("once", [1, 4]), ("all", [1, 2, 3, 4])])
-def test_what_passes_while_a_fire_time_waits_is_missed(world: World, missed: str, hours: list[int]) -> None:
+def test_what_passes_while_a_fire_time_waits_is_missed(world: ScheduleRig, missed: str, hours: list[int]) -> None:
     put(world, overlap="queue", missed=missed)
     for hour in (1, 2, 3, 4):
         world.reach(hour)
@@ -137,7 +137,7 @@ def test_what_passes_while_a_fire_time_waits_is_missed(world: World, missed: str
     assert world.schedule().next_at == datetime(2030, 1, 1, 5, tzinfo=UTC)
 
 
-def test_waiting_jobs_come_one_at_a_time(world: World) -> None:
+def test_waiting_jobs_come_one_at_a_time(world: ScheduleRig) -> None:
     put(world, overlap="queue", missed="all")
 
     world.pass_by(4 * HOUR)
@@ -147,7 +147,7 @@ def test_waiting_jobs_come_one_at_a_time(world: World) -> None:
     assert world.hours() == [1]
 
 
-def test_a_fire_time_that_waited_is_skipped_when_nobody_was_there_after_the_wait(world: World) -> None:
+def test_a_fire_time_that_waited_is_skipped_when_nobody_was_there_after_the_wait(world: ScheduleRig) -> None:
     put(world, overlap="queue", missed="skip")
     world.reach(1)
     world.reach(2)
@@ -159,7 +159,7 @@ def test_a_fire_time_that_waited_is_skipped_when_nobody_was_there_after_the_wait
     assert world.hours() == [1]
 
 
-def test_the_job_before_is_canceled_and_a_new_one_made(world: World) -> None:
+def test_the_job_before_is_canceled_and_a_new_one_made(world: ScheduleRig) -> None:
     put(world, overlap="cancel")
 
     world.pass_by(HOUR)
@@ -169,7 +169,7 @@ def test_the_job_before_is_canceled_and_a_new_one_made(world: World) -> None:
     assert [job.status for job in made(world.driver)] == [Status.CANCELED, Status.PENDING]
 
 
-def test_a_job_that_has_ended_is_not_canceled(world: World) -> None:
+def test_a_job_that_has_ended_is_not_canceled(world: ScheduleRig) -> None:
     put(world, overlap="cancel")
 
     world.pass_by(HOUR)
@@ -180,7 +180,9 @@ def test_a_job_that_has_ended_is_not_canceled(world: World) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["skip", "cancel"])
-def test_where_only_one_job_would_be_left_one_is_made_for_all_that_were_missed(world: World, overlap: str) -> None:
+def test_where_only_one_job_would_be_left_one_is_made_for_all_that_were_missed(
+    world: ScheduleRig, overlap: str
+) -> None:
     put(world, overlap=overlap, missed="all")
 
     world.pass_by(4 * HOUR)
@@ -189,7 +191,7 @@ def test_where_only_one_job_would_be_left_one_is_made_for_all_that_were_missed(w
     assert world.hours() == [4]
 
 
-def test_a_job_before_that_retention_removed_is_in_nobodys_way(world: World) -> None:
+def test_a_job_before_that_retention_removed_is_in_nobodys_way(world: ScheduleRig) -> None:
     put(world, overlap="skip")
     world.pass_by(HOUR)
     world.run_next()

@@ -14,8 +14,8 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.schedules import Scheduler
 from taskharbor.testing.clock import ManualClock
-from tests.postgres import emptied
-from tests.schedules.world import HOUR, MINUTE, START, fire_times, hourly
+from tests.support.postgres import emptied
+from tests.support.schedule_rig import HOUR, MINUTE, START, fire_times, hourly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.schedules.day import CRONS, Day, Verdict
+from tests.support.scheduler_day import CRONS, SchedulerDay, Verdict
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_day_of_more_than_two_hundred_restarts_misses_no_fire_time_and_doubles_none(seed: int) -> None:
-    verdict = Day(seed).live()
+    verdict = SchedulerDay(seed).live()
 
     assert verdict == Verdict(restarts=verdict.restarts, made=verdict.made, missing=0, doubled=0, unwanted=0)
     assert verdict.restarts >= 200

@@ -22,14 +22,14 @@ from taskharbor.janitor import Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.schedules import Scheduler, spec_of
 from taskharbor.schedules.scheduler import MAX_TICK, SCHEDULE_BATCH
-from tests.schedules.world import HOUR, MINUTE, SECOND, START, World, fire_times, hourly, made
-from tests.worker.working import meddled
+from tests.support.schedule_rig import HOUR, MINUTE, SECOND, START, ScheduleRig, fire_times, hourly, made
+from tests.support.worker_rig import meddled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_a_job_is_made_at_the_fire_time_and_not_before(world: World) -> None:
+def test_a_job_is_made_at_the_fire_time_and_not_before(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     world.pass_by(HOUR / 2 - timedelta.resolution)
@@ -40,7 +40,7 @@ def test_a_job_is_made_at_the_fire_time_and_not_before(world: World) -> None:
     assert world.hours() == [1]
 
 
-def test_a_job_is_as_its_schedule_says(world: World) -> None:
+def test_a_job_is_as_its_schedule_says(world: ScheduleRig) -> None:
     world.scheduler.put(
         [hourly(payload={"n": 1}, queue="mail", timeout=MINUTE, max_attempts=3, priority=7, type="mail.digest")]
     )
@@ -56,7 +56,7 @@ def test_a_job_is_as_its_schedule_says(world: World) -> None:
     assert job.metadata == {"schedule": "hourly", "fire_time": "2030-01-01T01:00:00+00:00"}
 
 
-def test_how_often_a_job_is_tried_is_the_policys_where_its_schedule_does_not_say(world: World) -> None:
+def test_how_often_a_job_is_tried_is_the_policys_where_its_schedule_does_not_say(world: ScheduleRig) -> None:
     Scheduler(world.driver, policy=RetryPolicy(max_attempts=4)).put([hourly()])
 
     world.pass_by(HOUR)
@@ -64,7 +64,7 @@ def test_how_often_a_job_is_tried_is_the_policys_where_its_schedule_does_not_say
     assert [job.max_attempts for job in made(world.driver)] == [4]
 
 
-def test_a_schedule_goes_on_after_each_fire_time(world: World) -> None:
+def test_a_schedule_goes_on_after_each_fire_time(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_a_schedule_goes_on_after_each_fire_time(world: World) -> None:
     assert world.schedule().last_job_id == made(world.driver)[-1].id
 
 
-def test_what_is_stored_is_what_was_defined(world: World) -> None:
+def test_what_is_stored_is_what_was_defined(world: ScheduleRig) -> None:
     spec = hourly(
         timezone="Europe/Paris", missed="all", overlap="queue", jitter=1.5 * SECOND, window=HOUR, timeout=0.25 * SECOND,
         max_attempts=2, priority=-3, queue="mail",
@@ -87,7 +87,7 @@ def test_what_is_stored_is_what_was_defined(world: World) -> None:
     assert spec_of(world.schedule()) == spec
 
 
-def test_a_process_that_starts_more_often_than_its_schedule_fires_still_fires_it(world: World) -> None:
+def test_a_process_that_starts_more_often_than_its_schedule_fires_still_fires_it(world: ScheduleRig) -> None:
     for n in range(12):
         started = Scheduler(world.driver)
         started.put([hourly(cron=f"0 {' ' * n}*/2 * * *")])
@@ -97,7 +97,7 @@ def test_a_process_that_starts_more_often_than_its_schedule_fires_still_fires_it
     assert world.hours() == [2, 4]
 
 
-def test_another_cron_counts_from_now_on(world: World) -> None:
+def test_another_cron_counts_from_now_on(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
     world.scheduler.put([hourly(cron="45 * * * *")])
 
@@ -106,7 +106,7 @@ def test_another_cron_counts_from_now_on(world: World) -> None:
     assert [time.minute for time in fire_times(world.driver, "hourly")] == [45]
 
 
-def test_a_schedule_fires_in_processes_that_never_heard_of_it(world: World) -> None:
+def test_a_schedule_fires_in_processes_that_never_heard_of_it(world: ScheduleRig) -> None:
     Scheduler(world.driver).put([hourly("one")])
     Scheduler(world.driver).put([hourly("two")])
 
@@ -115,19 +115,19 @@ def test_a_schedule_fires_in_processes_that_never_heard_of_it(world: World) -> N
     assert (world.hours("one"), world.hours("two")) == ([1], [1])
 
 
-def test_two_schedules_of_one_name_are_refused(world: World) -> None:
+def test_two_schedules_of_one_name_are_refused(world: ScheduleRig) -> None:
     with pytest.raises(InvalidRequest, match="name is 'hourly': two schedules cannot share it"):
         world.scheduler.put([hourly(), hourly(cron="5 * * * *")])
 
     assert not world.driver.inspector.schedules()
 
 
-def test_a_payload_that_cannot_be_stored_is_refused_when_it_is_put(world: World) -> None:
+def test_a_payload_that_cannot_be_stored_is_refused_when_it_is_put(world: ScheduleRig) -> None:
     with pytest.raises(PayloadNotEncodable):
         world.scheduler.put([hourly(payload={1, 2})])
 
 
-def test_a_paused_schedule_fires_no_more_until_it_is_resumed(world: World) -> None:
+def test_a_paused_schedule_fires_no_more_until_it_is_resumed(world: ScheduleRig) -> None:
     world.scheduler.put([hourly(missed="skip")])
     world.driver.control.pause_schedules(["hourly"])
     world.pass_by(2 * HOUR)
@@ -139,8 +139,8 @@ def test_a_paused_schedule_fires_no_more_until_it_is_resumed(world: World) -> No
     assert (while_paused, world.hours()) == ([], [3])
 
 
-def test_jitter_delays_jobs_by_less_than_it_says_and_every_process_by_the_same(world: World) -> None:
-    other = World()
+def test_jitter_delays_jobs_by_less_than_it_says_and_every_process_by_the_same(world: ScheduleRig) -> None:
+    other = ScheduleRig()
     for each in (world, other):
         each.scheduler.put([hourly(jitter=10 * MINUTE), hourly("other", jitter=10 * MINUTE)])
         for _ in range(20):
@@ -153,7 +153,7 @@ def test_jitter_delays_jobs_by_less_than_it_says_and_every_process_by_the_same(w
     assert len(set(delays)) > 35
 
 
-def test_a_job_can_be_made_now_and_the_schedule_goes_on_as_before(world: World) -> None:
+def test_a_job_can_be_made_now_and_the_schedule_goes_on_as_before(world: ScheduleRig) -> None:
     world.scheduler.put([hourly(payload=[7], priority=2)])
     before = world.schedule()
 
@@ -164,7 +164,7 @@ def test_a_job_can_be_made_now_and_the_schedule_goes_on_as_before(world: World) 
     assert world.schedule() == before
 
 
-def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: World) -> None:
+def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     first, second = (world.scheduler.run_now("hourly", idempotency_key="button") for _ in range(2))
@@ -172,14 +172,14 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: World) 
     assert (first.id, first.existed, second.existed) == (second.id, False, True)
 
 
-def test_a_schedule_that_is_not_there_cannot_be_run_and_the_nearest_is_named(world: World) -> None:
+def test_a_schedule_that_is_not_there_cannot_be_run_and_the_nearest_is_named(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     with pytest.raises(ScheduleNotFound, match="there is no schedule 'hourli'; did you mean 'hourly'"):
         world.scheduler.run_now("hourli")
 
 
-def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: World) -> None:
+def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: ScheduleRig) -> None:
     codec = AesGcmCodec({"k": bytes(32)})
     scheduler = Scheduler(world.driver, codec=codec)
     scheduler.put([hourly(payload={"card": "4111"})])
@@ -194,7 +194,7 @@ def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: Wo
 
 
 def test_what_one_process_cannot_fire_is_told_once_left_to_others_and_holds_nobody_up(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: ScheduleRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_key = Scheduler(world.driver, codec=AesGcmCodec({"old": bytes(32), "new": bytes(range(32))}))
     with_key.put([hourly("secret")])
@@ -212,7 +212,7 @@ def test_what_one_process_cannot_fire_is_told_once_left_to_others_and_holds_nobo
     assert len([line for line in caplog.messages if "cannot fire the schedule secret here" in line]) == 1
 
 
-def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: World) -> None:
+def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: ScheduleRig) -> None:
     world.scheduler.put([hourly("a"), hourly("b"), hourly("good", cron="5 * * * *")])
     world.driver.control.put_schedules(
         [
@@ -226,7 +226,7 @@ def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: World) ->
     assert world.hours("good") == [1]
 
 
-def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world: World) -> None:
+def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world: ScheduleRig) -> None:
     waiting = [hourly(f"waits-{n}", overlap="queue") for n in range(2 * SCHEDULE_BATCH)]
     world.scheduler.put([*waiting, hourly("other", cron="5 * * * *")])
 
@@ -237,7 +237,7 @@ def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world:
     assert len(made(world.driver)) == 2 * SCHEDULE_BATCH + 2
 
 
-def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: World) -> None:
+def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: ScheduleRig) -> None:
     pauses = []
     for seconds in (20, 59.75, 60):
         world.clock.advance(START + timedelta(seconds=seconds) - world.clock.now())
@@ -246,7 +246,7 @@ def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: W
     assert pauses == [MAX_TICK, 0.25 * SECOND, MAX_TICK]
 
 
-def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_says(world: World) -> None:
+def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_says(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
     janitor = Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=world.scheduler)
     world.clock.advance(HOUR / 2 - 0.5 * SECOND)
@@ -259,7 +259,7 @@ def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_sa
     assert world.hours() == [1]
 
 
-def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: World) -> None:
+def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: ScheduleRig) -> None:
     def refuse(verb: str, call: Callable[[], Any]) -> Any:
         if verb == "due_schedules":
             raise StoreUnavailable("unplugged by a test")
@@ -272,7 +272,7 @@ def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: World)
 
 
 def test_a_scheduler_with_another_codec_than_the_stores_writes_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: ScheduleRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     encrypting = Scheduler(world.driver, codec=AesGcmCodec({"k": bytes(32)}))
     encrypting.put([hourly()])

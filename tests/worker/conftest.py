@@ -9,9 +9,9 @@ import pytest
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
-from tests.postgres import emptied
-from tests.worker.manual import Rig
-from tests.worker.working import ringing
+from tests.support.manual_worker import Rig
+from tests.support.postgres import emptied
+from tests.support.worker_rig import with_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ BY_MESSAGES: Final = "memory, by messages"
 def driver(request: pytest.FixtureRequest, tmp_path: Path, new_file: Path) -> Iterator[Driver]:
     """Every store in turn, and jobs that come by messages: a worker is the same on all of them."""
     if request.param == BY_MESSAGES:
-        with closing(MemoryDriver()) as rung, ringing(rung):
+        with closing(MemoryDriver()) as rung, with_messages(rung):
             yield rung
         return
     with closing(_made(request.param, tmp_path, new_file)) as made:

@@ -8,8 +8,8 @@ import pytest
 
 from taskharbor.core.errors import UsageError
 from taskharbor.core.model import Progress
-from tests.waiting import wait_until
-from tests.worker.working import drained, enqueue, stored
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import drained, enqueue, stored
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job

@@ -18,9 +18,9 @@ from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.postgres import PostgresServer
-from tests.postgres import emptied, schema_at
-from tests.waiting import wait_until
-from tests.worker.fleet import LEASE, LIMIT, ROOT, Fleet
+from tests.support.postgres import emptied, schema_at
+from tests.support.waiting import wait_until
+from tests.support.worker_fleet import LEASE, LIMIT, ROOT, Fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

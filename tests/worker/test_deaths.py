@@ -23,9 +23,9 @@ from taskharbor.janitor import Janitor
 from taskharbor.outbox import FIRST_START, OutboxRelay, relay_for, to_callable
 from taskharbor.testing.clock import ManualClock
 from taskharbor.worker import Worker
-from tests.ringing import Rig
-from tests.waiting import wait_until
-from tests.worker.working import LIMIT, SHORT, Outage, at_work, ended, enqueue, meddled, stored
+from tests.support.delivery_rig import DeliveryRig
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT, SHORT, Outage, ended, enqueue, meddled, running_worker, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +110,7 @@ def test_a_death_by_an_outcome_calls_hooks_once_and_logs_one_error(
     facts = list[Any]()
 
     handlers = {} if handler is None else {"run": handler}
-    with at_work(driver, handlers, hooks=[facts.append], unhandled_after=timedelta(0)):
+    with running_worker(driver, handlers, hooks=[facts.append], unhandled_after=timedelta(0)):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: deaths(facts) != [])
         job = stored(driver, job_id)
@@ -128,7 +128,7 @@ def test_without_hooks_and_without_info_lines_a_death_is_logged(
 ) -> None:
     caplog.set_level(logging.ERROR, "taskharbor")
 
-    with at_work(driver, {"run": fail}):
+    with running_worker(driver, {"run": fail}):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: errors(caplog, "taskharbor.worker") != [])
 
@@ -141,7 +141,7 @@ def test_a_death_whose_reply_was_lost_is_reported_once(driver: Driver, caplog: p
     outage, facts = Outage("settle", commits=True), list[Any]()
     outage.begin()
 
-    with at_work(meddled(driver, outage), {"run": fail}, hooks=[facts.append]):
+    with running_worker(meddled(driver, outage), {"run": fail}, hooks=[facts.append]):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: len(outage.refused) > 0)
         assert (stored(driver, job_id).status, deaths(facts)) == (Status.DEAD, [])
@@ -161,7 +161,7 @@ def test_a_release_past_its_bound_that_kills_a_job_is_reported() -> None:
         has_begun.set()
         await asyncio.sleep(LIMIT)
 
-    with at_work(driver, {"run": sleep}, hooks=[facts.append]):
+    with running_worker(driver, {"run": sleep}, hooks=[facts.append]):
         assert has_begun.wait(LIMIT)
 
     assert stored(driver, job_id).status is Status.DEAD
@@ -214,7 +214,7 @@ def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None
     job_id = enqueue(driver, "other", max_attempts=1, queue="others")
     driver.reserve("others", token=new_token(), worker="gone", lease=SOON, limit=1, overdue_after=HOUR)
 
-    with at_work(driver, {}, lease=SHORT, hooks=[facts.append]):
+    with running_worker(driver, {}, lease=SHORT, hooks=[facts.append]):
         ended(driver, job_id)
         wait_until(lambda: deaths(facts) != [])
 
@@ -224,7 +224,7 @@ def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None
 def test_a_worker_without_a_transport_gives_events_to_its_publisher(driver: Driver) -> None:
     events = list[Any]()
 
-    with at_work(driver, {"run": fail}, publisher=events.append):
+    with running_worker(driver, {"run": fail}, publisher=events.append):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: events != [])
         wait_until(lambda: event_of(driver, job_id).published_at is not None)
@@ -234,7 +234,7 @@ def test_a_worker_without_a_transport_gives_events_to_its_publisher(driver: Driv
 
 
 def test_a_death_is_published_at_once_without_a_janitor() -> None:
-    rig, events = Rig(), list[Any]()
+    rig, events = DeliveryRig(), list[Any]()
     worker = Worker(rig.driver, runtime=rig.runtime("w"), publisher=events.append, janitor=False)
     worker.register("run", fail)
     worker.start()

@@ -19,14 +19,14 @@ from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.execution import Execution, StopReason
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.handlers import handler
-from tests.worker.manual import TIMEOUT
+from tests.support.manual_worker import TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from taskharbor.core.model import Job
     from taskharbor.runtime import AsyncWork
-    from tests.worker.manual import Rig
+    from tests.support.manual_worker import Rig
 
 MINUTE = timedelta(minutes=1)
 

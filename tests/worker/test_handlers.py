@@ -23,9 +23,9 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.worker import current_attempt
-from tests.postgres import emptied
-from tests.waiting import wait_until
-from tests.worker.working import LIMIT, at_work, drained, ended, enqueue, stored, worker_for
+from tests.support.postgres import emptied
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT, drained, ended, enqueue, running_worker, stored, worker_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,7 +243,7 @@ def test_two_workers_never_run_one_job_both(driver: Driver) -> None:
     ran: list[object] = []
     handlers = {"count": lambda job: ran.append(job.data)}
 
-    with at_work(driver, handlers), at_work(driver, handlers):
+    with running_worker(driver, handlers), running_worker(driver, handlers):
         jobs = [enqueue(driver, "count", n) for n in range(50)]
         statuses = {ended(driver, job_id).status for job_id in jobs}
 

@@ -16,8 +16,8 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.janitor import BATCH, ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
-from tests.waiting import wait_until
-from tests.worker.working import SHORT, Outage, at_work, ended, enqueue, meddled, stored
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import SHORT, Outage, ended, enqueue, meddled, running_worker, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,11 @@ def test_several_workers_share_the_duties(driver: Driver) -> None:
     calls = Calls()
     shared = meddled(driver, calls)
 
-    with at_work(shared, {}, lease=SHORT), at_work(shared, {}, lease=SHORT), at_work(shared, {}, lease=SHORT):
+    with (
+        running_worker(shared, {}, lease=SHORT),
+        running_worker(shared, {}, lease=SHORT),
+        running_worker(shared, {}, lease=SHORT),
+    ):
         start = driver.inspector.now()
         wait_until(lambda: calls.count["expire"] >= 3)
         passed = driver.inspector.now() - start
@@ -116,7 +120,7 @@ def test_a_spent_job_of_a_worker_that_died_becomes_a_dead_letter_with_its_event(
     job_id = enqueue(driver, "run", max_attempts=1)
     _hold(driver, SOON)
 
-    with at_work(driver, {}, lease=SHORT):
+    with running_worker(driver, {}, lease=SHORT):
         job = ended(driver, job_id)
 
     assert (job.status, job.dead_reason) == (Status.DEAD, "attempts spent")
@@ -133,7 +137,7 @@ def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(driver: Driv
             raise ValueError("a bug of ours")
         return calls(verb, call)
 
-    with at_work(meddled(driver, fail), {}, lease=SHORT):
+    with running_worker(meddled(driver, fail), {}, lease=SHORT):
         wait_until(lambda: min(calls.count[name] for name in ("expire", "prune", "roll_up")) > 0)
 
 
@@ -143,7 +147,7 @@ def test_a_store_that_is_away_ends_no_janitor(driver: Driver) -> None:
     job_id = enqueue(driver, "run", max_attempts=1)
     _hold(driver, SOON)
 
-    with at_work(meddled(driver, outage), {}, lease=SHORT):
+    with running_worker(meddled(driver, outage), {}, lease=SHORT):
         wait_until(lambda: outage.refused.count("claim_duty") > 1)
         outage.end()
 

@@ -15,7 +15,7 @@ from taskharbor.core.errors import UsageError
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from tests.worker.working import LIMIT, LONG, SHORT, at_work, ended, enqueue, worker_for
+from tests.support.worker_rig import LIMIT, LONG, SHORT, ended, enqueue, running_worker, worker_for
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job
@@ -46,7 +46,7 @@ async def _compute_on_the_loop(_job: Job) -> None:
 
 @pytest.mark.parametrize("handler", [_block, _compute_on_the_loop], ids=["blocks", "computes"])
 def test_a_handler_keeps_its_lease_for_as_long_as_it_runs(driver: Driver, handler: Any) -> None:
-    with at_work(driver, {"run": handler}, lease=SHORT):
+    with running_worker(driver, {"run": handler}, lease=SHORT):
         job_id = enqueue(driver, "run")
         job = ended(driver, job_id)
 
@@ -63,7 +63,7 @@ async def _hog(job: Job) -> str:
 def test_a_handler_that_keeps_pythons_lock_for_longer_than_its_lease_loses_it_and_the_log_says_what_to_do(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "taskharbor"), at_work(driver, {"hog": _hog}, lease=SHORT):
+    with caplog.at_level(logging.WARNING, "taskharbor"), running_worker(driver, {"hog": _hog}, lease=SHORT):
         job_id = enqueue(driver, "hog")
         job = ended(driver, job_id)
 
@@ -84,7 +84,7 @@ def test_a_lease_that_was_lost_for_another_reason_comes_with_no_such_advice(capl
         began.set()
         assert may_end.wait(LIMIT)
 
-    with caplog.at_level(logging.WARNING, "taskharbor"), at_work(driver, {"run": run}, lease=SHORT) as worker:
+    with caplog.at_level(logging.WARNING, "taskharbor"), running_worker(driver, {"run": run}, lease=SHORT) as worker:
         job_id = enqueue(driver, "run")
         assert began.wait(LIMIT)
         driver.maintenance.report_clock_jump(

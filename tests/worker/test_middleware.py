@@ -11,7 +11,7 @@ from taskharbor.core.errors import UsageError
 from taskharbor.core.outcome import DeadLetter
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from tests.worker.working import drained, enqueue, stored, worker_for
+from tests.support.worker_rig import drained, enqueue, stored, worker_for
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job

@@ -14,7 +14,7 @@ from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Cancel, DeadLetter, Retry, Snooze
 from taskharbor.core.retry import Fixed, RetryPolicy
 from taskharbor.core.states import Status
-from tests.worker.working import NOW, SHORT, at_work, drained, ended, enqueue, stored, worker_for
+from tests.support.worker_rig import NOW, SHORT, drained, ended, enqueue, running_worker, stored, worker_for
 
 if TYPE_CHECKING:
     from taskharbor.core.hooks import HookEvent
@@ -174,7 +174,7 @@ def test_a_worker_takes_over_from_a_dead_one_only_what_it_can_run(driver: Driver
     other, ours = enqueue(driver, "unheard.of"), enqueue(driver, "greet")
     driver.reserve("default", token=new_token(), worker="dead", lease=SOON, limit=2, overdue_after=HOUR)
 
-    with at_work(driver, {"greet": lambda _job: None}, unknown_types="leave", lease=SHORT, janitor=False):
+    with running_worker(driver, {"greet": lambda _job: None}, unknown_types="leave", lease=SHORT, janitor=False):
         job = ended(driver, ours)
 
     assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 2)

@@ -11,8 +11,8 @@ from taskharbor.core.errors import OutcomeNotStorable
 from taskharbor.core.hooks import AttemptFailed, JobClaimed, JobDead, JobSucceeded
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from tests.waiting import wait_until
-from tests.worker.working import LIMIT, SHORT, Hold, Outage, at_work, ended, enqueue, meddled, stored
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT, SHORT, Hold, Outage, ended, enqueue, meddled, running_worker, stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def test_a_success_is_told_only_after_its_commit(driver: Driver) -> None:
     hold, facts = Hold("settle"), list[Any]()
     hold.is_on.set()
 
-    with at_work(meddled(driver, hold), {"run": _nothing}, hooks=[facts.append]):
+    with running_worker(meddled(driver, hold), {"run": _nothing}, hooks=[facts.append]):
         job_id = enqueue(driver, "run")
         assert hold.came.wait(LIMIT)
         before = [type(fact) for fact in facts]
@@ -45,7 +45,7 @@ def test_an_outcome_whose_reply_was_lost_is_recorded_and_told_once(driver: Drive
     outage, facts = Outage("settle", commits=True), list[Any]()
     outage.begin()
 
-    with at_work(meddled(driver, outage), {"run": _nothing}, hooks=[facts.append]):
+    with running_worker(meddled(driver, outage), {"run": _nothing}, hooks=[facts.append]):
         job_id = enqueue(driver, "run")
         wait_until(lambda: len(outage.refused) > 0)
         assert stored(driver, job_id).status is Status.SUCCEEDED
@@ -59,7 +59,7 @@ def test_an_outcome_whose_reply_was_lost_is_recorded_and_told_once(driver: Drive
 def test_failures_and_deaths_are_told_with_their_reason(driver: Driver) -> None:
     facts = list[Any]()
 
-    with at_work(driver, {"fail": lambda _job: 1 / 0}, hooks=[facts.append]):
+    with running_worker(driver, {"fail": lambda _job: 1 / 0}, hooks=[facts.append]):
         enqueue(driver, "fail")
         enqueue(driver, "fail", max_attempts=1)
         wait_until(lambda: len(facts) == 4)
@@ -77,7 +77,7 @@ def test_a_worker_whose_store_is_away_keeps_what_it_has_takes_nothing_and_goes_o
         ran.append(job.id)
         assert may_end.wait(LIMIT)
 
-    with at_work(meddled(driver, outage), {"run": run}):
+    with running_worker(meddled(driver, outage), {"run": run}):
         first = enqueue(driver, "run")
         wait_until(lambda: ran == [first])
         outage.begin()
@@ -96,7 +96,7 @@ def test_an_outcome_that_could_not_be_recorded_before_its_lease_ended_is_made_ag
     outage = Outage("settle", "extend")
     outage.begin()
 
-    with at_work(meddled(driver, outage), {"run": _nothing}, lease=SHORT):
+    with running_worker(meddled(driver, outage), {"run": _nothing}, lease=SHORT):
         job_id = enqueue(driver, "run")
         wait_until(lambda: stored(driver, job_id).attempt_count > 1)
         outage.end()
@@ -111,7 +111,7 @@ def test_jobs_of_a_call_whose_reply_was_lost_run_all_the_same(driver: Driver) ->
     jobs = [enqueue(driver, "run") for _ in range(3)]
     outage.begin()
 
-    with at_work(meddled(driver, outage), {"run": _nothing}, concurrency=3):
+    with running_worker(meddled(driver, outage), {"run": _nothing}, concurrency=3):
         wait_until(lambda: len(outage.refused) > 0)
         outage.end()
         ran = [ended(driver, job_id) for job_id in jobs]
@@ -139,7 +139,7 @@ class Picky:
 
 
 def test_an_outcome_that_the_store_cannot_hold_does_not_hold_up_the_others(driver: Driver) -> None:
-    with at_work(cast("Driver", Picky(driver)), {"run": lambda job: job.data}, concurrency=8):
+    with running_worker(cast("Driver", Picky(driver)), {"run": lambda job: job.data}, concurrency=8):
         jobs = [enqueue(driver, "run", n) for n in range(8)]
         ran = {job_id: ended(driver, job_id) for job_id in jobs}
 
@@ -152,7 +152,7 @@ def test_a_success_survives_a_store_that_fails_in_unknown_ways(driver: Driver) -
     outage = Outage("settle", error=RuntimeError("SQLSTATE 58030"))
     outage.begin()
 
-    with at_work(meddled(driver, outage), {"run": _nothing}, concurrency=4):
+    with running_worker(meddled(driver, outage), {"run": _nothing}, concurrency=4):
         jobs = [enqueue(driver, "run") for _ in range(4)]
         wait_until(lambda: len(outage.refused) > 8)
         outage.end()
@@ -168,7 +168,7 @@ def test_of_attempts_that_end_at_the_same_moment_none_waits_for_the_next_to_be_r
     try:
         for _ in range(20):
             meeting = threading.Barrier(16)
-            with at_work(driver, {"meet": lambda _job, meeting=meeting: meeting.wait(LIMIT) and None}):
+            with running_worker(driver, {"meet": lambda _job, meeting=meeting: meeting.wait(LIMIT) and None}):
                 jobs = [enqueue(driver, "meet") for _ in range(16)]
                 wait_until(lambda jobs=jobs: all(stored(driver, each).status.is_final for each in jobs), limit=5)  # type: ignore[misc]
     finally:
@@ -179,7 +179,7 @@ def test_a_lease_that_ends_while_its_outcome_is_on_its_way_is_no_error(driver: D
     hold, facts = Hold("settle"), list[Any]()
     hold.is_on.set()
 
-    with at_work(meddled(driver, hold), {"run": _nothing}, lease=SHORT, hooks=[facts.append]):
+    with running_worker(meddled(driver, hold), {"run": _nothing}, lease=SHORT, hooks=[facts.append]):
         job_id = enqueue(driver, "run")
         assert hold.came.wait(LIMIT)
         expires_at = stored(driver, job_id).lease_expires_at
@@ -191,7 +191,7 @@ def test_a_lease_that_ends_while_its_outcome_is_on_its_way_is_no_error(driver: D
 
 
 def test_a_worker_says_that_it_is_alive_and_what_it_runs(driver: Driver) -> None:
-    with at_work(driver, {"b": _nothing, "a": _nothing}, queues=["mail"], concurrency=3, name="w-1"):
+    with running_worker(driver, {"b": _nothing, "a": _nothing}, queues=["mail"], concurrency=3, name="w-1"):
         wait_until(lambda: len(driver.inspector.workers()) == 1)
 
     [record] = driver.inspector.workers()

@@ -17,8 +17,8 @@ from taskharbor.core.hooks import AttemptReturned, JobClaimed
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from tests.waiting import wait_until
-from tests.worker.working import LIMIT, LONG, NOW, SHORT, Hold, Outage, enqueue, meddled, stored, worker_for
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT, LONG, NOW, SHORT, Hold, Outage, enqueue, meddled, stored, worker_for
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId

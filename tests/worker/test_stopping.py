@@ -16,8 +16,8 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settled, Settlement, Transitioned
 from taskharbor.core.states import Status
 from taskharbor.worker import AttemptStopped
-from tests.waiting import wait_until
-from tests.worker.working import LIMIT, SHORT, Hold, Outage, at_work, ended, enqueue, meddled, stored
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT, SHORT, Hold, Outage, ended, enqueue, meddled, running_worker, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def colour(request: pytest.FixtureRequest) -> str:
 def test_a_handler_that_runs_longer_than_its_job_may_is_stopped(driver: Driver, colour: str) -> None:
     endless = Endless()
 
-    with at_work(driver, {"run": endless.of(colour)}):
+    with running_worker(driver, {"run": endless.of(colour)}):
         job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
         job = ended(driver, job_id)
 
@@ -83,7 +83,7 @@ def test_a_handler_that_runs_longer_than_its_job_may_is_stopped(driver: Driver, 
 
 
 def test_a_handler_within_its_timeout_is_left_alone(driver: Driver) -> None:
-    with at_work(driver, {"run": lambda _job: None}):
+    with running_worker(driver, {"run": lambda _job: None}):
         assert ended(driver, enqueue(driver, "run", timeout=timedelta(seconds=20))).status is Status.SUCCEEDED
 
 
@@ -92,7 +92,7 @@ def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_hea
 ) -> None:
     endless = Endless()
 
-    with at_work(driver, {"run": endless.of(colour)}, lease=SHORT):
+    with running_worker(driver, {"run": endless.of(colour)}, lease=SHORT):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         assert driver.cancel([job_id]) == [Transitioned(job_id, Status.PROCESSING)]
@@ -106,7 +106,7 @@ def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_hea
 def test_a_success_wins_over_a_cancel_that_was_requested(driver: Driver) -> None:
     endless = Endless()
 
-    with at_work(driver, {"run": endless.deaf}):
+    with running_worker(driver, {"run": endless.deaf}):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         driver.cancel([job_id])
@@ -125,7 +125,7 @@ def test_a_cancellation_that_comes_before_a_tasks_first_step_is_not_lost(driver:
     async def run(_job: Job) -> None:
         ran.set()
 
-    with at_work(driver, {"block": block, "run": run}, lease=SHORT):
+    with running_worker(driver, {"block": block, "run": run}, lease=SHORT):
         blocker = enqueue(driver, "block")
         assert began.wait(LIMIT)
         job_id = enqueue(driver, "run")
@@ -167,7 +167,9 @@ def test_a_handler_whose_lease_was_lost_is_stopped_at_once_and_records_nothing(d
     hold.is_on.set()
     silent = meddled(driver, hold)
 
-    with at_work(silent, {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False, hooks=[facts.append]):
+    with running_worker(
+        silent, {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False, hooks=[facts.append]
+    ):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         stolen = _steal(driver)
@@ -185,7 +187,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_is_thrown_away(driver: 
     endless, hold, facts = Endless(), Hold("extend"), list[Any]()
     hold.is_on.set()
 
-    with at_work(
+    with running_worker(
         meddled(driver, hold), {"run": endless.deaf}, lease=SHORT, concurrency=1, janitor=False, hooks=[facts.append]
     ):
         job_id = enqueue(driver, "run")
@@ -204,7 +206,9 @@ def test_a_handler_is_stopped_before_its_lease_ends_when_the_store_is_away(drive
     endless, outage = Endless(), Outage("extend")
     outage.begin()
 
-    with at_work(meddled(driver, outage), {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False):
+    with running_worker(
+        meddled(driver, outage), {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False
+    ):
         job_id = enqueue(driver, "run")
         assert endless.stopped.wait(LIMIT)
         job = stored(driver, job_id)
@@ -218,7 +222,7 @@ def test_a_handler_is_stopped_before_its_lease_ends_when_the_store_is_away(drive
 def test_a_beat_that_fails_now_and_then_costs_no_lease(driver: Driver) -> None:
     endless, outage = Endless(), Outage("extend")
 
-    with at_work(meddled(driver, outage), {"run": endless.deaf}, lease=SHORT, concurrency=1):
+    with running_worker(meddled(driver, outage), {"run": endless.deaf}, lease=SHORT, concurrency=1):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         for _ in range(3):

@@ -16,9 +16,9 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.service import LOST_SLOTS_EXIT
 from taskharbor.worker.execution import StopReason
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT, LONG, ended, enqueue, running_worker, stored, worker_for
 from tests.worker.conftest import BY_MESSAGES
-from tests.worker.working import LIMIT, LONG, at_work, ended, enqueue, stored, worker_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
     from taskharbor.worker import Context
-    from tests.worker.manual import Rig
+    from tests.support.manual_worker import Rig
 
 BRIEF: Final = timedelta(milliseconds=50)
 SECOND: Final = timedelta(seconds=1)
@@ -122,7 +122,7 @@ def _outcomes(driver: Driver, job_id: JobId) -> list[AttemptOutcome]:
 
 
 def test_a_sync_handler_that_returns_after_its_timeout_is_recorded_as_timed_out(driver: Driver, stuck: Stuck) -> None:
-    with at_work(driver, {"run": stuck}):
+    with running_worker(driver, {"run": stuck}):
         job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
         assert stuck.began.wait(LIMIT)
         began = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_sync_handler_that_returns_after_its_timeout_is_recorded_as_timed_out(
 
 @IN_MEMORY
 def test_a_job_runs_again_while_its_old_handler_still_runs_in_the_same_worker(driver: Driver, stuck: Stuck) -> None:
-    with at_work(driver, {"run": stuck}, lease=SECOND, concurrency=4) as worker:
+    with running_worker(driver, {"run": stuck}, lease=SECOND, concurrency=4) as worker:
         job_id = enqueue(driver, "run", timeout=BRIEF)
         job = ended(driver, job_id)
         lost = worker.lost_slots
@@ -173,7 +173,9 @@ def test_a_lost_slot_takes_no_job_until_its_handler_returns(driver: Driver, stuc
         with lock:
             running -= 1
 
-    with at_work(driver, {"run": stuck, "count": count}, lease=SECOND, queues={"default": 3, "side": 3}) as worker:
+    with running_worker(
+        driver, {"run": stuck, "count": count}, lease=SECOND, queues={"default": 3, "side": 3}
+    ) as worker:
         enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
         wait_until(lambda: worker.lost_slots == 1)
         jobs = [enqueue(driver, "count") for _ in range(12)]
@@ -246,7 +248,7 @@ def test_a_shutdown_waits_for_no_lost_slot(driver: Driver, stuck: Stuck) -> None
 def test_a_shutdown_records_a_handler_that_is_past_its_timeout_as_timed_out(
     driver: Driver, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with at_work(driver, {"run": stuck}, lease=LONG):
+    with running_worker(driver, {"run": stuck}, lease=LONG):
         job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
         wait_until(lambda: "still running at its timeout" in caplog.text)
 

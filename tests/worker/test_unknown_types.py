@@ -10,7 +10,7 @@ import pytest
 from taskharbor.core.states import Status
 from taskharbor.worker import Worker
 from taskharbor.worker.config import UNHANDLED_AFTER
-from tests.ringing import LEASE, Rig
+from tests.support.delivery_rig import LEASE, DeliveryRig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ DELAY: Final = timedelta(minutes=2)
 def _nothing(_job: Job) -> None: ...
 
 
-class Polling(Rig):
+class Polling(DeliveryRig):
     """A rig whose workers poll the store."""
 
     def worker(self, handlers: Any, driver: Any = None, **options: Any) -> Worker:
@@ -35,7 +35,7 @@ class Polling(Rig):
         return worker
 
 
-class Messaging(Rig):
+class Messaging(DeliveryRig):
     """A rig whose workers receive messages, and whose enqueuer runs."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Messaging(Rig):
 
 
 @pytest.fixture(params=[Polling, Messaging], ids=["polling", "by messages"])
-def rig(request: pytest.FixtureRequest) -> Rig:
-    make: Callable[[], Rig] = request.param
+def rig(request: pytest.FixtureRequest) -> DeliveryRig:
+    make: Callable[[], DeliveryRig] = request.param
     return make()
 
 
-def test_a_job_without_a_handler_dies_five_minutes_after_it_is_due(rig: Rig) -> None:
+def test_a_job_without_a_handler_dies_five_minutes_after_it_is_due(rig: DeliveryRig) -> None:
     job_id = rig.enqueue(type="unheard.of", delay=DELAY)
     rig.worker({"run": _nothing})
     rig.run(DELAY.total_seconds() + FIVE_MINUTES - 1)
@@ -65,7 +65,7 @@ def test_a_job_without_a_handler_dies_five_minutes_after_it_is_due(rig: Rig) -> 
     assert rig.left() == 0
 
 
-def test_a_worker_with_the_handler_runs_the_job_meanwhile(rig: Rig) -> None:
+def test_a_worker_with_the_handler_runs_the_job_meanwhile(rig: DeliveryRig) -> None:
     job_id = rig.enqueue(type="new")
     rig.worker({"run": _nothing})
     rig.run(FIVE_MINUTES / 2)
@@ -77,7 +77,7 @@ def test_a_worker_with_the_handler_runs_the_job_meanwhile(rig: Rig) -> None:
     assert (job.status, job.attempt_count, job.worker_id) == (Status.SUCCEEDED, 1, "newer")
 
 
-def test_a_worker_that_leaves_unknown_types_never_fails_them(rig: Rig) -> None:
+def test_a_worker_that_leaves_unknown_types_never_fails_them(rig: DeliveryRig) -> None:
     job_id = rig.enqueue(type="unheard.of")
 
     rig.worker({"run": _nothing}, unknown_types="leave")
@@ -86,7 +86,7 @@ def test_a_worker_that_leaves_unknown_types_never_fails_them(rig: Rig) -> None:
     assert (rig.job(job_id).status.is_waiting, rig.job(job_id).attempt_count) == (True, 0)
 
 
-def test_unknown_types_do_not_hold_up_known_ones(rig: Rig) -> None:
+def test_unknown_types_do_not_hold_up_known_ones(rig: DeliveryRig) -> None:
     for _ in range(30):
         rig.enqueue(type="unheard.of", priority=-1)
     job_id = rig.enqueue()

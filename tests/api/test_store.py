@@ -1,0 +1,116 @@
+"""How the API calls its store."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.api import store
+from taskharbor.core.errors import StoreUnavailable
+from tests.support.api_rig import bearer, opened
+from tests.support.waiting import LIMIT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.api_rig import ApiRig
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def locked() -> Iterator[ApiRig]:
+    with opened(needs_keys=True) as site:
+        yield site
+
+
+def noted(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the keys whose use is noted, as that happens."""
+    uses: list[str] = []
+    note = site.driver.control.note_key_use
+
+    def note_key_use(ids: Any) -> None:
+        note(ids)
+        uses.extend(ids)
+
+    monkeypatch.setattr(site.driver.control, "note_key_use", note_key_use)
+    return uses
+
+
+def test_the_use_of_a_key_is_noted_once_a_minute(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(store, "time", clock)
+    uses, key = noted(locked, monkeypatch), locked.key("jobs:read")
+    [key_id] = locked.driver.inspector.keys()
+
+    for seconds, count in ((0, 1), (59, 1), (1, 2), (1, 2)):
+        clock.now += seconds
+        locked.get("/v1/queues", headers=bearer(key))
+        locked.get("/v1/queues", headers=bearer(key))
+        wait_until(lambda count=count: len(uses) >= count)  # type: ignore[misc]
+        assert uses == [key_id] * count
+    assert locked.driver.inspector.keys()[key_id].used_at is not None
+
+
+def test_a_key_that_opens_nothing_is_not_noted(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    uses, key = noted(locked, monkeypatch), locked.key("jobs:read")
+    locked.driver.control.revoke_keys([*locked.driver.inspector.keys()])
+
+    assert locked.get("/v1/queues", headers=bearer(key)).status_code == 401
+    assert locked.get("/v1/queues", headers=bearer(key + "x")).status_code == 401
+    assert uses == []
+
+
+def test_no_request_waits_until_its_use_is_noted(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, is_over = threading.Event(), threading.Event()
+
+    def blocked(_ids: Any) -> None:
+        assert may_end.wait(LIMIT)
+        is_over.set()
+
+    monkeypatch.setattr(locked.driver.control, "note_key_use", blocked)
+    key = locked.key("jobs:read")
+
+    assert locked.get("/v1/queues", headers=bearer(key)).status_code == 200
+    assert not is_over.is_set()
+    may_end.set()
+    wait_until(is_over.is_set)
+
+
+def test_a_use_that_cannot_be_noted_is_logged_and_fails_nothing(
+    locked: ApiRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def out_of_reach(_ids: Any) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(locked.driver.control, "note_key_use", out_of_reach)
+    key = locked.key("jobs:read")
+
+    assert [locked.get("/v1/queues", headers=bearer(key)).status_code for _ in range(3)] == [200] * 3
+    assert [each for each in caplog.messages if each.startswith("cannot note that a key was used")]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs", "/v1/jobs/{id}", "/v1/jobs/{id}/why", "/v1/dead-letters/groups", "/v1/queues", "/v1/stats"]
+)
+def test_requests_read_through_the_bounded_inspector_of_a_driver_that_has_one(site: ApiRig, path: str) -> None:
+    job_id = site.create()
+    whole, used = site.driver.inspector, threading.Event()
+
+    class Bounded:
+        def __getattr__(self, name: str) -> Any:
+            used.set()
+            return getattr(whole, name)
+
+    site.driver.bounded_inspector = Bounded()  # type: ignore[attr-defined]
+
+    assert site.get(path.format(id=job_id)).status_code == 200
+    assert used.is_set()

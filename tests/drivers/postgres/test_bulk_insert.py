@@ -1,0 +1,202 @@
+"""Many jobs at once, from the requests to the rows."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from taskharbor import Client, JobRequest, JsonCodec
+from taskharbor.core.errors import IdempotencyConflict, InvalidRequest
+from taskharbor.core.results import Enqueued
+from taskharbor.drivers.postgres import PostgresDriver, insert
+from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
+from taskharbor.testing.conformance.subject import new_job
+from tests.support.postgres import emptied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskharbor.core.model import NewJob
+
+ABSENT = "postgresql://postgres@127.0.0.1:1/postgres?connect_timeout=1"
+
+
+@pytest.fixture
+def url() -> str:
+    return emptied()
+
+
+@pytest.fixture
+def driver(url: str) -> Iterator[PostgresDriver]:
+    """With one connection: whoever keeps it, or asks for another meanwhile, is found out."""
+    with closing(PostgresDriver(url, size=1)) as driver:
+        yield driver
+
+
+def stored(url: str) -> list[Any]:
+    with psycopg.connect(url) as db:
+        return db.execute("SELECT payload, metadata FROM th_jobs ORDER BY id").fetchall()
+
+
+def test_a_payload_that_cannot_be_encoded_stops_all_the_jobs_before_it(driver: PostgresDriver, url: str) -> None:
+    client, good = Client(driver), [JobRequest(type="greet", payload=n) for n in range(2 * MIN_COPY_JOBS)]
+
+    with pytest.raises(InvalidRequest) as refused:
+        client.enqueue_many([*good, JobRequest(type="greet", payload={"at": object()})])
+
+    assert [problem.field for problem in refused.value.problems] == [f"jobs[{2 * MIN_COPY_JOBS}].payload.at"]
+    assert stored(url) == []
+    assert len(client.enqueue_many(good)) == len(stored(url)) == 2 * MIN_COPY_JOBS
+
+
+def test_a_request_that_breaks_a_rule_is_refused_before_the_store_is_asked() -> None:
+    requests = [JobRequest(type="greet")] * MIN_COPY_JOBS
+
+    with (
+        closing(PostgresDriver(ABSENT)) as driver,
+        pytest.raises(InvalidRequest, match=rf"jobs\[{MIN_COPY_JOBS}\]\.priority"),
+    ):
+        Client(driver).enqueue_many([*requests, JobRequest(type="greet", priority=10**6)])
+
+
+def test_plain_jobs_and_others_keep_their_order_and_all_they_have(driver: PostgresDriver, url: str) -> None:
+    special = {MIN_COPY_JOBS: {"tag": "a"}, MIN_COPY_JOBS + 2: {"tag": "b"}}
+    requests = [JobRequest(type="greet", payload=n, metadata=special.get(n, {})) for n in range(2 * MIN_COPY_JOBS)]
+
+    answers = Client(driver).enqueue_many(requests)
+
+    assert stored(url) == [(str(n).encode(), special.get(n, {})) for n in range(2 * MIN_COPY_JOBS)]
+    assert [answer.id for answer in answers] == sorted(answer.id for answer in answers)
+
+
+class Curious(JsonCodec):
+    """Looks into the store for each payload, as one might that reads its keys from there."""
+
+    def __init__(self, driver: PostgresDriver) -> None:
+        super().__init__()
+        self._driver = driver
+
+    def encode(self, value: object, *, context: bytes) -> bytes:
+        self._driver.inspector.now()
+        return super().encode(value, context=context)
+
+
+def test_a_codec_of_the_users_is_done_before_a_connection_is_taken(driver: PostgresDriver, url: str) -> None:
+    client = Client(driver, codec=Curious(driver))
+
+    client.enqueue_many([JobRequest(type="greet", payload=n) for n in range(MIN_COPY_JOBS)])
+
+    assert len(stored(url)) == MIN_COPY_JOBS
+
+
+PORTION = 50
+PAUSE = 0.005  # seconds that the server takes for each job
+
+
+@pytest.fixture
+def _small_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(insert, "MAX_STATEMENT_JOBS", PORTION)
+
+
+@contextmanager
+def at_each_row(url: str, body: str) -> Iterator[None]:
+    """Run *body* before each job is stored."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(
+            f"CREATE FUNCTION at_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$".encode()
+        )
+        db.execute("CREATE TRIGGER at_row BEFORE INSERT ON th_jobs_waiting FOR EACH ROW EXECUTE FUNCTION at_row()")
+        try:
+            yield
+        finally:
+            db.execute("DROP FUNCTION at_row CASCADE")
+
+
+def many(count: int, *, keys: bool = False, **fields: Any) -> list[NewJob]:
+    return [new_job(idempotency_key=str(n) if keys else None, **fields) for n in range(count)]
+
+
+REPEATS = pytest.mark.parametrize("repeat", [False, True], ids=["copied", "repeated"])
+
+
+@pytest.mark.usefixtures("_small_statements")
+@pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with keys"])
+@REPEATS
+def test_jobs_that_take_longer_than_the_deadline_together_are_stored(url: str, *, repeat: bool, keys: bool) -> None:
+    deadline, jobs = timedelta(seconds=1), many(2 * MIN_COPY_JOBS, keys=keys)
+    assert len(jobs) * PAUSE >= 2 * deadline.total_seconds()
+
+    with at_each_row(url, f"PERFORM pg_sleep({PAUSE});"), closing(PostgresDriver(url, deadline=deadline)) as driver:
+        answers = driver.insert(jobs, repeat=repeat)
+
+    assert answers == [Enqueued(job.id, existed=False) for job in jobs]
+    assert len(stored(url)) == len(jobs)
+
+
+@pytest.mark.usefixtures("_small_statements")
+@REPEATS
+def test_if_one_of_many_statements_fails_no_job_is_stored(url: str, driver: PostgresDriver, *, repeat: bool) -> None:
+    jobs = [*many(2 * MIN_COPY_JOBS), new_job(type="bad")]
+    failing = "IF NEW.type = 'bad' THEN RAISE USING ERRCODE = '23514'; END IF;"
+
+    with at_each_row(url, failing), pytest.raises(psycopg.errors.CheckViolation):
+        driver.insert(jobs, repeat=repeat)
+
+    assert stored(url) == []
+    assert len(driver.insert(jobs, repeat=repeat)) == len(stored(url)) == len(jobs)
+
+
+@pytest.mark.usefixtures("_small_statements")
+@REPEATS
+def test_every_job_of_many_statements_is_answered_in_its_place(
+    url: str, driver: PostgresDriver, *, repeat: bool
+) -> None:
+    first = many(MIN_COPY_JOBS, keys=True)
+    driver.insert(first)
+    same = many(MIN_COPY_JOBS, keys=True)
+    other = [new_job(idempotency_key=str(n), digest=b"another") for n in range(MIN_COPY_JOBS)]
+    fresh = [new_job(idempotency_key=f"new {n}") for n in range(MIN_COPY_JOBS)]
+    jobs = [job for each in zip(same, other, fresh, many(MIN_COPY_JOBS), strict=True) for job in each]
+
+    answers = driver.insert(jobs, repeat=repeat)
+
+    for n, held in enumerate(first):
+        existed, conflict, new, keyless = answers[4 * n : 4 * n + 4]
+        assert existed == Enqueued(held.id, existed=True)
+        assert isinstance(conflict, IdempotencyConflict)
+        assert conflict.holder == held.id
+        assert new == Enqueued(fresh[n].id, existed=False)
+        assert keyless == Enqueued(jobs[4 * n + 3].id, existed=False)
+    assert len(stored(url)) == 3 * MIN_COPY_JOBS
+
+
+@pytest.mark.usefixtures("_small_statements")
+def test_what_was_stored_by_many_statements_is_found_by_a_repeat(url: str, driver: PostgresDriver) -> None:
+    jobs = many(2 * MIN_COPY_JOBS)
+    driver.insert(jobs)
+
+    answers = driver.insert(jobs, repeat=True)
+
+    assert answers == [Enqueued(job.id, existed=True) for job in jobs]
+    assert len(stored(url)) == len(jobs)
+
+
+def test_large_payloads_are_stored_by_several_statements_in_one_transaction(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insert, "MAX_STATEMENT_BYTES", 1_000)
+    jobs = [*many(10, payload=b"1" * 400), new_job(type="bad")]
+    before = driver.statements
+
+    with (
+        at_each_row(url, "IF NEW.type = 'bad' THEN RAISE USING ERRCODE = '23514'; END IF;"),
+        pytest.raises(psycopg.errors.CheckViolation),
+    ):
+        driver.insert(jobs)
+
+    assert driver.statements - before == 5
+    assert stored(url) == []

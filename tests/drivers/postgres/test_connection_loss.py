@@ -1,0 +1,49 @@
+"""Connections of the PostgreSQL driver, cut at every exchange of every verb."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.drivers.postgres import PostgresDriver
+from tests.support.driver_calls import VERBS
+from tests.support.postgres import emptied
+from tests.support.tcp_proxy import Cut, Proxy
+
+if TYPE_CHECKING:
+    from tests.support.driver_calls import VerbCase
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_wherever_a_connection_is_cut_nothing_is_lost_and_nothing_is_done_twice(verb: str) -> None:
+    cuts: Counter[Cut] = Counter()
+    url = emptied()
+    with closing(PostgresDriver(url)) as direct, Proxy(url) as proxy, closing(PostgresDriver(proxy.url)) as driver:
+        driver._bell.notify = lambda queues: None  # type: ignore[method-assign]  # noqa: ARG005, SLF001  an exchange more
+        for when in Cut:
+            while asked_and_cut(VERBS[verb](direct), driver, proxy, when=when, exchange=cuts[when] + 1):
+                cuts[when] += 1
+                emptied()
+            emptied()
+
+    assert all(cuts[when] > 0 for when in Cut)
+
+
+def asked_and_cut(asked: VerbCase, driver: PostgresDriver, proxy: Proxy, *, when: Cut, exchange: int) -> bool:
+    """Ask, cut the connection at this exchange of the call, and check; False if the call takes fewer than that."""
+    for connections in (driver._connections, driver._heartbeat_connection):  # noqa: SLF001  new ones have prepared nothing
+        connections._drop_idle()  # noqa: SLF001  as above
+        connections.fetch("SELECT 1")
+    proxy.cut(when, exchange=exchange)
+    try:
+        answer = asked.call(driver)
+    except StoreUnavailable:
+        assert proxy.has_cut
+        assert not asked.is_answered
+        answer = None
+    asked.check(answer)
+    return proxy.has_cut

@@ -1,0 +1,87 @@
+"""Ending the thread that listens, whichever of the two is quicker."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taskharbor.drivers.postgres import PostgresDriver, notify
+from taskharbor.drivers.postgres.notify import ListenConnection
+from tests.support.postgres import emptied
+from tests.support.waiting import LIMIT, wait_until
+
+if TYPE_CHECKING:
+    import socket
+
+
+class EndsFirst(ListenConnection):
+    """Its thread ends the moment it may: when `close` sets the flag, before `close` does anything else."""
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._may_end
+
+    @_is_closed.setter
+    def _is_closed(self, value: bool) -> None:
+        self._may_end = value
+        if value and self._thread is not None:
+            self._wake_sender.send(b".")
+            self._thread.join(LIMIT)
+
+
+class WakesFirst(ListenConnection):
+    """Its thread wakes the moment it may: `close` does nothing more until it has looked whether it may end."""
+
+    def __init__(self, *args: Any) -> None:
+        self.is_woken, self.has_looked = threading.Event(), threading.Event()
+        super().__init__(*args)
+
+    @property
+    def _is_closed(self) -> bool:
+        may_end = self._may_end
+        if self.is_woken.is_set():
+            self.has_looked.set()
+        return may_end
+
+    @_is_closed.setter
+    def _is_closed(self, value: bool) -> None:
+        self._may_end = value
+
+    def _run(self) -> None:
+        self._wake_receiver = Noticed(self._wake_receiver, self.is_woken)  # type: ignore[assignment]
+        super()._run()
+
+    def _wake(self) -> None:
+        super()._wake()
+        assert self.has_looked.wait(LIMIT)
+
+
+class Noticed:
+    """A socket of which one knows that it was read."""
+
+    def __init__(self, inner: socket.socket, is_read: threading.Event) -> None:
+        self._inner, self._is_read = inner, is_read
+        self.fileno, self.close = inner.fileno, inner.close
+
+    def recv(self, size: int) -> bytes:
+        read = self._inner.recv(size)
+        self._is_read.set()
+        return read
+
+
+@pytest.mark.parametrize("kind", [EndsFirst, WakesFirst])
+def test_closing_a_listener_ends_its_thread_whichever_is_quicker(
+    monkeypatch: pytest.MonkeyPatch, kind: type[ListenConnection]
+) -> None:
+    monkeypatch.setattr(notify, "ListenConnection", kind)
+    with closing(PostgresDriver(emptied())) as driver:
+        listener = driver.listen(["default"])
+        connection: Any = driver._audience._listen_connection  # noqa: SLF001  not part of the API
+        wait_until(lambda: connection._expected_echo is None)  # noqa: SLF001  or its arrival would wake the thread
+
+        listener.close()
+
+        assert not connection._thread.is_alive()  # noqa: SLF001  as above

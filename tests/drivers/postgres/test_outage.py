@@ -1,0 +1,273 @@
+"""Calls while PostgreSQL is away: the first one waits for it, the others fail fast, and one probe finds it again."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor import Client, JobRequest
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.drivers.postgres import PostgresDriver, outage
+from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
+from taskharbor.drivers.postgres.outage import Outage
+from tests.support.postgres import emptied
+from tests.support.tcp_proxy import Proxy
+from tests.support.waiting import LIMIT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FAST: Final = 0.5  # seconds that a call may take once the store is known to be away
+BACK_WITHIN: Final = 5.0  # seconds after the server answers again
+DEADLINE: Final = timedelta(seconds=1)
+GONE: Final = StoreUnavailable("gone")
+LONG_AGO: Final = 0.0
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    with Proxy(emptied()) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def driver(proxy: Proxy) -> Iterator[PostgresDriver]:
+    with closing(PostgresDriver(proxy.url, deadline=DEADLINE)) as driver:
+        driver.inspector.now()
+        yield driver
+
+
+def one(client: Client) -> object:
+    return client.enqueue(JobRequest(type="greet"))
+
+
+def keyed(client: Client) -> object:
+    return client.enqueue(JobRequest(type="greet", idempotency_key="a"))
+
+
+def many(client: Client) -> object:
+    return client.enqueue_many([JobRequest(type="greet")] * MIN_COPY_JOBS)
+
+
+def awaited(client: Client) -> object:
+    return asyncio.run(client.aenqueue(JobRequest(type="greet")))
+
+
+def awaited_keyed(client: Client) -> object:
+    return asyncio.run(client.aenqueue(JobRequest(type="greet", idempotency_key="a")))
+
+
+def refuse(proxy: Proxy) -> None:
+    proxy.refuse()
+
+
+def black_hole(proxy: Proxy) -> None:
+    proxy.black_hole()
+
+
+def failure(call: Callable[[], object]) -> tuple[StoreUnavailable, float]:
+    """Return what *call* raises, and how many seconds that took."""
+    start = time.monotonic()
+    with pytest.raises(StoreUnavailable) as failed:
+        call()
+    return failed.value, time.monotonic() - start
+
+
+@pytest.mark.parametrize("goes_away", [refuse, black_hole])
+@pytest.mark.parametrize("enqueue", [one, keyed, many, awaited, awaited_keyed])
+def test_after_the_first_failure_every_enqueue_fails_fast_and_says_how_long_to_wait(
+    goes_away: Callable[[Proxy], None], enqueue: Callable[[Client], object], driver: PostgresDriver, proxy: Proxy
+) -> None:
+    client = Client(driver)
+    goes_away(proxy)
+    failure(lambda: one(client))
+
+    failed = [failure(lambda: enqueue(client)) for _ in range(5)]
+
+    proxy.black_hole()  # so that leaving the test works alike after both
+    assert [took for _, took in failed] == [pytest.approx(FAST / 2, abs=FAST / 2)] * 5
+    for error, _ in failed:
+        assert error.retry_in is not None
+        assert timedelta(0) < error.retry_in <= timedelta(seconds=1)
+        assert f"; try again in {error.retry_in.total_seconds():.2g} s" in str(error)
+    client.close()
+
+
+def test_the_first_failure_costs_one_deadline_and_not_two(driver: PostgresDriver, proxy: Proxy) -> None:
+    proxy.refuse()
+
+    _, took = failure(lambda: one(Client(driver)))
+
+    proxy.accept()
+    assert DEADLINE.total_seconds() / 2 < took < 1.8 * DEADLINE.total_seconds()
+
+
+def test_many_threads_fail_fast_together(driver: PostgresDriver, proxy: Proxy) -> None:
+    proxy.black_hole()
+    failure(driver.inspector.now)
+    failure(driver.inspector.now)
+    gate = threading.Barrier(50, timeout=LIMIT)
+
+    def call(_: int) -> float:
+        gate.wait()
+        return failure(driver.inspector.now)[1]
+
+    with ThreadPoolExecutor(50) as pool:
+        took = [*pool.map(call, range(50), timeout=LIMIT)]
+
+    assert max(took) < FAST
+
+
+def test_a_process_that_never_connected_fails_fast_in_a_black_hole_too(proxy: Proxy) -> None:
+    proxy.black_hole()
+    with closing(PostgresDriver(proxy.url, deadline=DEADLINE)) as driver:
+        failure(driver.inspector.now)
+
+        _, took = failure(driver.inspector.now)
+
+    assert took < FAST
+
+
+def test_every_call_works_again_soon_after_the_server_answers(driver: PostgresDriver, proxy: Proxy) -> None:
+    proxy.refuse()
+    failure(driver.inspector.now)
+    failure(driver.inspector.now)
+    proxy.accept()
+
+    def works() -> bool:
+        try:
+            one(Client(driver))
+        except StoreUnavailable:
+            return False
+        return True
+
+    assert wait_until(works) < BACK_WITHIN
+
+
+def test_how_long_to_wait_survives_the_way_between_processes() -> None:
+    copied = pickle.loads(pickle.dumps(StoreUnavailable("gone", retry_in=DEADLINE)))
+
+    assert (copied.reason, copied.retry_in) == ("gone", DEADLINE)
+
+
+class Server:
+    """A server for an outage: each probe waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.probes = 0
+        self.answers: StoreUnavailable | None = GONE
+        self.may_go = threading.Event()
+        self.outage = Outage(self._probe)
+
+    def _probe(self) -> StoreUnavailable | None:
+        self.probes += 1
+        assert self.may_go.wait(LIMIT)
+        return self.answers
+
+    def waiting(self, pool: ThreadPoolExecutor, count: int) -> list[Any]:
+        return [pool.submit(self.outage.wait) for _ in range(count)]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.may_go.set()
+    server.outage.end()
+
+
+def test_calls_that_wait_share_one_probe_and_return_when_it_connects(
+    server: Server, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "PROBE_SECONDS", 10 * LIMIT)
+    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT / 2)
+    waiting = server.waiting(pool, 8)
+    wait_until(lambda: server.probes == 1)
+    server.answers = None
+
+    server.may_go.set()
+
+    assert [each.result(LIMIT / 4) for each in waiting] == [None] * 8
+    assert (server.probes, server.outage.is_on) == (1, False)
+
+
+def test_a_call_that_waits_goes_on_to_the_next_probe_when_one_fails(server: Server, pool: ThreadPoolExecutor) -> None:
+    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT)
+    server.may_go.set()
+    [waiting] = server.waiting(pool, 1)
+    wait_until(lambda: server.probes >= 3)
+
+    server.answers = None
+
+    assert waiting.result(LIMIT) is None
+
+
+def test_while_a_probe_is_under_way_other_calls_fail_at_once(server: Server, pool: ThreadPoolExecutor) -> None:
+    server.outage.begin(GONE, give_up_at=LONG_AGO)
+    first: list[Any] = []
+
+    def has_probe() -> bool:
+        if all(each.done() for each in first):
+            first[:] = server.waiting(pool, 1)
+        return server.probes == 1
+
+    wait_until(has_probe)
+
+    _, took = failure(server.outage.wait)
+
+    assert server.probes == 1
+    assert took < FAST / 2
+    assert isinstance(first[0].exception(LIMIT), StoreUnavailable)
+
+
+def test_a_call_that_starts_a_probe_waits_for_it_and_returns_if_it_connects(server: Server) -> None:
+    server.outage.begin(GONE, give_up_at=LONG_AGO)
+    server.answers = None
+    server.may_go.set()
+
+    def goes_through() -> bool:
+        try:
+            server.outage.wait()
+        except StoreUnavailable:
+            return False
+        return True
+
+    wait_until(goes_through)
+    assert server.probes == 1
+
+
+def test_a_probe_that_hangs_does_not_keep_the_next_one_from_starting(server: Server, pool: ThreadPoolExecutor) -> None:
+    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT)
+
+    waiting = server.waiting(pool, 2)
+
+    wait_until(lambda: server.probes == 2)
+    server.outage.end()
+    assert [each.result(LIMIT) for each in waiting] == [None] * 2
+
+
+def test_closing_a_driver_ends_the_wait_of_its_calls(proxy: Proxy) -> None:
+    with closing(PostgresDriver(proxy.url, deadline=timedelta(seconds=LIMIT))) as driver, ThreadPoolExecutor(1) as pool:
+        driver.inspector.now()
+        proxy.refuse()
+        call = pool.submit(driver.inspector.now)
+        wait_until(lambda: driver._connections._outage.is_on)  # noqa: SLF001  no other sign of it
+
+        driver.close()
+
+        assert "this driver was closed" in str(call.exception(BACK_WITHIN))
+        proxy.accept()

@@ -1,0 +1,96 @@
+"""What takes longer than the deadline, and no caller waits for: with a pooler in between, and without."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.core.states import Status
+from taskharbor.drivers.postgres import PostgresDriver, partitions
+from taskharbor.testing.clock import ManualClock
+from taskharbor.testing.conformance.retention import RETENTION
+from tests.drivers.postgres.test_partitions import SHORT, as_subject, is_table, slow_down
+from tests.drivers.postgres.test_retention import NOON, TODAY, UNTIL_IT_GOES, count, finish, prune, publish, roll_up
+from tests.support.pgbouncer import pooler
+from tests.support.postgres import database, server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
+    from taskharbor.testing.conformance.subject import Subject
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with database() as url:
+        yield url
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOON)
+
+
+@pytest.fixture(params=["direct", "pooled"])
+def slow(request: pytest.FixtureRequest, url: str, clock: ManualClock) -> Iterator[Subject]:
+    """Give a store with a short deadline, where removing keys and attempts takes longer than that."""
+    with ExitStack() as stack:
+        is_pooled = request.param == "pooled"
+        if is_pooled:
+            url = f"{stack.enter_context(pooler(server().url)).rpartition('/')[0]}/{url.rpartition('/')[2]}"
+        driver = PostgresDriver(url, clock=clock, deadline=SHORT, is_pooled=is_pooled)
+        yield as_subject(stack.enter_context(closing(driver)), clock)
+
+
+def test_a_day_whose_removal_takes_longer_than_the_deadline_is_removed(slow: Subject, url: str) -> None:
+    roll_up(slow)
+    finish(slow, 2)
+    slow.bring(Status.SUCCEEDED, idempotency_key="once")
+    slow.advance(UNTIL_IT_GOES)
+    slow_down(url, "th_keys")
+
+    assert prune(slow) == 3
+
+    assert not is_table(url, TODAY)
+    assert count(url, "th_keys") == 0
+
+
+def test_dead_letters_whose_removal_takes_longer_than_the_deadline_are_purged(slow: Subject, url: str) -> None:
+    job_id = slow.bring(Status.DEAD)
+    publish(slow, job_id)
+    slow.advance(UNTIL_IT_GOES)
+    slow_down(url, "th_attempts")
+
+    assert slow.driver.maintenance.purge(older_than=RETENTION, limit=1) == 1
+
+
+def connections_of(subject: Subject) -> PostgresPool:
+    found: PostgresPool = subject.driver._connections  # type: ignore[attr-defined]  # noqa: SLF001  what callers do not see
+    return found
+
+
+def test_an_unhurried_statement_has_the_settings_of_all_others_but_for_its_limit(slow: Subject) -> None:
+    def settings() -> Steps[list[Row]]:
+        names = ("statement_timeout", "lock_timeout", "enable_seqscan", "plan_cache_mode")
+        shown = ", ".join(f"current_setting('{name}')" for name in names)
+        return (yield f"SELECT {shown}", {})
+
+    [found] = partitions.transact(connections_of(slow), settings, patience=timedelta(minutes=3))
+
+    assert found == ("3min", "1s", "off", "force_generic_plan")
+
+
+def test_other_statements_keep_the_deadline_after_an_unhurried_one(slow: Subject) -> None:
+    roll_up(slow)
+    finish(slow, 1)
+    slow.advance(UNTIL_IT_GOES)
+    assert prune(slow) == 1
+
+    with connections_of(slow).connection() as db:
+        assert db.patience == pytest.approx(SHORT.total_seconds() * 1.25)
+    [(limit,)] = connections_of(slow).fetch("SELECT current_setting('statement_timeout')")
+    assert limit == "2s"

@@ -1,0 +1,115 @@
+"""Conditions in the SQL of PostgreSQL's days that only a raw write, or an older schema, can show."""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Unpublished
+from taskharbor.core.states import Status
+from taskharbor.drivers import migrate
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.testing.clock import ManualClock
+from taskharbor.testing.conformance.subject import Subject
+from tests.drivers.postgres.test_retention import (
+    DAY,
+    NOON,
+    TODAY,
+    UNTIL_IT_GOES,
+    finish,
+    leaf_of,
+    leaves,
+    lying_in,
+    prune,
+    roll_up,
+    rows,
+)
+from tests.support.postgres import database, schema_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """Give a database of its own, to a test that changes its tables."""
+    with database() as url:
+        yield url
+
+
+@pytest.fixture
+def day(url: str) -> Iterator[Subject]:
+    """Give a store at noon, its leaves made."""
+    with closing(PostgresDriver(url, clock=(clock := ManualClock(NOON)))) as driver:
+        yield with_leaves(driver, clock)
+
+
+def with_leaves(driver: PostgresDriver, clock: ManualClock) -> Subject:
+    roll_up(made := Subject(driver=driver, clock=clock, spend=None, transaction=lambda: nullcontext(driver.insert)))
+    prune(made)  # the days that were made when the schema was
+    return made
+
+
+def test_a_table_of_another_schema_is_no_detached_day(day: Subject, url: str) -> None:
+    with psycopg.connect(url) as db:
+        db.execute("CREATE SCHEMA other; CREATE TABLE other.th_jobs_finished_20000101 ()")
+        db.execute("INSERT INTO th_pruning (leaf, is_detached) VALUES ('th_jobs_finished_20000101', true)")
+    finish(day, 2)
+    day.advance(UNTIL_IT_GOES)
+
+    assert prune(day) == 2
+
+
+def test_jobs_of_a_later_day_in_the_default_leaf_keep_no_earlier_day_from_being_made(day: Subject, url: str) -> None:
+    day.advance(30 * DAY)
+    [later] = finish(day, 1)
+    assert lying_in(url, "th_jobs_finished_default") == {later}
+
+    day.advance(-15 * DAY)
+    roll_up(day)
+
+    assert leaf_of(NOON + 15 * DAY) in leaves(url)
+
+
+def test_a_job_whose_event_was_given_up_stays_in_its_day_when_that_is_detached(day: Subject, url: str) -> None:
+    job_id = day.bring(Status.DEAD)
+    given_up = [Unpublished(row.event.event_id, "no", None) for row in day.outbox(job_id)]
+    assert day.driver.maintenance.settle_outbox(given_up) == [True]
+    day.requeue(job_id)
+    day.settle(day.take(), Outcome.ack())
+
+    assert rows(url, f"SELECT th_detach_day('{TODAY}')") == [(True,)]
+
+    assert lying_in(url, TODAY) == {job_id}
+    assert lying_in(url, "th_jobs_finished_default") == set()
+
+
+def test_events_of_other_jobs_do_not_keep_a_day_from_being_detached(day: Subject, url: str) -> None:
+    with psycopg.connect(url) as db:
+        db.execute(
+            """
+            INSERT INTO th_outbox (job_id, life, type, queue, attempt_count, max_attempts, error, dead_at, next_at)
+            SELECT gen_random_uuid(), 1, 'greet', 'default', 1, 1, 'boom', now(), now() FROM generate_series(1, 1001)
+            """
+        )
+    finish(day, 3)
+    day.advance(UNTIL_IT_GOES)
+
+    assert prune(day, limit=1) == 3
+
+
+def test_on_the_schema_before_a_day_goes_as_a_whole_however_small_the_batch() -> None:
+    clock = ManualClock(NOON)
+    with database(migrated=False) as url:
+        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
+        with closing(PostgresDriver(url, clock=clock)) as driver:
+            subject = with_leaves(driver, clock)
+            finish(subject, 3)
+            subject.advance(UNTIL_IT_GOES)
+
+            assert prune(subject, limit=1) == 3

@@ -1,0 +1,140 @@
+"""The files of a SQLite store, and whose turn it is to write to them."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from taskharbor import Client, JobRequest
+from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.ids import new_token
+from taskharbor.core.states import Status
+from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.drivers.sqlite.notify import socket_dir
+from taskharbor.drivers.sqlite.pool import SqlitePool
+from taskharbor.worker import Worker
+from tests.support.waiting import LIMIT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskharbor.core.model import Job
+
+BRIEF: Final = timedelta(milliseconds=100)
+LONG: Final = timedelta(seconds=LIMIT)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """Return a file that is not there, for a process that shares what it makes with everybody."""
+    before = os.umask(0)
+    yield tmp_path / "jobs.db"
+    os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_files_of_a_new_store_are_for_their_owner_alone(file: Path) -> None:
+    with closing(SqliteDriver(file)) as driver, closing(driver.listen(["default"])):
+        Client(driver).enqueue(JobRequest(type="greet"))
+        beside = [file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm")]
+
+        assert [_mode(each) for each in (file, *beside)] == [0o600] * 3
+        assert _mode(socket_dir(file)) == 0o700
+
+
+def test_a_file_that_exists_keeps_its_mode(file: Path) -> None:
+    file.touch(0o660)
+
+    with closing(SqliteDriver(file)):
+        assert _mode(file) == 0o660
+
+
+def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> None:
+    connections, order = SqlitePool(file, clock=None, deadline=LONG, synchronous="OFF"), list[str]()
+    first = connections.write()
+
+    def write(name: str, *, urgent: bool) -> threading.Thread:
+        def run() -> None:
+            with connections.write(urgent=urgent):
+                order.append(name)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    with first:
+        others = [write(f"other {number}", urgent=False) for number in range(4)]
+        heartbeat = write("heartbeat", urgent=True)
+        wait_until(lambda: connections._urgent == 1)  # noqa: SLF001  nothing else shows that it waits
+    for thread in (heartbeat, *others):
+        thread.join(LIMIT)
+
+    assert order[0] == "heartbeat"
+    assert sorted(order) == ["heartbeat", "other 0", "other 1", "other 2", "other 3"]
+    connections.close()
+
+
+def test_an_urgent_writer_that_gives_up_lets_the_others_write(file: Path) -> None:
+    with closing(SqliteDriver(file, deadline=BRIEF)) as driver:
+        Client(driver).enqueue(JobRequest(type="greet"))
+        [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match="a handler's own write transaction"):
+                driver.extend([claim.lease], lease=LONG)
+
+        assert Client(driver).enqueue(JobRequest(type="greet")).existed is False
+
+
+def test_a_thread_behind_another_that_waits_for_the_file_names_the_same_cause(file: Path) -> None:
+    SqliteDriver(file).close()
+    connections = SqlitePool(file, clock=None, deadline=LONG, synchronous="OFF")
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def write() -> None:
+            with connections.write():
+                pass
+
+        waiting = threading.Thread(target=write)
+        waiting.start()
+        wait_until(lambda: connections._is_file_locked)  # noqa: SLF001  nothing else shows that it waits
+        connections._seconds = 0.0  # noqa: SLF001  for the second writer only
+        with pytest.raises(StoreUnavailable, match="a handler's own write transaction"):
+            write()
+        other.execute("ROLLBACK")
+    waiting.join(LIMIT)
+
+    assert not connections._is_file_locked  # noqa: SLF001
+    connections.close()
+
+
+def test_a_handlers_own_long_write_transaction_is_named_as_the_cause_before_leases_are_lost(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hold(_job: Job) -> None:
+        with closing(sqlite3.connect(file, isolation_level=None)) as own:
+            own.execute("BEGIN IMMEDIATE")
+            wait_until(lambda: "leases of 1 jobs not extended; retrying" in caplog.text)
+
+    with closing(SqliteDriver(file, deadline=BRIEF)) as driver:
+        worker = Worker(driver, lease=timedelta(seconds=9), heartbeat=timedelta(milliseconds=200), janitor=False)
+        worker.register("hold", hold)
+        job_id = Client(driver).enqueue(JobRequest(type="hold")).id
+        worker.start()
+        wait_until(lambda: driver.inspector.get([job_id])[job_id].status is Status.SUCCEEDED)
+        worker.stop()
+
+        assert driver.inspector.get([job_id])[job_id].attempt_count == 1
+    assert "a handler's own write transaction, has kept its write lock for too long" in caplog.text

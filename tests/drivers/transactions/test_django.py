@@ -1,0 +1,62 @@
+"""What a shop made with Django does inside of atomic(), and what it asks of us, are one transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.support.django_shop import facts_of
+from tests.support.joined_stores import postgres_store, sqlite_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=["postgresql", "sqlite3"])
+def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facts]:
+    """Return what came of everything that a shop did."""
+    engine = {"ENGINE": f"django.db.backends.{request.param}"}
+    if request.param == "sqlite3":
+        with sqlite_store(tmp_path_factory.mktemp("shop")) as store:
+            yield facts_of(store.url, engine | {"NAME": store.url.removeprefix("sqlite:///")})
+    else:
+        with postgres_store() as store:
+            yield facts_of(store.url, engine | _address(store.url))
+
+
+def _address(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    [socket] = parse_qs(parts.query).get("host", [parts.hostname or ""])
+    return {"NAME": parts.path[1:], "USER": parts.username, "HOST": socket, "PORT": str(parts.port or "")}
+
+
+def test_a_job_is_there_with_the_order_after_atomic_and_not_before(facts: Facts) -> None:
+    assert facts["commits"] == [False, True, 1]
+
+
+def test_a_job_never_was_if_atomic_is_left_by_an_error(facts: Facts) -> None:
+    assert facts["rolls_back"] == [False, 0]
+
+
+def test_an_inner_atomic_takes_back_its_own_jobs_and_no_others(facts: Facts) -> None:
+    assert facts["regrets"] == [True, False]
+
+
+def test_an_outcome_is_recorded_after_atomic_and_not_before(facts: Facts) -> None:
+    assert facts["settles"] == ["PROCESSING", "SUCCEEDED"]
+
+
+def test_who_listens_hears_of_a_job_after_atomic_and_not_before(facts: Facts) -> None:
+    assert facts["rings"] == [False, True]
+
+
+def test_outside_of_atomic_there_is_nothing_to_join(facts: Facts) -> None:
+    assert facts["is_outside"].startswith("connection is Django's, outside of atomic(): use it inside of 'with tra")
+
+
+def test_what_only_looks_like_djangos_connection_is_refused(facts: Facts) -> None:
+    assert facts["gives_its_cache"].startswith("connection is a django.utils.connection.ConnectionProxy: give a psyco")

@@ -1,0 +1,117 @@
+"""What cannot be joined is refused with what it is, and with what can."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from taskharbor.core.errors import UsageError
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
+from taskharbor.drivers.unwrap import aunwrap, is_async, unwrap
+from taskharbor.testing.conformance.subject import new_job
+from tests.support.joined_stores import postgres_store, sqlite_store
+from tests.support.shops import by_sqlalchemy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.joined_stores import Store
+
+
+class Connection:
+    """As psycopg2 has one, as far as anybody can tell: it is not installed here."""
+
+
+Connection.__module__, Connection.__qualname__ = "psycopg2.extensions", "connection"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (Connection(), "a psycopg2.extensions.connection"),
+        ("postgresql://localhost/shop", "a builtins.str"),
+        (None, "a builtins.NoneType"),
+        (sqlalchemy.create_mock_engine("sqlite://", print), "a sqlalchemy.engine.mock.MockConnection"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_connection_of_ours_is_named(given: object, named: str) -> None:
+    with pytest.raises(UsageError, match=f"connection is {named}: give a psycopg .3. Connection, a sqlite3"):
+        unwrap(given)
+    with pytest.raises(UsageError, match=f"connection is {named}: give a psycopg .3. AsyncConnection, or a"):
+        asyncio.run(aunwrap(given))
+    assert not is_async(given)
+
+
+def test_a_session_over_another_driver_is_refused_by_the_name_of_that_driver() -> None:
+    engine = sqlalchemy.create_engine("sqlite://", module=_driver_of_another_make())
+
+    with (
+        Session(engine) as session,
+        pytest.raises(UsageError, match=r"Session over a psycopg2\.extensions\.connection"),
+    ):
+        unwrap(session)
+    engine.dispose()  # or its connection is found unclosed, from Python 3.13 on, in whichever test runs by then
+
+
+def _driver_of_another_make() -> Any:
+    """Return a DBAPI that is sqlite3 but for what its connections are called."""
+    made = type("connection", (Connection,), {"__getattr__": lambda self, name: getattr(self.real, name)})
+    made.__module__, made.__qualname__ = "psycopg2.extensions", "connection"
+
+    def connect(*_: Any, **__: Any) -> Any:
+        connection = made()
+        connection.real = sqlite3.connect(":memory:", check_same_thread=False)
+        return connection
+
+    return SimpleNamespace(**{**vars(sqlite3), "connect": connect})
+
+
+def test_an_async_session_is_told_to_be_awaited() -> None:
+    with pytest.raises(UsageError, match="AsyncSession: await it"):
+        unwrap(AsyncSession())
+
+
+def test_a_psycopg_connection_in_autocommit_mode_is_refused() -> None:
+    with postgres_store() as store, psycopg.connect(store.url, autocommit=True) as db:
+        refuses_both_verbs(store, unwrap(db))
+
+
+def test_a_sqlite_connection_in_autocommit_mode_is_refused(tmp_path: Path) -> None:
+    with (
+        sqlite_store(tmp_path) as store,
+        closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as db,
+    ):
+        refuses_both_verbs(store, unwrap(db))
+
+
+def test_a_sqlalchemy_connection_in_autocommit_mode_is_refused() -> None:
+    with postgres_store() as store:
+        engine = sqlalchemy.create_engine(by_sqlalchemy(store.url), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            refuses_both_verbs(store, unwrap(connection))
+        engine.dispose()
+
+
+def refuses_both_verbs(store: Store, connection: object) -> None:
+    claim, job = store.take(), new_job()
+    before = store.driver.inspector.get([claim.job.id])
+    joined = store.driver.join(connection)
+
+    with pytest.raises(UsageError, match="connection is in autocommit mode: begin a transaction first"):
+        joined.insert([job])
+    with pytest.raises(UsageError, match="connection is in autocommit mode: begin a transaction first"):
+        joined.settle([Settlement(claim.lease, Outcome.ack())])
+
+    assert not store.has(job)
+    assert store.driver.inspector.get([claim.job.id]) == before

@@ -1,0 +1,179 @@
+"""The docs say what is so."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tools import render_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+TESTS: Final = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("src/taskharbor/testing/conformance/*.py")]
+COVERED: Final = tomllib.loads((ROOT / "tests" / "repo" / "requirements.toml").read_text())
+
+
+def known_tests() -> set[str]:
+    return {name for file in TESTS for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)}
+
+
+def named_tests(page: str) -> dict[str, list[str]]:
+    """Return the rows of a page's tables, without their headings, each with the tests that it names."""
+    rows = re.sub(r"^\|.+\|\n\|[-|]+\|$", "", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+    return {row: re.findall(r"`(test_\w+)`", row) for row in re.findall(r"^\|(.+)\|$", rows, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", ["delivery.md", "guarantees.md", "mapping.md"])
+def test_every_test_that_a_table_names_exists(page: str) -> None:
+    assert {name for names in named_tests(page).values() for name in names} <= known_tests()
+
+
+def test_every_promise_names_a_test() -> None:
+    assert all(named_tests("guarantees.md").values())
+
+
+def test_every_name_and_rule_of_the_original_documents_has_a_test() -> None:
+    rows = named_tests("mapping.md")
+
+    assert rows
+    assert not [row for row, names in rows.items() if not names]
+    assert "not there yet" not in (ROOT / "docs" / "mapping.md").read_text().lower()
+
+
+def test_the_two_modes_are_compared_by_figures_that_were_measured() -> None:
+    page = (ROOT / "docs" / "delivery.md").read_text()
+    measured = json.loads((ROOT / "docs" / "figures" / "sqs.json").read_text())["figures"]["both modes, our endpoint"]
+
+    started = measured["milliseconds from enqueue to start"]
+    assert f"| {started['polling']['p50']:.0f} ms | {started['SQS']['p50']:.0f} ms |" in page
+    assert f"| {round(measured['jobs a second']['SQS'], -1):,} |" in page
+
+
+@pytest.mark.parametrize("section", COVERED)
+def test_every_covered_requirement_names_tests_that_exist(section: str) -> None:
+    named = {name for names in COVERED[section].values() for name in names}
+
+    assert all(COVERED[section].values())
+    assert named <= known_tests()
+
+
+def test_every_requirement_and_every_trap_is_covered() -> None:
+    assert list(map(int, COVERED["requirements"])) == [*range(1, 304)]
+    assert list(map(int, COVERED["traps"])) == [*range(1, 22)]
+
+
+def test_no_two_cases_of_the_kit_have_the_same_name() -> None:
+    files = ROOT.glob("src/taskharbor/testing/conformance/*.py")
+    names = [name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)]
+
+    assert len(names) == len(set(names))
+
+
+def test_the_page_of_states_is_the_table() -> None:
+    assert render_states.PAGE.read_text() == render_states.page(), "render it anew: python -m tools.render_states"
+
+
+def blocks_of_the_readme() -> list[tuple[str, str]]:
+    return re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    blocks = blocks_of_the_readme()
+    [place] = [n for n, (_, block) in enumerate(blocks) if block.startswith("$ taskharbor worker greetings.py ")]
+    (tmp_path / "greetings.py").write_text(blocks[place - 1][1])
+    names: dict[str, Any] = {}
+    printed = None
+    for number, (language, block) in enumerate(blocks):
+        with worker_of(blocks[place][1], tmp_path) if number == place + 1 else contextlib.nullcontext():
+            if language == "python" and number != place - 1:
+                printed = printed_by(block, names)
+            elif language == "text" and printed is not None:
+                assert printed == block
+    names["harbor"].close()
+    names["shop"].close()
+    sys.modules.pop("greetings")
+
+
+def printed_by(block: str, names: dict[str, Any]) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(block, "README.md", "exec"), names)
+    return out.getvalue()
+
+
+@contextlib.contextmanager
+def worker_of(command: str, folder: Path) -> Iterator[Path]:
+    """Run the command of a worker in *folder*, and give the file that holds what it says."""
+    told = folder / "stderr"
+    with told.open("w") as stderr:
+        words = command.removeprefix("$ taskharbor").split()
+        worker = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], cwd=folder, stderr=stderr)
+    try:
+        yield told
+        worker.terminate()
+        assert worker.wait(timeout=30) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_the_worker_of_the_readme_runs_the_job_that_follows_it_and_says_so(tmp_path: Path) -> None:
+    blocks = [block for _, block in blocks_of_the_readme()]
+    [place] = [n for n, block in enumerate(blocks) if block.startswith("$ taskharbor worker greetings.py ")]
+    app, command, enqueue, log = blocks[place - 1 : place + 3]
+    (tmp_path / "greetings.py").write_text(app)
+
+    with worker_of(command, tmp_path) as told:
+        done = subprocess.run(
+            [sys.executable, "-c", enqueue], cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True
+        )
+        assert done.stdout == "greeted Grace\n"
+
+    assert {form_of(line) for line in log.splitlines()} <= {
+        form_of(line[24:]) for line in told.read_text().splitlines()
+    }
+
+
+def test_the_readme_shows_what_the_demo_prints_and_nothing_is_lost_or_runs_twice() -> None:
+    [shown] = [block for _, block in blocks_of_the_readme() if block.startswith("$ make demo\n")]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_ledger_is_clean(shown)
+    assert_ledger_is_clean(done.stdout)
+    # Times and counts differ from run to run. What is said does not.
+    assert {*map(form_of, shown.splitlines()[1:])} == {*map(form_of, done.stdout.splitlines())}
+
+
+def assert_ledger_is_clean(text: str) -> None:
+    accepted, succeeded, dead = map(
+        int, re.findall(r"^accepted (\d+) · succeeded (\d+) · dead (\d+) · unfinished 0$", text, re.MULTILINE)[0]
+    )
+    assert accepted == succeeded + dead
+    assert dead == 3  # one is poison, and two are hopeless
+    assert "\nlost 0 · overlapping 0\n" in text
+    assert re.search(r"worker \d is killed with SIGKILL", text)
+
+
+def form_of(line: str) -> str:
+    """Return *line* without what differs from run to run: ids and numbers."""
+    return re.sub(r" *\d+(\.\d+)?", "#", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", line))

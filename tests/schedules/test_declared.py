@@ -1,0 +1,84 @@
+"""Tasks that run again and again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from taskharbor import Harbor, MemoryDriver, Status
+from taskharbor.core.errors import UsageError
+from taskharbor.core.results import JobFilter
+from taskharbor.testing.clock import ManualClock
+from tests.support.waiting import wait_until
+
+SOON = timedelta(milliseconds=20)
+
+
+def test_a_scheduled_task_runs_once_each_time_however_many_workers_there_are() -> None:
+    clock = ManualClock()
+    driver = MemoryDriver(clock=clock)
+    harbor = Harbor(driver)
+
+    @harbor.schedule("0 * * * *")
+    @harbor.task(queue="reports", timeout=60, max_attempts=2, priority=3)
+    def hourly(pages: int = 7) -> int:
+        return pages
+
+    def done() -> list[Status]:
+        return [job.status for job in driver.inspector.find(JobFilter(), limit=9).jobs]
+
+    workers = [harbor.worker(poll=SOON) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    try:
+        wait_until(lambda: "hourly" in driver.inspector.schedules())
+        for times in (1, 2):
+            clock.advance(timedelta(hours=1))
+            wait_until(lambda times=times: done() == [Status.SUCCEEDED] * times)  # type: ignore[misc]
+    finally:
+        for worker in workers:
+            worker.stop()
+
+    newest, _ = driver.inspector.find(JobFilter(), limit=9).jobs
+    job = driver.inspector.get([newest.id])[newest.id]
+    assert (job.type, job.queue, job.timeout, job.max_attempts, job.priority, job.data) == (
+        "hourly", "reports", timedelta(minutes=1), 2, 3, {},
+    )  # fmt: skip
+
+
+def test_a_task_that_needs_arguments_or_is_none_yet_cannot_be_scheduled(quick: Harbor) -> None:
+    with pytest.raises(
+        UsageError, match=r"schedule is 'report': .*missing a required argument: 'day'\): give them defaults"
+    ):
+
+        @quick.schedule("0 2 * * *")
+        @quick.task
+        def report(day: int) -> None: ...
+
+    with pytest.raises(UsageError, match=r"schedule is 'nightly': it is no task yet: write @harbor.schedule"):
+
+        @quick.task  # type: ignore[type-var]
+        @quick.schedule("0 2 * * *")
+        def nightly() -> None: ...
+
+    assert quick.schedules == {}
+
+
+def test_schedules_of_one_name_are_refused_and_those_of_a_task_defined_anew_take_their_own_place(quick: Harbor) -> None:
+    def define(cron: str) -> Any:
+        @quick.schedule(cron)
+        @quick.task
+        def nightly() -> None: ...
+
+        return nightly
+
+    define("0 2 * * *")
+    nightly = define("0 3 * * *")
+    assert quick.schedules["nightly"].cron == "0 3 * * *"
+
+    with pytest.raises(UsageError, match=r"name is 'nightly': a schedule of 'nightly' has it; give .* name="):
+        quick.schedule("0 4 * * *")(nightly)
+    quick.schedule("0 4 * * *", name="later")(nightly)
+    assert sorted(quick.schedules) == ["later", "nightly"]

@@ -1,0 +1,26 @@
+"""The other side of a fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from tests.support.waiting import LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """Return how a forked process ends that does *work*: 0 if nothing went wrong, and in time."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(round(LIMIT))
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  it must not come back into the tests of the parent
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,0 +1,117 @@
+"""A heartbeat and an executor whose clock moves by hand."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.codec import JsonCodec
+from taskharbor.core.ids import new_token
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.testing.clock import ManualClock
+from taskharbor.testing.conformance.subject import new_job
+from taskharbor.worker.context import HandlerServices
+from taskharbor.worker.execution import Execution, ExecutionSlots
+from taskharbor.worker.executor import Executor
+from taskharbor.worker.handlers import handler
+from taskharbor.worker.heartbeats import LeaseHeartbeat
+from taskharbor.worker.timeouts import TimeoutMonitor
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT
+
+if TYPE_CHECKING:
+    from taskharbor.core.model import Job
+    from taskharbor.core.outcome import Outcome
+
+LEASE: Final = timedelta(seconds=9)
+TIMEOUT: Final = timedelta(seconds=20)
+
+
+class ManualRuntime(ThreadRuntime):
+    """Threads are real; the clock moves by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(sync_threads=4)
+        self.seconds = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Rig:
+    """A heartbeat and an executor without a worker around them, and a store whose clock moves with theirs."""
+
+    def __init__(self, slots: int = 4) -> None:
+        self.clock, self.runtime = ManualClock(), ManualRuntime()
+        self.driver = MemoryDriver(clock=self.clock)
+        self.hands = ExecutionSlots(self.runtime, concurrency=slots, queues={"default": slots})
+        self.changes: list[int] = []
+        self.ends: list[bool] = []
+        self.kept: list[list[Execution]] = []
+        self.reported: list[tuple[Execution, Outcome | None]] = []
+        self.timeouts = TimeoutMonitor(
+            self.runtime,
+            self.hands,
+            lease=LEASE,
+            wake=lambda _name: self.changes.append(self.hands.lost_slots),
+            end=lambda: self.ends.append(True),
+        )
+        self.heartbeat = LeaseHeartbeat(
+            self.runtime,
+            self.driver,
+            self.hands,
+            lease=LEASE,
+            every=LEASE / 3,
+            margin=0.5,
+            timeouts=self.timeouts,
+            kept=self.kept.append,
+        )
+        self.began, self.may_end, self.has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self, *, jobs: int = 1) -> list[Execution]:
+        """Begin to run *jobs* whose handler waits for `may_end`."""
+        self.driver.insert([new_job(timeout=TIMEOUT) for _ in range(jobs)])
+        claims = self.driver.reserve(
+            "default", token=new_token(), worker="w", lease=LEASE, limit=jobs, overdue_after=LEASE
+        )
+        now = self.runtime.monotonic()
+        executions = [
+            Execution(claim, ends_at=now + LEASE.total_seconds() - 0.5, times_out_at=now + TIMEOUT.total_seconds())
+            for claim in claims
+        ]
+        self.hands.fill("default", self.hands.acquire("default", jobs), executions)
+        executor = Executor(
+            self.runtime,
+            {"greet": handler(self._wait, ())},
+            {},
+            services=HandlerServices(self.driver, JsonCodec(), save=lambda _hand, _progress: None),
+            report=self._report,
+        )
+        executor.start(executions)
+        wait_until(lambda: all(execution.thread is not None for execution in executions))
+        return executions
+
+    def pass_time(self, seconds: float, *, step: float = 1.0) -> None:
+        """Let time pass, with a beat after every *step*."""
+        until = self.runtime.seconds + seconds
+        while self.runtime.seconds < until:
+            by = min(step, until - self.runtime.seconds)
+            self.runtime.seconds += by
+            self.clock.advance(timedelta(seconds=by))
+            self.heartbeat.tick()
+
+    def end(self) -> None:
+        self.may_end.set()
+        assert self.has_ended.wait(LIMIT)
+
+    def _wait(self, _job: Job) -> str:
+        self.began.set()
+        assert self.may_end.wait(LIMIT)
+        return "late"
+
+    def _report(self, execution: Execution, outcome: Outcome | None) -> None:
+        self.timeouts.ended(execution)
+        self.reported.append((execution, outcome))
+        self.has_ended.set()

@@ -1,0 +1,136 @@
+"""A real PgBouncer in transaction mode, in front of a server of the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from taskharbor.testing.postgres import _free_port, _mortal, _unprivileged  # it has the same needs as their server
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "pgbouncer"
+SERVERS: Final = 5
+"""How many connections the pooler has for all of its clients."""
+
+
+@contextmanager
+def pooler(url: str, **settings: str) -> Iterator[str]:
+    """Start a pooler for the server of *url*, and give the URL that goes through it."""
+    program, libraries = found()
+    with tempfile.TemporaryDirectory(prefix="taskharbor-pgbouncer-") as name:
+        folder, port = Path(name), _free_port()
+        (folder / "users.txt").write_text('"postgres" ""\n')
+        (folder / "pgbouncer.ini").write_text(_configured(url, folder, port, settings))
+        folder.chmod(0o755)
+        before = [*_unprivileged(folder), *_mortal()]
+        command = [*before, str(program), str(folder / "pgbouncer.ini")]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={"LD_LIBRARY_PATH": str(libraries)},
+                process_group=0,
+            )
+        try:
+            wait_until(lambda: _listens(port) or process.poll() is not None)
+            assert process.poll() is None, (folder / "log").read_text()
+            yield url.replace(f":{urlsplit(url).port}/", f":{port}/")
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+def _configured(url: str, folder: Path, port: int, settings: dict[str, str]) -> str:
+    chosen = {
+        "listen_addr": "127.0.0.1",
+        "listen_port": str(port),
+        "unix_socket_dir": "",
+        "auth_type": "trust",
+        "auth_file": str(folder / "users.txt"),
+        "pool_mode": "transaction",
+        "default_pool_size": str(SERVERS),
+        "max_client_conn": "200",
+        **settings,
+    }
+    lines = [f"{name} = {value}" for name, value in chosen.items()]
+    server = f"* = host=127.0.0.1 port={urlsplit(url).port}"
+    return "\n".join(["[databases]", server, "[pgbouncer]", *lines, ""])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@cache
+def found() -> tuple[Path, Path]:
+    """Return the program and the folder of its libraries; from Debian's packages, if the system has none.
+
+    A test that needs it fails where it cannot be had: one that is skipped would be forgotten.
+    """
+    if installed := shutil.which("pgbouncer", path=f"{os.defpath}:/usr/sbin"):
+        return Path(installed), CACHE
+    if not CACHE.exists():
+        _unpack(CACHE)
+    [program] = CACHE.glob("usr/sbin/pgbouncer")
+    return program, next(CACHE.glob("usr/lib/*-linux-*"), CACHE)
+
+
+def _unpack(target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as name:
+        folder = Path(name)
+        packages = folder / "packages"
+        packages.mkdir()
+        _run("apt-get", "download", "pgbouncer", *_missing_libraries(), cwd=packages)
+        for package in packages.glob("*.deb"):
+            _run("dpkg", "-x", str(package), "root", cwd=folder)
+        if not target.exists():  # nobody else was faster
+            (folder / "root").rename(target)
+
+
+def _missing_libraries() -> list[str]:
+    """Return what PgBouncer needs and the system has not."""
+    lines = _run("apt-cache", "depends", "--important", "pgbouncer").splitlines()
+    named = [line.split(": ")[1] for line in lines if line.strip().startswith("Depends: lib")]
+    known = subprocess.run(
+        ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *named],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    return [name for name in named if f"{name} installed" not in known.splitlines()]
+
+
+def _run(*command: str, cwd: Path | None = None) -> str:
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=cwd)
+    except OSError as error:
+        raise NoPgBouncer(command[0], str(error)) from error
+    if ran.returncode != 0:
+        raise NoPgBouncer(" ".join(command), ran.stderr.strip())
+    return ran.stdout
+
+
+class NoPgBouncer(Exception):
+    """There is none, and none could be had."""
+
+    def __init__(self, step: str, said: str) -> None:
+        super().__init__(step, said)
+
+    def __str__(self) -> str:
+        step, said = self.args
+        return f"NOT RUN: PgBouncer is needed; install it ('apt-get install pgbouncer'). {step!r} said: {said}"

@@ -1,0 +1,93 @@
+"""Worker processes for crash tests: started, watched, and gone when the test is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from taskharbor.client import Client
+from taskharbor.core.request import JobRequest
+from taskharbor.core.states import FINAL, WAITING
+from tests.support.effects import Effects, check
+from tests.support.waiting import wait_until
+from tests.support.worker_process import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Self
+
+    from taskharbor.core.ids import JobId
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+LEASE: Final = timedelta(seconds=0.8)
+AN_HOUR: Final = timedelta(hours=1)
+MANY: Final = 100  # attempts: no job shall die of being lost too often
+LIMIT: Final = 60.0  # seconds; far more than anything waited for here takes
+
+
+class Fleet:
+    """Processes at one store, the jobs they are given, and what became of those."""
+
+    def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
+        self._url, self._folder, self._stack = url, folder, stack
+        self.driver = open_store(url)
+        stack.callback(self.driver.close)
+        self.effects = Effects(folder / "effects.log")
+        self.jobs: list[JobId] = []
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str, folder: Path) -> Iterator[Self]:
+        with ExitStack() as stack:
+            yield cls(url, folder, stack)
+
+    def start(self, *before: str, **config: Any) -> subprocess.Popen[bytes]:
+        """Start a worker, with the words *before* in front of its command; it is killed when the test ends."""
+        told = {"url": self._url, "effects": str(self._folder / "effects.log"), "lease": LEASE.total_seconds()}
+        command = [*before, sys.executable, "-m", "tests.support.worker_process", json.dumps(told | config)]
+        log = self._stack.enter_context((self._folder / "workers.log").open("ab"))
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+    def enqueue(self, count: int, *, job_type: str = "async", seconds: float = 0.05, **fields: Any) -> list[JobId]:
+        request = JobRequest(type=job_type, payload=seconds, **{"max_attempts": MANY, **fields})
+        new = [each.id for each in Client(self.driver).enqueue_many([request] * count)]
+        self.jobs += new
+        return new
+
+    def wait_for_starts(self, jobs: Sequence[JobId]) -> None:
+        wanted = {str(each) for each in jobs}
+        wait_until(lambda: wanted <= {each.job for each in self.effects.read()}, limit=LIMIT)
+
+    def waiting(self) -> int:
+        """Return how many jobs nobody has in hand."""
+        return sum(job.status in WAITING for job in self.driver.inspector.get(self.jobs).values())
+
+    def make_duties_due(self) -> None:
+        """Let every duty be done again: some are for one worker in a minute, and crash tests have many."""
+        self.driver.maintenance.report_clock_jump(expected=self.driver.inspector.now() + AN_HOUR, lease=LEASE)
+
+    def wait_until_done(self) -> None:
+        wait_until(self._are_done, limit=LIMIT)
+
+    def _are_done(self) -> bool:
+        return all(job.status in FINAL for job in self.driver.inspector.get(self.jobs).values())
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask a worker to stop, and see that it does so well."""
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT) == 0, self.said()
+
+    def verdict(self) -> dict[str, int]:
+        return check(self.driver, self.jobs, self.effects.read(), lease=LEASE)
+
+    def said(self) -> str:
+        return (self._folder / "workers.log").read_text()[-3_000:]

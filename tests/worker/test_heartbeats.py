@@ -1,0 +1,129 @@
+"""When leases are extended, by a clock that moves by hand."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from taskharbor.core.errors import LeaseLost, StoreUnavailable
+from taskharbor.core.results import Skipped
+from taskharbor.worker.execution import StopReason
+from tests.support.manual_worker import LEASE
+from tests.support.worker_rig import stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pytest
+
+    from taskharbor.core.model import Lease
+    from taskharbor.worker.execution import Execution
+    from tests.support.manual_worker import Rig
+
+
+def _is_leased(rig: Rig, execution: Execution) -> bool:
+    job = stored(rig.driver, execution.claim.job.id)
+    return job.lease_expires_at is not None and job.lease_expires_at > rig.clock.now()
+
+
+def _answer(rig: Rig, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Lease], Any]) -> None:
+    """Let the store answer to every lease that is to be extended as *answer* says, which may raise."""
+
+    def extend(leases: Sequence[Lease], *, lease: timedelta) -> list[Any]:  # noqa: ARG001  the driver's signature
+        return [answer(each) for each in leases]
+
+    monkeypatch.setattr(rig.driver, "extend", extend)
+
+
+def test_the_lease_is_extended_until_one_lease_after_the_timeout_and_no_longer(rig: Rig) -> None:
+    [execution] = rig.start()
+
+    rig.pass_time(28.9)
+    last_kept = len(rig.kept)
+    held_until = stored(rig.driver, execution.claim.job.id).lease_expires_at
+    rig.pass_time(9.1)
+
+    assert _is_leased(rig, execution) is False
+    assert stored(rig.driver, execution.claim.job.id).lease_expires_at == held_until
+    assert len(rig.kept) == last_kept  # neither is its message hidden any longer
+
+
+def test_an_outcome_on_its_way_keeps_its_lease_though_the_slot_is_lost(rig: Rig) -> None:
+    [execution] = rig.start()
+
+    rig.pass_time(30)
+    execution.is_settling = True  # as when a worker stops, and does not wait for the handler
+    rig.pass_time(12)
+
+    assert _is_leased(rig, execution)
+
+
+def test_the_heartbeat_comes_for_the_timeout_and_for_the_lost_slot_and_then_rests(rig: Rig) -> None:
+    [execution] = rig.start()
+    rig.pass_time(19.5)
+
+    before = rig.heartbeat.tick()
+    rig.pass_time(0.5)
+    execution.ends_at = rig.runtime.seconds + LEASE.total_seconds()
+    rig.pass_time(8.75, step=0.25)
+    due = rig.heartbeat.tick()
+    rig.pass_time(0.25)
+
+    assert (before, due) == (timedelta(seconds=0.5), timedelta(seconds=0.25))
+    assert rig.heartbeat.tick() == LEASE / 3
+
+
+def test_a_handler_whose_lease_is_lost_is_stopped_at_the_next_beat(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    [execution] = rig.start()
+    _answer(rig, monkeypatch, lambda lease: LeaseLost(lease.job_id))
+
+    rig.pass_time(LEASE.total_seconds() / 3)
+
+    assert execution.stop_reason is StopReason.LOST
+
+
+def test_a_handler_whose_job_is_to_be_cancelled_is_stopped_at_the_next_beat(rig: Rig) -> None:
+    [execution] = rig.start()
+    rig.driver.cancel([execution.claim.job.id])
+
+    rig.pass_time(LEASE.total_seconds() / 3)
+
+    assert execution.stop_reason is StopReason.CANCEL
+
+
+def test_a_lease_whose_row_is_locked_is_neither_lost_nor_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    [execution] = rig.start()
+    with monkeypatch.context() as locked:
+        _answer(rig, locked, Skipped)
+        rig.pass_time(4)
+        was_stopped = execution.stop_reason is not None
+        pause = rig.heartbeat.tick()
+    rig.pass_time(0.25)
+
+    assert was_stopped is False
+    assert pause == timedelta(seconds=0.25)
+    assert execution.ends_at == rig.runtime.seconds + LEASE.total_seconds() - 0.5
+
+
+def test_handlers_are_stopped_while_a_third_of_their_lease_is_left(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    [execution] = rig.start()
+
+    def unreachable(_lease: Lease) -> Any:
+        raise StoreUnavailable("the network is gone")
+
+    _answer(rig, monkeypatch, unreachable)
+    rig.pass_time(5.25, step=0.25)  # of 8.5: a lease is given up half a second before the store's clock ends it
+    ran_on = execution.stop_reason is None
+    rig.pass_time(0.25)
+
+    assert ran_on
+    assert execution.stop_reason is StopReason.LOST
+
+
+def test_an_outcome_on_its_way_keeps_its_lease(rig: Rig) -> None:
+    [execution] = rig.start()
+    execution.is_settling = True
+
+    rig.pass_time(2 * LEASE.total_seconds())
+
+    assert _is_leased(rig, execution)

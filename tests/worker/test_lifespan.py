@@ -1,0 +1,159 @@
+"""What handlers share while a worker runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor import Context, Harbor
+from taskharbor.core.errors import UsageError
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+def test_what_a_lifespan_yields_is_every_handlers_state_from_the_first_job_to_the_last(quick: Harbor) -> None:
+    seen: list[object] = []
+
+    @quick.lifespan
+    def resources() -> Iterator[dict[str, int]]:
+        seen.append("made ready")
+        yield {"answer": 42}
+        seen.append("given back")
+
+    @quick.task
+    def plain(ctx: Context) -> None:
+        seen.append(ctx.state["answer"])
+
+    @quick.task
+    async def later(ctx: Context) -> None:
+        seen.append(ctx.state["answer"])
+
+    plain.enqueue()
+    later.enqueue()
+    quick.worker().drain()
+
+    assert seen == ["made ready", 42, 42, "given back"]
+
+
+def test_an_async_lifespan_lives_on_the_loop_of_the_async_handlers(quick: Harbor) -> None:
+    loops = []
+
+    @quick.lifespan
+    async def resources() -> AsyncIterator[str]:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        yield "ready"
+        loops.append(asyncio.get_running_loop())
+
+    @quick.task
+    async def later(ctx: Context) -> str:
+        loops.append(asyncio.get_running_loop())
+        return str(ctx.state)
+
+    handle = later.enqueue()
+    quick.worker().drain()
+
+    assert handle.result() == "ready"
+    assert len(loops) == 3
+    assert len(set(loops)) == 1
+
+
+def test_a_lifespan_that_fails_to_begin_keeps_the_worker_from_starting(quick: Harbor) -> None:
+    @quick.lifespan
+    def resources() -> Iterator[None]:
+        if quick.tasks:
+            raise ConnectionError("no such host")
+        yield
+
+    @quick.task
+    def greet() -> None: ...
+
+    handle = greet.enqueue()
+
+    with pytest.raises(ConnectionError, match="no such host"):
+        quick.worker().start()
+    assert handle.job().attempt_count == 0
+
+
+def test_an_async_lifespan_that_fails_or_hangs_leaves_no_thread_behind(
+    quick: Harbor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = []
+
+    @quick.lifespan
+    async def resources() -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            given_back.append("all")
+
+    monkeypatch.setattr("taskharbor.worker.lifespan.LIFESPAN_TIMEOUT", timedelta(milliseconds=50))
+    before = set(threading.enumerate())
+
+    with pytest.raises(TimeoutError, match="it did not end within"):
+        quick.worker().start()
+
+    assert given_back == ["all"]
+    # Not by their number: threads that earlier tests left behind may end meanwhile.
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_a_lifespan_that_fails_to_end_is_told_and_changes_nothing(
+    quick: Harbor, caplog: pytest.LogCaptureFixture
+) -> None:
+    @quick.lifespan
+    def resources() -> Iterator[int]:
+        yield 7
+        raise ConnectionError("already gone")
+
+    @quick.task
+    def greet(ctx: Context) -> int:
+        return int(ctx.state)
+
+    handle = greet.enqueue()
+    with caplog.at_level(logging.ERROR):
+        quick.worker().drain()
+
+    assert handle.result() == 7
+    assert "the lifespan did not end well" in caplog.text
+
+
+def test_a_lifespan_that_does_not_yield_once_or_comes_second_is_refused(quick: Harbor) -> None:
+    @quick.lifespan
+    def nothing() -> Iterator[None]:
+        yield from ()
+
+    with pytest.raises(UsageError, match="lifespan is nothing: it must yield once"):
+        quick.worker().start()
+    with pytest.raises(UsageError, match="a harbor has one"):
+        quick.lifespan(nothing)
+
+
+def test_a_lifespan_that_is_no_generator_is_refused_where_it_is_defined(quick: Harbor) -> None:
+    @contextmanager
+    def managed() -> Iterator[int]:
+        yield 7
+
+    def needy(app: object) -> Iterator[object]:
+        yield app
+
+    with pytest.raises(
+        UsageError, match=r"lifespan is managed: write a function that yields: .* needs no @contextmanager"
+    ):
+        quick.lifespan(managed)  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="lifespan is needy: it is called without arguments"):
+        quick.lifespan(needy)  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="lifespan is plain: write a function that yields"):
+
+        @quick.lifespan  # type: ignore[type-var]
+        def plain() -> int:
+            return 7

@@ -1,0 +1,317 @@
+"""What a worker takes, how much of it, and how soon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from taskharbor.core.errors import UsageError
+from taskharbor.core.ids import new_token
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.worker.execution import Execution, ExecutionSlots
+from taskharbor.worker.polling_source import PollingSource
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import (
+    LIMIT,
+    LONG,
+    Hold,
+    Outage,
+    drained,
+    ended,
+    enqueue,
+    meddled,
+    running_worker,
+    stored,
+    worker_for,
+)
+from tests.worker.conftest import BY_MESSAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskharbor.core.ids import JobId
+    from taskharbor.core.model import Job
+    from taskharbor.drivers.base import Driver
+    from taskharbor.runtime import ThreadLoop
+
+SELDOM: Final = timedelta(seconds=30)
+
+
+class Crowd:
+    """A handler that counts how many of it run at once, until it is told that this will do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here: list[str] = []
+        self.most: dict[str, int] = {}
+        self.may_end = threading.Event()
+
+    def __call__(self, job: Job) -> None:
+        with self._lock:
+            self._here.append(job.queue)
+            self.most["all"] = max(self.most.get("all", 0), len(self._here))
+            self.most[job.queue] = max(self.most.get(job.queue, 0), self._here.count(job.queue))
+        assert self.may_end.wait(LIMIT)
+        with self._lock:
+            self._here.remove(job.queue)
+
+
+class Ledger:
+    """Notes how many jobs are out: taken, and not through their handlers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._out = 0
+        self.most_out = 0
+
+    def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
+        answer = call()
+        if verb == "reserve":
+            with self._lock:
+                self._out += len(answer)
+                self.most_out = max(self.most_out, self._out)
+        return answer
+
+    def end(self, _job: Job) -> None:
+        with self._lock:
+            self._out -= 1
+
+
+def test_no_more_jobs_run_at_once_than_allowed(driver: Driver) -> None:
+    crowd = Crowd()
+    jobs = [enqueue(driver, "run") for _ in range(12)]
+
+    with running_worker(driver, {"run": crowd}, concurrency=3):
+        wait_until(lambda: crowd.most.get("all") == 3)
+        waiting = [stored(driver, job_id).status.is_waiting for job_id in jobs].count(True)
+        crowd.may_end.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert waiting == 9  # none was taken that could not run
+    assert crowd.most["all"] == 3
+
+
+def test_no_job_is_taken_before_there_is_room_for_it(driver: Driver) -> None:
+    ledger = Ledger()
+    jobs = [enqueue(driver, "run") for _ in range(40)]
+
+    with running_worker(meddled(driver, ledger), {"run": ledger.end}, concurrency=4):
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert ledger.most_out <= 4
+
+
+def test_room_is_made_as_soon_as_an_outcome_is_on_its_way(driver: Driver) -> None:
+    hold = Hold("settle")
+    hold.is_on.set()
+    jobs = [enqueue(driver, "run") for _ in range(2)]
+    began: list[JobId] = []
+
+    with running_worker(meddled(driver, hold), {"run": lambda job: began.append(job.id)}, concurrency=1):
+        wait_until(lambda: len(began) == len(jobs))
+        hold.may_go.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+
+def test_a_store_that_takes_no_outcomes_gives_no_more_jobs(driver: Driver) -> None:
+    outage = Outage("settle")
+    outage.begin()
+    jobs = [enqueue(driver, "run") for _ in range(9)]
+    began: list[JobId] = []
+
+    with running_worker(meddled(driver, outage), {"run": lambda job: began.append(job.id)}, concurrency=2):
+        wait_until(lambda: len(outage.refused) > 2)
+        held = len(began)
+        outage.end()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert held <= 4
+
+
+def test_each_queue_has_a_limit_of_its_own(driver: Driver) -> None:
+    crowd = Crowd()
+    jobs = [enqueue(driver, "run", queue=queue) for queue in ("mail", "default") for _ in range(6)]
+
+    with running_worker(driver, {"run": crowd}, queues={"mail": 1, "default": 3}, concurrency=10):
+        wait_until(lambda: crowd.most == {"all": 4, "mail": 1, "default": 3})
+        crowd.may_end.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert crowd.most == {"all": 4, "mail": 1, "default": 3}
+
+
+def test_the_limits_of_all_queues_together_do_not_exceed_that_of_the_worker(driver: Driver) -> None:
+    crowd = Crowd()
+    jobs = [enqueue(driver, "run", queue=queue) for queue in ("mail", "default") for _ in range(4)]
+
+    with running_worker(driver, {"run": crowd}, queues={"mail": 3, "default": 3}, concurrency=4):
+        wait_until(lambda: crowd.most.get("all") == 4)
+        waiting = [stored(driver, job_id).status.is_waiting for job_id in jobs].count(True)
+        crowd.may_end.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+
+    assert waiting == 4
+    assert crowd.most["all"] == 4
+
+
+def test_a_busy_queue_does_not_starve_another(driver: Driver, request: pytest.FixtureRequest) -> None:
+    # By messages a thread of each queue's own may take a moment to start; test_deliveries.py has that in virtual time.
+    soon = 15 if BY_MESSAGES in request.node.name else 4
+    ran: list[str] = []
+    for queue in ["busy"] * 30 + ["quiet"] * 3:
+        enqueue(driver, "run", queue=queue)
+
+    drained(driver, {"run": lambda job: ran.append(job.queue)}, queues=["busy", "quiet"], concurrency=1)
+
+    assert "quiet" in ran[:soon]
+    assert len(ran) == 33
+
+
+def test_jobs_of_other_queues_are_left_alone(driver: Driver) -> None:
+    other = enqueue(driver, "run", queue="other")
+
+    drained(driver, {"run": lambda _job: None})
+
+    assert stored(driver, other).status is Status.PENDING
+
+
+def test_a_paused_queue_gives_nothing(driver: Driver) -> None:
+    driver.control.pause(["default"], by="a person")
+    job_id = enqueue(driver, "run")
+
+    drained(driver, {"run": lambda _job: None})
+
+    assert stored(driver, job_id).status is Status.PENDING
+
+
+def test_a_job_starts_long_before_the_next_poll(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
+    started: list[float] = []
+
+    with running_worker(driver, {"run": lambda _job: started.append(time.monotonic())}, poll=SELDOM):
+        ended(driver, enqueue(driver, "run"))  # by now it has looked, and the next look is far away
+        enqueued = time.monotonic()
+        ended(driver, enqueue(driver, "run"))
+
+    assert started[-1] - enqueued < SELDOM.total_seconds() / 10
+
+
+def test_a_job_whose_time_has_come_is_found_by_polling(driver: Driver) -> None:
+    with running_worker(driver, {"run": lambda _job: None}, poll=timedelta(milliseconds=20)):
+        job = ended(driver, enqueue(driver, "run", delay=timedelta(milliseconds=200)))
+
+    assert job.processing_started_at is None or job.processing_started_at >= job.scheduled_for
+
+
+def test_a_worker_that_is_full_takes_the_next_job_as_soon_as_one_ends(driver: Driver) -> None:
+    jobs = [enqueue(driver, "run") for _ in range(20)]
+    start = time.monotonic()
+
+    worker_for(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM).drain(LONG)
+
+    assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
+    assert time.monotonic() - start < SELDOM.total_seconds() / 2
+
+
+def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_ends(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
+    jobs = [enqueue(driver, "run") for _ in range(20)]
+
+    with running_worker(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM):
+        wait_until(lambda: all(stored(driver, job_id).status is Status.SUCCEEDED for job_id in jobs), limit=LIMIT)
+
+
+def test_a_worker_that_has_room_leaves_the_store_alone_when_a_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
+    driver, looks = MemoryDriver(), list[str]()
+
+    def note(verb: str, call: Callable[[], Any]) -> Any:
+        looks.extend([verb] if verb == "reserve" else [])
+        return call()
+
+    with running_worker(meddled(driver, note), {"run": lambda _job: None}, concurrency=2, poll=SELDOM):
+        ended(driver, enqueue(driver, "run"))
+        wait_until(lambda: bool(looks))
+        threading.Event().wait(0.1)  # until it has looked as often as it does at its start
+        before = len(looks)
+        ended(driver, enqueue(driver, "run"))
+        threading.Event().wait(0.1)
+
+        assert len(looks) == before + 1
+
+
+def test_room_that_is_made_while_the_store_is_asked_is_used_at_once() -> None:
+    driver, runtime = MemoryDriver(), ThreadRuntime(sync_threads=1)
+    executions = ExecutionSlots(runtime, concurrency=2, queues={"full": 1, "other": 1})
+    enqueue(driver, "run", queue="full")
+    [claim] = driver.reserve("full", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
+    execution = Execution(claim, ends_at=time.monotonic() + LIMIT, times_out_at=None)
+    executions.fill("full", executions.acquire("full", 1), [execution])
+
+    def end_the_job(verb: str, call: Callable[[], Any]) -> Any:
+        assert verb == "reserve"
+        executions.remove([execution])
+        return call()
+
+    intake = PollingSource(
+        runtime,
+        meddled(driver, end_the_job),
+        executions,
+        queues=["other", "full"],  # the last one is asked first
+        worker="w",
+        lease=LONG,
+        margin=0,
+        poll=SELDOM,
+        overdue_after=LONG,
+        types=lambda: None,
+        may_reclaim=lambda: True,
+        start=lambda _hand: None,
+    )
+
+    assert intake.tick() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"queues": []},
+        {"queues": {"mail": 0}},
+        {"lease": timedelta(milliseconds=99)},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        worker_for(MemoryDriver(), {}, **options)
+
+
+def test_a_worker_whose_first_job_ends_while_it_still_starts_goes_on() -> None:
+    driver, ran = MemoryDriver(), list[str]()
+
+    class SlowToStart(ThreadRuntime):
+        def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
+            loop = super().serve(name, tick)
+            if name == "intake":  # it is at work, and nobody can call it yet
+                wait_until(lambda: stored(driver, first).status is Status.SUCCEEDED)
+            return loop
+
+    first, second = enqueue(driver, "run"), enqueue(driver, "run")
+    options: dict[str, Any] = {"concurrency": 1, "runtime": SlowToStart(sync_threads=1), "poll": timedelta(minutes=1)}
+
+    def run(job: Job) -> None:
+        threading.Event().wait(0.1)  # until the intake has found that there is no room, and rests
+        ran.append(str(job.id))
+
+    with running_worker(driver, {"run": run}, **options):
+        wait_until(lambda: stored(driver, second).status is Status.SUCCEEDED)
+
+    assert ran == [str(first), str(second)]
