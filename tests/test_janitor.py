@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.janitor import BATCH, PRUNE_WITHIN, Janitor
+from taskharbor.janitor import PRUNE_WITHIN, Janitor
 from taskharbor.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_a_janitor_with_endless_old_jobs_returns_to_its_other_duties(monkeypatch
     def prune(**how: Any) -> int:
         asked.append(how)
         clockwork.seconds += how["within"].total_seconds() / 2
-        return BATCH if len(asked) < HOURS else 0
+        return STORE_BATCH if len(asked) < HOURS else 0
 
     monkeypatch.setattr(driver.maintenance, "prune", prune)
 

@@ -89,7 +89,10 @@ def findings() -> Iterator[Finding]:
 
 
 def is_allowed(found: Finding) -> bool:
-    return any(fnmatch(found.path, each["path"]) and ("*" in each["words"] or found.word in each["words"]) for each in _allowed())
+    return any(
+        fnmatch(found.path, each["path"]) and ("*" in each["words"] or found.word in each["words"])
+        for each in _allowed()
+    )
 
 
 def _allowed() -> list[dict[str, Any]]:

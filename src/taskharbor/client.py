@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import AsyncInserter, Inserter
 
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.client")
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
 _NO_DELAY: Final = timedelta(0)

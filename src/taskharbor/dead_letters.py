@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from taskharbor.drivers.base import STORE_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 T = TypeVar("T")
-
-BATCH: Final = 500
 
 
 def paced_batches(items: Sequence[T], rate: float | None) -> Iterator[tuple[Sequence[T], timedelta]]:
@@ -19,6 +19,6 @@ def paced_batches(items: Sequence[T], rate: float | None) -> Iterator[tuple[Sequ
     >>> [(len(batch), delay.seconds) for batch, delay in paced_batches(range(25), 10)]
     [(10, 0), (10, 1), (5, 2)]
     """
-    size = BATCH if rate is None else max(1, min(BATCH, int(rate)))
+    size = STORE_BATCH if rate is None else max(1, min(STORE_BATCH, int(rate)))
     for place in range(0, len(items), size):
         yield items[place : place + size], timedelta(seconds=0 if rate is None else place / rate)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import JobNotFound
+from taskharbor.core.messages import OVERDUE_AFTER
 from taskharbor.core.model import PUBLISHER_AWAY
 from taskharbor.core.results import JobFilter, Kept
 from taskharbor.core.states import WAITING, Status
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 WORKER_ALIVE_WITHIN: Final = timedelta(seconds=30)
 """A worker that has been silent for longer counts as gone: three of its beats."""
-PATIENCE: Final = timedelta(seconds=60)
-"""How long a job may be due before workers take it from the store, its message or not."""
 MAX_COUNTED: Final = 50
 """The most waiting jobs of a queue that are looked at one by one; of more, the store's own counts tell."""
 
@@ -100,7 +99,7 @@ def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Diagno
     alive = [each for each in inspector.workers() if is_alive(each, now) and job.queue in each.queues]
     if not any(job.type in each.types for each in alive):
         return _unhandled(job, alive)
-    if job.status is Status.ENQUEUED and now < job.scheduled_for + PATIENCE:
+    if job.status is Status.ENQUEUED and now < job.scheduled_for + OVERDUE_AFTER:
         return _message(job)
     return _in_line(job, *_ahead(inspector, job, queue, now))
 
@@ -151,7 +150,7 @@ def _unhandled(job: JobSummary, alive: list[WorkerRecord]) -> Diagnosis:
 
 
 def _message(job: JobSummary) -> Diagnosis:
-    until = job.scheduled_for + PATIENCE
+    until = job.scheduled_for + OVERDUE_AFTER
     sent = "is not confirmed as sent" if job.sent_at is None else f"was sent at {iso_time(job.sent_at)}"
     text = f"its message {sent}; without it, workers take the job from the store at {iso_time(until)}"
     return _why(job, Cause.MESSAGE, text, until=until)

@@ -14,7 +14,9 @@ from taskharbor.core.errors import Problem, StoreUnavailable, UsageError
 from taskharbor.core.messages import Message, encode_message, resend_interval
 from taskharbor.core.request import QUEUE_PATTERN
 from taskharbor.core.results import Sent, Unsent
-from taskharbor.delivery.transport import OutgoingMessage, TransportRefused, TransportUnavailable
+from taskharbor.delivery.transport import BATCH_LIMIT, OutgoingMessage, TransportRefused, TransportUnavailable
+from taskharbor.drivers.base import STORE_BATCH
+from taskharbor.runtime import MIN_PAUSE, NO_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,21 +27,16 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver, Listener
     from taskharbor.runtime import Runtime, ServiceLoop
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.enqueuer")
 MAX_IDLE: Final = timedelta(seconds=1)
 DISPATCH_LOCK: Final = timedelta(seconds=15)
 FIRST_RESEND: Final = timedelta(seconds=60)
 MAX_RESEND: Final = timedelta(minutes=10)
 MAX_UNCLAIMED: Final = 10_000
-BATCH: Final = 500
 SENDERS: Final = 4
 PARALLEL_SEND_SECONDS: Final = 0.005
 """Seconds for an answer, from which on others send meanwhile. With quicker ones they would only take the interpreter
 from each other: two threads need a third more of the processor for a call than one."""
-TENS: Final = 10
-"""Messages in one call: as many as SQS takes. What became of a call that failed is unknown for no more than these."""
-AT_ONCE: Final = timedelta(0)
-SOONEST: Final = timedelta(milliseconds=1)
 MIN_DUE_WAIT: Final = timedelta(milliseconds=50)
 """The shortest rest before jobs that will be due: a stream of them would otherwise go out one by one."""
 FIRST_BACKOFF_SECONDS: Final = 1.0
@@ -69,7 +66,7 @@ class DueTaskEnqueuer:
         resend_after: timedelta = FIRST_RESEND,
         max_resend: timedelta = MAX_RESEND,
         max_unclaimed: int = MAX_UNCLAIMED,
-        batch: int = BATCH,
+        batch: int = STORE_BATCH,
         senders: int = SENDERS,
     ) -> None:
         _check(queues)
@@ -139,13 +136,13 @@ class DueTaskEnqueuer:
     def _serve(self, line: QueueLane) -> timedelta:
         rest = line.rests_until - self._runtime.monotonic()
         if rest > 0:
-            return min(self._max_idle, max(SOONEST, timedelta(seconds=rest)))
+            return min(self._max_idle, max(MIN_PAUSE, timedelta(seconds=rest)))
         # A queue that failed is tried with a single call.
-        limit, began = TENS if line.rest else self._batch, self._runtime.monotonic()
+        limit, began = BATCH_LIMIT if line.rest else self._batch, self._runtime.monotonic()
         due = self._driver.dispatch(line.queue, limit=limit, lock=self._lock, unclaimed=self._max_unclaimed)
         if not due:
             return self._until_due(line)
-        chunks = deque(due[n : n + TENS] for n in range(0, len(due), TENS))
+        chunks = deque(due[n : n + BATCH_LIMIT] for n in range(0, len(due), BATCH_LIMIT))
         sending = SendBatch(len(due), chunks, ends_by=began + self._lock.total_seconds() / 2)
         with line.sending:  # for half a lock at most, and one call
             self._send_all(line, sending)
@@ -153,7 +150,7 @@ class DueTaskEnqueuer:
         self._record(sending.results)
         if sending.error is not None:
             return self._max_idle
-        return AT_ONCE if len(due) == limit else self._until_due(line)
+        return NO_PAUSE if len(due) == limit else self._until_due(line)
 
     def _until_due(self, line: QueueLane) -> timedelta:
         """Return how long it is until the next job is due, a period at most; of two that work together one is told."""
@@ -230,7 +227,7 @@ class DueTaskEnqueuer:
             return None
         if self._listener.wait(self._max_idle):
             self._loops["enqueuer"].wake()
-        return AT_ONCE
+        return NO_PAUSE
 
 
 @dataclass(slots=True)

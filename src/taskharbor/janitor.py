@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.hooks import JobDead
+from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.outbox import FIRST_START, close_unpublished, log_death
+from taskharbor.runtime import MIN_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,20 +22,18 @@ if TYPE_CHECKING:
     from taskharbor.runtime import Runtime
     from taskharbor.schedules import Scheduler
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.janitor")
 PERIOD: Final = timedelta(seconds=5)
 RETENTION: Final = timedelta(days=7)
 STATS_RETENTION: Final = timedelta(days=8)
 AUDIT_RETENTION: Final = timedelta(days=90)
 PRUNE_WITHIN: Final = timedelta(seconds=2)
 WORKER_TTL: Final = timedelta(minutes=5)
-BATCH: Final = 500
 DUTY_CHECK_FRACTION: Final = 0.2
 """The part of its period after which everybody looks whether a duty is due.
 
 Whoever looked only once in a period might look just before: then a dead worker's job waits for two.
 """
-SOONEST: Final = timedelta(milliseconds=1)
 MAX_CLOCK_DRIFT: Final = timedelta(seconds=5)
 """How far the store's clock may stray from ours between two looks before that is a jump."""
 
@@ -169,19 +169,19 @@ class Janitor:
         if self._scheduler is None:
             return pause
         # Not at once: what is less than a microsecond away would be asked for again and again.
-        return max(min(pause, timedelta(seconds=self._fire_at - self._runtime.monotonic())), SOONEST)
+        return max(min(pause, timedelta(seconds=self._fire_at - self._runtime.monotonic())), MIN_PAUSE)
 
     def _expire(self) -> None:
         is_full = True
         while is_full:
-            expired = self._driver.maintenance.expire(limit=BATCH)
+            expired = self._driver.maintenance.expire(limit=STORE_BATCH)
             self._report(each.death for each in expired if each.death is not None)
             if expired:
                 _LOG.warning("brought back %d jobs whose lease was over", len(expired))
-            is_full = len(expired) == BATCH
+            is_full = len(expired) == STORE_BATCH
 
     def _bury(self) -> None:
-        if buried := self._driver.maintenance.bury(limit=BATCH):
+        if buried := self._driver.maintenance.bury(limit=STORE_BATCH):
             _LOG.error("buried %d spent jobs that were waiting: that should never be needed", len(buried))
             self._report(buried)
 
@@ -203,16 +203,19 @@ class Janitor:
                 self._relay()
 
     def _close_unpublished(self) -> None:
-        while close_unpublished(self._driver, older_than=FIRST_START, limit=BATCH) == BATCH:
+        while close_unpublished(self._driver, older_than=FIRST_START, limit=STORE_BATCH) == STORE_BATCH:
             pass
 
     def _prune(self) -> None:
         """Remove finished jobs, for a short time: schedules and expired leases wait meanwhile."""
         stop_at = self._runtime.monotonic() + PRUNE_WITHIN.total_seconds()
-        while self._driver.maintenance.prune(older_than=self._retention, limit=BATCH, within=PRUNE_WITHIN) >= BATCH:
+        while (
+            self._driver.maintenance.prune(older_than=self._retention, limit=STORE_BATCH, within=PRUNE_WITHIN)
+            >= STORE_BATCH
+        ):
             if self._runtime.monotonic() >= stop_at:
                 return
 
     def _prune_audit(self) -> None:
-        while self._driver.maintenance.prune_audit(older_than=AUDIT_RETENTION, limit=BATCH) >= BATCH:
+        while self._driver.maintenance.prune_audit(older_than=AUDIT_RETENTION, limit=STORE_BATCH) >= STORE_BATCH:
             pass

@@ -17,6 +17,7 @@ from taskharbor.core.model import PUBLISHER_AWAY, DeadTaskEvent
 from taskharbor.core.results import Kept, Published, Removed, Unpublished
 from taskharbor.core.text import make_storable
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, ItemFailure, OutgoingMessage
+from taskharbor.runtime import NO_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
 Publisher = Callable[[DeadTaskEvent], object]
 """Takes the event of a death. It is called again if it raises, so it may get an event twice, under one ``event_id``."""
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.outbox")
 OUTBOX_BATCH: Final = 100
 OUTBOX_LOCK: Final = timedelta(seconds=60)
-AT_ONCE: Final = timedelta(0)
 PERIOD: Final = timedelta(seconds=30)
 """How long to rest where nobody wakes us."""
 FIRST_RETRY: Final = timedelta(seconds=1)
@@ -82,7 +82,7 @@ class OutboxRelay:
         results = [self._result(row, answer) for row, answer in zip(rows, self._published(rows), strict=True)]
         self._driver.maintenance.settle_outbox(results)
         pauses = [each.retry_in for each in results if isinstance(each, Unpublished) and each.retry_in is not None]
-        return min(pauses, default=AT_ONCE if len(rows) == self._batch else PERIOD)
+        return min(pauses, default=NO_PAUSE if len(rows) == self._batch else PERIOD)
 
     def _published(self, rows: Sequence[OutboxRow]) -> Sequence[ItemFailure | None]:
         try:
@@ -160,7 +160,7 @@ def purge(driver: Driver, job_ids: Sequence[JobId], *, older_than: timedelta, gi
 
     An event that no process will publish keeps none. *give_up* is the reason to give up the others for.
     """
-    while close_unpublished(driver, older_than=AT_ONCE, limit=OUTBOX_BATCH, job_ids=job_ids) == OUTBOX_BATCH:
+    while close_unpublished(driver, older_than=timedelta(0), limit=OUTBOX_BATCH, job_ids=job_ids) == OUTBOX_BATCH:
         pass
     if give_up is not None:
         give_up_events(driver, job_ids, give_up)

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOG: Final = logging.getLogger(__name__)
+NO_PAUSE: Final = timedelta(0)
+"""What a tick returns to be called again immediately."""
+MIN_PAUSE: Final = timedelta(milliseconds=1)
+"""The shortest pause that lets other threads run."""
+_LOG: Final = logging.getLogger("taskharbor.runtime")
 ERROR_PAUSE: Final = timedelta(seconds=1)
 MAX_STACK_FRAMES: Final = 30
 CANCEL_GRACE_SECONDS: Final = 1.0  # seconds in which work may end by itself, once it was cancelled

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from taskharbor.core.messages import OVERDUE_AFTER
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
@@ -26,7 +27,6 @@ from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import run_until_signal
 from taskharbor.worker import Worker
-from taskharbor.worker.worker import OVERDUE_AFTER
 from tests.support.effects import Effects
 from tests.support.worker_rig import Outage, meddled
 

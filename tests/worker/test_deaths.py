@@ -188,7 +188,7 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
 
 
 def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.janitor.BATCH", 2)
+    monkeypatch.setattr("taskharbor.janitor.STORE_BATCH", 2)
     clockwork, facts = Clockwork(), list[Any]()
     janitor = clockwork.janitor(tell=facts.append)
     job_ids = {clockwork.hold() for _ in range(5)}

@@ -12,8 +12,9 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome, AuditEntry
 from taskharbor.core.states import Status
+from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.janitor import BATCH, ClockGuard, Janitor
+from taskharbor.janitor import ClockGuard, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
 from tests.support.waiting import wait_until
@@ -87,16 +88,16 @@ def test_the_audit_is_kept_for_ninety_days() -> None:
     driver = MemoryDriver(clock=clockwork.store)
     janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
     # More than one batch of them, for a janitor that was away.
-    entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target="7") for _ in range(BATCH + 1)]
+    entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target="7") for _ in range(STORE_BATCH + 1)]
     driver.control.record_audit(entries)
 
     kept = []
     for passed in (timedelta(days=90) - MINUTE, MINUTE):
         clockwork.pass_by(passed)
         janitor.tick()
-        kept.append(len(driver.inspector.audit(limit=2 * BATCH)))
+        kept.append(len(driver.inspector.audit(limit=2 * STORE_BATCH)))
 
-    assert kept == [BATCH + 1, 0]
+    assert kept == [STORE_BATCH + 1, 0]
 
 
 def test_several_workers_share_the_duties(driver: Driver) -> None:

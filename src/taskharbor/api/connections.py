@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import asyncio
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.api")
 
 HEADER_SECONDS: Final = 10.0
 """From a connection's begin, or a request's first byte, to the end of the request's headers."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI, Request
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.api")
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER: Final = 5
 MAX_LOGGED_CHARS: Final = 200

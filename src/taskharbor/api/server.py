@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from taskharbor.api.store import ApiBackend
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.api")
 SHUTDOWN_GRACE_SECONDS: Final = 10  # seconds that requests under way have once a signal came
 KEEP_ALIVE_SECONDS: Final = 75  # seconds after which an idle connection is closed
 BACKLOG: Final = 2_048

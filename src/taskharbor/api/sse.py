@@ -35,7 +35,7 @@ SEND_TIMEOUT_SECONDS: Final = 10.0  # seconds that one event may take to go out
 MEDIA_TYPE: Final = "text/event-stream"
 _END: Final = b""
 _KEEP_ALIVE: Final = b": beat\n\n"
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.api")
 POLL_SECONDS: Final = 1.0  # seconds
 NEWEST: Final = 100
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taskharbor.api.sse import EventFeed
     from taskharbor.api.store import StoreGateway
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.api")
 MAX_OPEN: Final = 2_000
 MAX_OPEN_PER_KEY: Final = 500
 """Of those, what one key may have open: so one client leaves places for the others."""

@@ -42,7 +42,7 @@ MAX_BATCH: Final = 500
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.api")
 THREADS: Final = 8
 KEY_THREADS: Final = 2
 """Keys are looked up apart, so that a flood of wrong ones keeps nobody from the store who is in."""

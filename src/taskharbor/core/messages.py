@@ -20,6 +20,8 @@ from taskharbor.core.results import RefusalReason, Refused
 if TYPE_CHECKING:
     from datetime import datetime
 
+OVERDUE_AFTER: Final = timedelta(seconds=60)
+"""How long a sent job waits for its message before a polling worker may claim it."""
 VERSION: Final = 1
 MAX_MESSAGE_CHARS: Final = 1_000
 """Longer than any message of ours: what is longer is not read."""

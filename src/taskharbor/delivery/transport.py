@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
+BATCH_LIMIT: Final = 10
+"""The most messages in one call of a queue service: the limit of SQS."""
 DEAD_EVENTS_QUEUE: Final = ".dead-events"
 """The queue for news of dead jobs. No queue of a user begins with a point, so none can be mistaken for it."""
 

@@ -27,7 +27,7 @@ What holds for every method:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from taskharbor.drivers.operator import Control, Inspector
 
@@ -75,6 +75,10 @@ __all__ = [
     "Listener",
     "Maintenance",
 ]
+
+
+STORE_BATCH: Final = 500
+"""The number of jobs that services pass to a store in one call."""
 
 
 class Inserter(Protocol):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Answers = Sequence[Answer] | Exception
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.client")
 IDLE_SECONDS: Final = 5.0  # seconds, after which a thread that has nothing to do ends
 CLOSE_TIMEOUT_SECONDS: Final = 30.0  # seconds that closing waits for what is under way
 T = TypeVar("T")

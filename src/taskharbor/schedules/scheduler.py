@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
     from taskharbor.schedules.spec import ScheduleSpec
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.scheduler")
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
 _PASSED_OVER: Final = "the schedule %s made no job for %s (missed=%s, overlap=%s)"

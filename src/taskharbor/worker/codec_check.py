@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from taskharbor.core.codec import Codec
     from taskharbor.drivers.base import Driver
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 RETRY_PAUSE: Final = timedelta(seconds=1)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskharbor.runtime import Runtime
     from taskharbor.worker.execution import Execution
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 WRITE_INTERVAL: Final = timedelta(milliseconds=250)
 IDLE: Final = timedelta(seconds=60)
 MAX_NOTE_CHARS: Final = 500

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Report = Callable[[Execution, Outcome | None], None]
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 START_RETRY_DELAY: Final = timedelta(seconds=1)  # for a job that could not be started
 
 

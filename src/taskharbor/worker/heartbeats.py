@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taskharbor.worker.execution import Execution, ExecutionSlots
     from taskharbor.worker.timeouts import TimeoutMonitor
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 RETRY_SECONDS: Final = 0.25  # seconds until what could not be extended is tried again
 STALL_ADVICE: Final = (
     "; this process stood still for {seconds:.1f} s: it was stopped, or a handler kept Python's lock for itself, "

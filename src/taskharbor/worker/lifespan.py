@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Lifespan = Callable[[], Iterator[Any] | AsyncIterator[Any]]
 """A function that yields once: before that it makes ready what it yields, after that it gives it back."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 LIFESPAN_TIMEOUT: Final = timedelta(seconds=60)
 FINISHED: Final = object()
 _ANY_NUMBER: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})

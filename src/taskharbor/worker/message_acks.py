@@ -12,7 +12,9 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.hooks import MessageRejected
 from taskharbor.core.messages import MessageAction, MessageDecision, MessageFinding, decide_message
 from taskharbor.core.results import Declined, RefusalReason, Refused, Settled
-from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+from taskharbor.delivery.transport import BATCH_LIMIT, TransportRefused, TransportUnavailable
+from taskharbor.drivers.base import STORE_BATCH
+from taskharbor.runtime import MIN_PAUSE, NO_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,15 +27,10 @@ if TYPE_CHECKING:
     from taskharbor.runtime import Runtime
     from taskharbor.worker.execution import Execution
 
-_LOG: Final = logging.getLogger(__name__)
-AT_ONCE: Final = timedelta(0)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 IDLE: Final = timedelta(seconds=60)
-ENOUGH: Final = 10
-"""Messages that are worth a call: as many as SQS takes in one."""
 ACK_LINGER_SECONDS: Final = 0.005
 """Seconds in which others may join those that wait. Nobody waits for them: their jobs are settled."""
-SOONEST: Final = timedelta(milliseconds=1)
-BATCH: Final = 500
 PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
 
 
@@ -86,7 +83,7 @@ class MessageAcks:
         self._ruled: deque[PendingAck] = deque()
         self._since = 0.0
         self._is_busy = False
-        self._limit = BATCH
+        self._limit = STORE_BATCH
         self._resumes_at = 0.0
         self._wake = wake
         self._notify_hooks = tell
@@ -136,7 +133,7 @@ class MessageAcks:
 
     def release(self, received: Sequence[ReceivedMessage]) -> None:
         """Show messages to others at once."""
-        self._hide(received, AT_ONCE)
+        self._hide(received, timedelta(0))
 
     def _hide(self, received: Sequence[ReceivedMessage], hidden_for: timedelta) -> None:
         verdict = MessageDecision(MessageAction.LEAVE, hidden_for)
@@ -157,7 +154,7 @@ class MessageAcks:
             self._ruled.extend(to_do)
             if is_first:
                 self._since = self._runtime.monotonic()
-            is_due = is_first or len(self._ruled) >= ENOUGH
+            is_due = is_first or len(self._ruled) >= BATCH_LIMIT
         if is_due:
             self._wake()
 
@@ -165,15 +162,15 @@ class MessageAcks:
         now = self._runtime.monotonic()
         if not self._ruled:
             return IDLE
-        since = self._since if len(self._ruled) < ENOUGH else now - ACK_LINGER_SECONDS
+        since = self._since if len(self._ruled) < BATCH_LIMIT else now - ACK_LINGER_SECONDS
         if (left := max(since + ACK_LINGER_SECONDS, self._resumes_at) - now) > 0:
-            return max(timedelta(seconds=left), SOONEST)
+            return max(timedelta(seconds=left), MIN_PAUSE)
         self._is_busy = True
         try:
             self._carry_out_next()
         finally:
             self._is_busy = False
-        return AT_ONCE if self._ruled else IDLE
+        return NO_PAUSE if self._ruled else IDLE
 
     def _carry_out_next(self) -> None:
         with self._lock:
@@ -183,7 +180,7 @@ class MessageAcks:
         except BaseException:
             self._put_back(batch)
             raise
-        self._limit = min(2 * self._limit, BATCH)
+        self._limit = min(2 * self._limit, STORE_BATCH)
 
     def _put_back(self, batch: Sequence[PendingAck]) -> None:
         """Keep the rulings of a batch that failed, behind the others; fewer at once, so that one does not block all."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.messages import parse_message
 from taskharbor.core.results import Refused
-from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+from taskharbor.delivery.transport import BATCH_LIMIT, TransportRefused, TransportUnavailable
+from taskharbor.drivers.base import STORE_BATCH
+from taskharbor.runtime import NO_PAUSE
 from taskharbor.worker.message_acks import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -22,11 +24,7 @@ if TYPE_CHECKING:
     from taskharbor.worker.execution import ExecutionSlots
     from taskharbor.worker.message_acks import Mail
 
-_LOG: Final = logging.getLogger(__name__)
-MOST: Final = 10
-"""Messages that SQS hands out at once."""
-BATCH: Final = 500
-AT_ONCE: Final = timedelta(0)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 SHORTEST: Final = timedelta(milliseconds=10)
 FULL: Final = timedelta(seconds=60)  # whoever ends an attempt wakes us
 FIRST_BACKOFF_SECONDS: Final = 1.0
@@ -139,7 +137,7 @@ class QueueReceiver:
         self._slots = executions
         self._claimer = claimer
         self._queue = queue
-        self._wait = mail.wait if runtime.can_block else AT_ONCE
+        self._wait = mail.wait if runtime.can_block else timedelta(0)
         self._poll = poll
         self._overdue_after = overdue_after
         self._line = line
@@ -167,7 +165,7 @@ class QueueReceiver:
                 return FULL
             if self._take_messages(room) or self._take_overdue():
                 self._pause = SHORTEST
-                return AT_ONCE
+                return NO_PAUSE
         except StoreUnavailable as error:
             _LOG.warning("cannot take jobs: %s", error)
             return self._next_pause()
@@ -195,12 +193,12 @@ class QueueReceiver:
     def _idle(self, began: float) -> timedelta:
         """Leave the room to others that wait for some; return how long to rest, which a long poll did already."""
         self._line.call_first()
-        return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began), AT_ONCE)
+        return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began), NO_PAUSE)
 
     def _acquire_slots(self) -> int:
         """Set room aside, if nobody was here before; else wait in line."""
         is_behind = self._line.is_behind(self._queue)
-        room = 0 if is_behind else self._slots.acquire(self._queue, MOST)
+        room = 0 if is_behind else self._slots.acquire(self._queue, BATCH_LIMIT)
         is_full = self._slots.is_full  # else it is the queue's own limit that leaves none
         self._line.change(self._queue, waits=is_behind or (is_full and not room))
         if not is_full:
@@ -236,7 +234,7 @@ class QueueReceiver:
         if self._runtime.monotonic() < self._asks_at:
             return ()
         # While jobs are found without messages, or others have no room, nobody waits for messages.
-        wait = AT_ONCE if self._finds_jobs or self._line.is_long else self._wait
+        wait = timedelta(0) if self._finds_jobs or self._line.is_long else self._wait
         try:
             deliveries = self._transport.receive(self._queue, most=room, wait=wait, visibility=self._visibility)
         except (TransportUnavailable, TransportRefused) as error:
@@ -253,7 +251,7 @@ class QueueReceiver:
     def _take_overdue(self) -> bool:
         """Take jobs without messages, where they have waited long enough; return whether there were any."""
         self._finds_jobs = False
-        if self.is_stopped or not (room := self._slots.acquire(self._queue, BATCH)):
+        if self.is_stopped or not (room := self._slots.acquire(self._queue, STORE_BATCH)):
             return False
         claims = self._claimer.reserve(self._queue, room, overdue_only=True)
         self._finds_jobs = bool(claims)

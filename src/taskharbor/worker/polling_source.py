@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.drivers.base import STORE_BATCH
+from taskharbor.runtime import NO_PAUSE
 from taskharbor.worker.claimer import Claimer
 
 if TYPE_CHECKING:
@@ -17,10 +19,8 @@ if TYPE_CHECKING:
     from taskharbor.runtime import Runtime
     from taskharbor.worker.execution import Execution, ExecutionSlots
 
-_LOG: Final = logging.getLogger(__name__)
-BATCH: Final = 500
+_LOG: Final = logging.getLogger("taskharbor.worker")
 MIN_POLL_PAUSE: Final = timedelta(milliseconds=10)
-AT_ONCE: Final = timedelta(0)
 FULL_PAUSE: Final = timedelta(seconds=60)  # whoever ends an attempt wakes us
 
 
@@ -95,7 +95,7 @@ class PollingSource:
             return self._next_pause(took=False)
         self._dry_after = None if took or is_full else departures
         if has_more or (self.wants_slots and self._slots.departures != departures):  # room was made meanwhile
-            return AT_ONCE
+            return NO_PAUSE
         return FULL_PAUSE if is_full else self._next_pause(took=took)
 
     def _end(self) -> timedelta:
@@ -117,7 +117,7 @@ class PollingSource:
         took, has_more, room_found, lacks_room = False, False, False, False
         self._queues.append(self._queues.pop(0))  # each is first in turn
         for queue in self._queues:
-            room = self._slots.acquire(queue, BATCH)
+            room = self._slots.acquire(queue, STORE_BATCH)
             lacks_room = lacks_room or not room
             if room:
                 room_found = True

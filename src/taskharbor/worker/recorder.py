@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.errors import OutcomeNotStorable, TaskHarborError
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settlement, Skipped
+from taskharbor.drivers.base import STORE_BATCH
+from taskharbor.runtime import MIN_PAUSE, NO_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,11 +26,8 @@ if TYPE_CHECKING:
     Answer = Settled | TaskHarborError | None
     Settling = Callable[[Sequence[tuple[Execution, Outcome | None]], Sequence[Answer]], None]
 
-_LOG: Final = logging.getLogger(__name__)
-BATCH: Final = 500
+_LOG: Final = logging.getLogger("taskharbor.worker")
 IDLE_PAUSE: Final = timedelta(seconds=60)
-NO_PAUSE: Final = timedelta(0)
-MIN_PAUSE: Final = timedelta(milliseconds=1)
 FIRST_RETRY_SECONDS: Final = 0.25
 MAX_RETRY_SECONDS: Final = 1.0
 FIRST_UNLOCK_SECONDS: Final = 0.01
@@ -113,7 +112,7 @@ class Recorder:
         batch: Batch = []
         later: Batch = []
         jobs: set[int] = set()  # as numbers: a UUID takes three times as long to look up
-        while self._ended and len(batch) < BATCH:
+        while self._ended and len(batch) < STORE_BATCH:
             ended = self._ended.popleft()
             job_id = ended[0].claim.job.id.int
             (later if job_id in jobs else batch).append(ended)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taskharbor.schedules.scheduler import Scheduler
     from taskharbor.schedules.spec import ScheduleSpec
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 SCHEDULE_RETRY_DELAY: Final = timedelta(seconds=1)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import JobNotInflight
 from taskharbor.core.hooks import JobClaimed
+from taskharbor.core.messages import OVERDUE_AFTER
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settled
 from taskharbor.core.states import Event, Status
@@ -53,11 +54,10 @@ if TYPE_CHECKING:
     from taskharbor.worker.handlers import Handler, Middleware
     from taskharbor.worker.lifespan import Lifespan
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.worker")
 LEASE: Final = timedelta(seconds=30)
 GRACE: Final = timedelta(seconds=25)
 POLL: Final = timedelta(seconds=1)
-OVERDUE_AFTER: Final = timedelta(seconds=60)
 RECEIVE_WAIT: Final = timedelta(seconds=2)
 """How long one receive waits for messages. A worker that stops waits for it, or what comes last stays hidden."""
 SHUTDOWN_POLL: Final = timedelta(milliseconds=20)

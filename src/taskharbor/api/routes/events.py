@@ -20,7 +20,7 @@ from taskharbor.core.errors import TaskHarborError
 from taskharbor.core.ids import JobId
 from taskharbor.views import job_view
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.api")
 router: Final = APIRouter(prefix="/v1", tags=["events"], route_class=ApiRoute)
 
 MAX_STREAM: Final = timedelta(seconds=MAX_LIFE_SECONDS)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.delivery.sqs.error_codes import THROTTLED, short_code
-from taskharbor.delivery.transport import ItemFailure, TransportRefused, TransportUnavailable
+from taskharbor.delivery.transport import BATCH_LIMIT, ItemFailure, TransportRefused, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     Entry = Mapping[str, object]
 
-MOST_ENTRIES: Final = 10
 MAX_BATCH_BYTES: Final = 262_144
 """Of a batch. AWS takes four times as much by now; other endpoints do not yet."""
 
@@ -67,7 +66,7 @@ def batch_ranges(sizes: Sequence[int]) -> Iterator[range]:
     """
     start = total = 0
     for place, bytes_more in enumerate(sizes):
-        if place > start and (place - start == MOST_ENTRIES or total + bytes_more > MAX_BATCH_BYTES):
+        if place > start and (place - start == BATCH_LIMIT or total + bytes_more > MAX_BATCH_BYTES):
             yield range(start, place)
             start, total = place, 0
         total += bytes_more

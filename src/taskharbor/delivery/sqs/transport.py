@@ -12,6 +12,7 @@ from taskharbor.delivery.sqs import batches
 from taskharbor.delivery.sqs.error_codes import MISSING, is_stale
 from taskharbor.delivery.sqs.queues import PREFIX, QueueProvisioner, checked_prefix, sqs_name
 from taskharbor.delivery.transport import (
+    BATCH_LIMIT,
     IncomingMessage,
     ItemFailure,
     QueueDepth,
@@ -83,7 +84,7 @@ class SqsTransport:
         answer = self._call(
             "ReceiveMessage",
             queue,
-            MaxNumberOfMessages=min(most, batches.MOST_ENTRIES),
+            MaxNumberOfMessages=min(most, BATCH_LIMIT),
             WaitTimeSeconds=_seconds(min(wait, MAX_RECEIVE_WAIT)),
             VisibilityTimeout=_seconds(min(visibility, MAX_VISIBILITY)),
             MessageSystemAttributeNames=["ApproximateReceiveCount"],

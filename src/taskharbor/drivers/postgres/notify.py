@@ -34,7 +34,7 @@ NOTIFY: Final[LiteralString] = """
     SELECT pg_notify(%(channel)s, queue)
       FROM unnest(%(queues)s::text[]) AS asked (queue)
 """
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("taskharbor.notify")
 SELF_TEST_SECONDS: Final = 30.0  # without a notification, after which it notifies itself
 ECHO_TIMEOUT_SECONDS: Final = 5.0  # within which its own notification must arrive
 RECONNECT_SECONDS: Final = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.delivery.transport import IncomingMessage, ItemFailure, QueueDepth, TransportUnavailable
+from taskharbor.delivery.transport import BATCH_LIMIT, IncomingMessage, ItemFailure, QueueDepth, TransportUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from taskharbor.delivery.transport import OutgoingMessage, QueueSpec
 
-TENS: Final = 10
 QUEUE_CALLS: Final = ("delete", "change_visibility", "receive", "send")
 """The verbs that may fail."""
 
@@ -85,7 +84,7 @@ class QueueService:
                 hidden = [copy.visible_at - self.clock() for copy in self.queues.get(queue, ())]
                 self._changed.wait(min([left, *hidden]))
             self.chance.shuffle(ready)
-            return [self._deliver(copy, visibility) for copy in self._doubled(ready)[: min(most, TENS)]]
+            return [self._deliver(copy, visibility) for copy in self._doubled(ready)[: min(most, BATCH_LIMIT)]]
 
     def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
         with self._changed:
@@ -119,7 +118,7 @@ class QueueService:
         """Do nothing: what is in memory goes with the process."""
 
     def _begin(self, verb: str, queue: str, items: int) -> None:
-        self.calls[verb] = self.calls.get(verb, 0) + max(1, -(-items // TENS))
+        self.calls[verb] = self.calls.get(verb, 0) + max(1, -(-items // BATCH_LIMIT))
         if not self.broken.isdisjoint({verb, f"{verb} {queue}"}):
             raise TransportUnavailable(f"{verb} is broken")
 
