@@ -441,7 +441,7 @@ def test_who_is_never_answered_is_told_that_nobody_knows(client: Client, monkeyp
     monkeypatch.setattr(sync, "GIVE_UP_SECONDS", 0.05)
     # As if a leader had vanished, and kept its place.
     monkeypatch.setattr(sync.GroupCommit, "_has_room", lambda _: False)
-    monkeypatch.setattr(client._group_commit, "_expected", 2)
+    monkeypatch.setattr(client._group_commit, "_expected", 2)  # noqa: SLF001  no public sign of it
 
     with pytest.raises(StoreUnavailable, match="was not heard of since"):
         client.enqueue(request())

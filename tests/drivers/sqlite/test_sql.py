@@ -113,7 +113,7 @@ def change_before_the_write(
 ) -> None:
     """Let another connection run *change* after the driver has read, and before it writes."""
     connections: Any = cast("Any", subject.driver.maintenance)._connections  # noqa: SLF001  no verb is that slow
-    begin = connections._begin
+    begin = connections._begin  # noqa: SLF001  as above
 
     def changed() -> Any:
         run(file, change, value)
