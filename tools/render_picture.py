@@ -6,7 +6,7 @@ The arrows between states come from the transition table, the boxes of the worke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
