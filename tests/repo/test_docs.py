@@ -93,7 +93,7 @@ def test_the_picture_is_what_its_tool_draws(path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_python_file_that_a_page_names_exists(page: Path) -> None:
-    named = set(re.findall(r"(?<![\w./-])(?:[\w.-]+/)+\w+\.py\b", page.read_text("utf-8")))
+    named = set(re.findall(r"(?<![\w./-])\w[\w.-]*/(?:[\w.-]+/)*\w+\.py\b", page.read_text("utf-8")))
 
     assert [path for path in sorted(named) if not is_in_the_repository(path)] == []
 
