@@ -144,7 +144,7 @@ def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
 
 
 @pytest.mark.parametrize("page", ["client.md", "dead-letters.md"])
-def test_every_python_block_of_a_page_runs_and_prints_what_stands_below_it(page: str) -> None:
+def test_every_python_block_of_a_page_prints_the_text_below_it(page: str) -> None:
     names: dict[str, Any] = {}
     printed = ""
     for language, block in re.findall(r"```(python|text)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
