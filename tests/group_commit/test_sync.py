@@ -197,7 +197,7 @@ def test_a_leader_lingers_until_the_expected_callers_have_come(
     assert driver.sizes == [1, 3, 4]
 
 
-def test_a_single_caller_does_not_linger_and_after_a_large_batch_only_once(client: Client, driver: Gated) -> None:
+def test_a_single_caller_lingers_only_once_after_a_large_batch(client: Client, driver: Gated) -> None:
     driver.may_go.set()
     client._group_commit._expected = 32  # noqa: SLF001  as after a large batch
 

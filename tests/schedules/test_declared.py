@@ -57,7 +57,7 @@ def test_a_task_that_needs_arguments_or_is_none_yet_cannot_be_scheduled(quick: H
         @quick.task
         def report(day: int) -> None: ...
 
-    with pytest.raises(UsageError, match=r"schedule is 'nightly': it is no task yet: write @harbor.schedule"):
+    with pytest.raises(UsageError, match=r"schedule is 'nightly': it is not a task; write @harbor.schedule"):
 
         @quick.task  # type: ignore[type-var]
         @quick.schedule("0 2 * * *")
@@ -78,7 +78,7 @@ def test_schedules_of_one_name_are_refused_and_those_of_a_task_defined_anew_take
     nightly = define("0 3 * * *")
     assert quick.schedules["nightly"].cron == "0 3 * * *"
 
-    with pytest.raises(UsageError, match=r"name is 'nightly': a schedule of 'nightly' has it; give .* name="):
+    with pytest.raises(UsageError, match=r"name is 'nightly': a schedule of 'nightly' has this name; set .* name="):
         quick.schedule("0 4 * * *")(nightly)
     quick.schedule("0 4 * * *", name="later")(nightly)
     assert sorted(quick.schedules) == ["later", "nightly"]
