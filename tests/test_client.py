@@ -200,7 +200,7 @@ def test_a_repeated_request_with_a_key_returns_the_first_job(rig: ClientRig) -> 
     assert len(rig.all()) == 1
 
 
-def test_a_repeated_request_without_a_key_makes_another_job(rig: ClientRig) -> None:
+def test_without_a_key_the_same_request_makes_another_job(rig: ClientRig) -> None:
     first, second = rig.enqueue(), rig.enqueue()
 
     assert first.id != second.id

@@ -386,7 +386,7 @@ def test_parameters_may_have_names_of_internal_parameters(quick: Harbor) -> None
     assert handle.result() == [1, 2, 3, 4, 5]
 
 
-def test_repr_of_a_task_shows_its_type(quick: Harbor) -> None:
+def test_a_task_shows_its_type(quick: Harbor) -> None:
     @quick.task(type="mail.send")
     def send() -> None: ...
 

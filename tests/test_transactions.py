@@ -112,7 +112,7 @@ def test_an_async_session_is_joined_by_aenqueue(shop: Shop) -> None:
     assert (shop.orders(), shop.shipped()) == ([1], 1)
 
 
-def test_a_commit_wakes_a_worker(shop: Shop) -> None:
+def test_a_commit_wakes_a_worker_at_once(shop: Shop) -> None:
     worker = shop.harbor.worker(poll=LONG_POLL)
     worker.start()
     try:
@@ -174,7 +174,7 @@ def test_a_committed_completion_counts_even_after_the_timeout(shop: Shop, caplog
     assert (handle.result(), shop.orders()) == (8, [7])
 
 
-def test_an_error_after_a_committed_completion_changes_nothing(shop: Shop) -> None:
+def test_an_error_after_the_commit_changes_nothing(shop: Shop) -> None:
     @shop.harbor.task(retry=ONCE)
     def charge(ctx: Context, order: int) -> None:
         with psycopg.connect(shop.url) as db:
@@ -187,7 +187,7 @@ def test_an_error_after_a_committed_completion_changes_nothing(shop: Shop) -> No
     assert handle.status() is Status.SUCCEEDED
 
 
-def test_a_job_completed_twice_keeps_the_first_result(shop: Shop) -> None:
+def test_a_job_that_is_completed_twice_keeps_the_first_result(shop: Shop) -> None:
     @shop.harbor.task(retry=ONCE)
     def charge(ctx: Context) -> int:
         with psycopg.connect(shop.url) as db:

@@ -203,7 +203,7 @@ def test_a_thread_that_waits_too_long_for_its_key_is_not_sent(
     assert waiting(client) == 0
 
 
-def test_a_store_error_frees_the_key(client: Client, driver: CountingDriver) -> None:
+def test_an_error_of_the_store_frees_the_key(client: Client, driver: CountingDriver) -> None:
     driver.close()
     with suppress(StoreUnavailable):
         single(client, 0)

@@ -213,7 +213,7 @@ def wait_for(callers: Sequence[Future[Enqueued]]) -> None:
         each.result(LIMIT)
 
 
-def test_a_batch_has_a_limited_number_of_jobs(
+def test_a_batch_has_a_bounded_number_of_jobs(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "MAX_BATCH_JOBS", 10)
@@ -226,7 +226,7 @@ def test_a_batch_has_a_limited_number_of_jobs(
     assert driver.stored() == sorted(answer.id for answer in answers)
 
 
-def test_a_batch_has_a_limited_number_of_bytes_or_one_job(
+def test_a_batch_has_a_bounded_number_of_bytes_or_one_job(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "MAX_BATCH_BYTES", 100)
@@ -352,9 +352,9 @@ def test_a_job_whose_reply_was_lost_once_is_stored_once(
     assert driver.stored() == sorted(answer.id for answer in answers)
 
 
-@pytest.mark.parametrize("moment", ["fail", "fail_late"])
+@pytest.mark.parametrize("stage", ["fail", "fail_late"])
 def test_followers_of_an_interrupted_leader_are_stored_once(
-    client: Client, driver: Gated, pool: ThreadPoolExecutor, moment: str
+    client: Client, driver: Gated, pool: ThreadPoolExecutor, stage: str
 ) -> None:
     interrupts = [KeyboardInterrupt()]
 
@@ -362,7 +362,7 @@ def test_followers_of_an_interrupted_leader_are_stored_once(
         if len(jobs) > 1 and interrupts:
             raise interrupts.pop()
 
-    setattr(driver, moment, interrupt)
+    setattr(driver, stage, interrupt)
     first, behind = with_waiters(client, driver, pool, *[request()] * 4)
 
     driver.may_go.set()
@@ -372,7 +372,7 @@ def test_followers_of_an_interrupted_leader_are_stored_once(
     assert driver.sizes == [1, 4, 3]
     assert driver.repeats == [False, False, True]
     assert {answer.id for answer in answers} <= {*driver.stored()}
-    assert len(driver.stored()) == (5 if moment == "fail_late" else 4)
+    assert len(driver.stored()) == (5 if stage == "fail_late" else 4)
 
 
 def test_ctrl_c_withdraws_a_waiting_job_and_delays_no_other(
