@@ -50,10 +50,10 @@ _NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Client:
-    """Enqueues jobs of any type, without a `Task`. A job that it has returned is committed and is never lost.
+    """Enqueues jobs of any type, without a `Task`. When a call returns, its jobs are committed and cannot be lost.
 
-    - *driver*: the store. It may also be a joined transaction, as ``driver.join(connection)`` returns it. Its jobs
-      exist after you commit that transaction, but hooks are called before.
+    - *driver*: the store. It may also be a joined transaction, which ``driver.join(connection)`` returns. Its jobs
+      are committed when you commit that transaction; hooks are called before.
     - *codec*: how payloads are encoded. Every client and worker of a store must use the same codec.
     - *policy*: the number of attempts of requests without ``max_attempts``.
     - *clock*: the source of ``created_at``; by default the clock of this machine.
@@ -81,7 +81,7 @@ class Client:
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._json = codec if type(codec) is JsonCodec else None  # it ignores the context, so that can be left out
+        self._json = codec if type(codec) is JsonCodec else None  # it ignores the context, so none is made
         self._attempts = int(policy.max_attempts)
         self._now: Callable[[], datetime] = partial(datetime.now, UTC) if clock is None else clock.now
         self._ids = ids
@@ -108,8 +108,8 @@ class Client:
         - `IdempotencyConflict`: the key belongs to a job with another type or payload. Nothing is stored.
         - `CodecMismatch`: the store's payloads are written with another codec. Nothing is stored.
         - `StoreUnavailable`: the insert failed, and so did a repeat with the same id. The job may or may not be
-          stored. With an idempotency key the request can safely be sent again. If the store is known to be
-          unavailable, this is raised within half a second, and ``retry_in`` is the time until the next try.
+          stored. If the request has an idempotency key, it can safely be sent again. If the store is known to be
+          unavailable, the error is raised within half a second, and its ``retry_in`` is the time until the next try.
         """
         job = self._prepare(request, self._now(), self._ids())
         answer: Enqueued | IdempotencyConflict
@@ -261,7 +261,7 @@ class Client:
         return [*answers]
 
     def _notify_hooks(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
-        """Call each hook for each job that was stored."""
+        """Call each hook for each accepted job."""
         if isinstance(answers, Exception):
             return
         events = [
@@ -272,7 +272,7 @@ class Client:
         for event, hook in product(events, self._hooks):
             try:
                 hook(event)
-            except Exception:  # noqa: BLE001  the job is stored: an error must not look as if it were not
+            except Exception:  # noqa: BLE001  the job is stored, so the caller must not get an error
                 _LOG.exception("hook failed on %r", event)
 
     def _prepare_all(self, requests: Iterable[JobRequest]) -> list[NewJob]:
