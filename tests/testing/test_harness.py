@@ -34,7 +34,7 @@ def test_what_was_enqueued_is_found_and_what_was_not_is_refuted(shop: Harbor) ->
 
         assert harness.assert_enqueued(welcome, 7, lang="fr").queue == "default"
         harness.refute_enqueued(welcome, 7)
-        with pytest.raises(AssertionError, match=r"no such call of welcome was enqueued; there are: welcome\(.*'fr'"):
+        with pytest.raises(AssertionError, match=r"no such call of welcome was enqueued; enqueued: welcome\(.*'fr'"):
             harness.assert_enqueued(welcome, 8)
         with pytest.raises(AssertionError, match="this call of welcome was enqueued, as job"):
             harness.refute_enqueued(welcome, 7, lang="fr")
