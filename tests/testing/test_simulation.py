@@ -27,26 +27,26 @@ def verdicts_on_messages() -> list[SeedReport]:
     return list(run_seeds(SEEDS_OF_MESSAGES, "sqs"))
 
 
-def test_no_world_breaks_a_promise(verdicts: list[SeedReport]) -> None:
+def test_no_simulated_run_violates_an_invariant(verdicts: list[SeedReport]) -> None:
     broken = [verdict for verdict in verdicts if verdict.violations]
 
     assert not broken, "\n".join(map(str, broken))
 
 
-def test_no_world_with_messages_breaks_a_promise(verdicts_on_messages: list[SeedReport]) -> None:
+def test_no_simulated_run_with_messages_violates_an_invariant(verdicts_on_messages: list[SeedReport]) -> None:
     broken = [verdict for verdict in verdicts_on_messages if verdict.violations]
 
     assert not broken, "\n".join(map(str, broken))
 
 
-def test_every_rare_thing_happens_in_some_world_with_messages(verdicts_on_messages: list[SeedReport]) -> None:
+def test_required_coverage_occurs_in_some_run_with_messages(verdicts_on_messages: list[SeedReport]) -> None:
     seen = {sight for verdict in verdicts_on_messages for sight in verdict.seen}
 
     assert seen >= REQUIRED_MESSAGE_COVERAGE
     assert seen <= REQUIRED_COVERAGE | REQUIRED_MESSAGE_COVERAGE
 
 
-def test_every_rare_thing_happens_in_some_world(verdicts: list[SeedReport]) -> None:
+def test_required_coverage_occurs_in_some_run(verdicts: list[SeedReport]) -> None:
     seen = {sight for verdict in verdicts for sight in verdict.seen}
 
     assert seen == REQUIRED_COVERAGE
@@ -67,7 +67,7 @@ def test_a_seed_makes_the_same_history_in_every_process(hash_seed: str, mode: Mo
     assert shown.splitlines()[-1] == f"seed 17: 0 violations, history {simulate(17, mode).digest()}"
 
 
-def test_the_history_of_a_world_tells_every_call_and_every_attempt() -> None:
+def test_the_history_of_a_run_contains_every_call_and_attempt() -> None:
     lines = "\n".join(simulate(17).lines())
 
     assert all(verb in lines for verb in ("reserve", "settle", "extend", "begins", "ends", "is quiet", "went home"))

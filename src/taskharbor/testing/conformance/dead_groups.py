@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OTHER: Final = Failure(type="OSError", message="no route", fingerprint="cafe")
 
 
-def test_a_group_tells_of_its_letters_and_what_they_died_of(subject: Subject) -> None:
+def test_a_group_has_the_count_times_and_error_of_its_letters(subject: Subject) -> None:
     kill(subject)
     first_at = subject.clock.now()
     subject.advance(TICK)
@@ -54,7 +54,7 @@ def test_the_sample_is_the_letter_that_died_last_whatever_its_id(subject: Subjec
     assert (group.sample, group.first_at) == (older, subject.job(newer).dead_at)
 
 
-def test_of_letters_that_died_at_once_the_newest_id_is_the_sample(subject: Subject) -> None:
+def test_of_letters_dead_at_the_same_time_the_newest_is_the_sample(subject: Subject) -> None:
     kill(subject)
     newest = kill(subject)
 
@@ -82,7 +82,7 @@ def test_letters_of_another_queue_type_or_error_make_another_group(subject: Subj
     assert ends == {letter.id: (letter.dead_at, letter.dead_at) for letter in letters}
 
 
-def test_the_largest_group_is_told_first(subject: Subject) -> None:
+def test_the_largest_group_is_listed_first(subject: Subject) -> None:
     for queue, count in (("a", 2), ("b", 3), ("c", 1)):
         for _ in range(count):
             kill(subject, queue=queue)
@@ -91,7 +91,7 @@ def test_the_largest_group_is_told_first(subject: Subject) -> None:
     assert [group.queue for group in told(subject, limit=2)] == ["b", "a"]
 
 
-def test_groups_of_one_queue_can_be_asked_for(subject: Subject) -> None:
+def test_groups_can_be_filtered_by_queue(subject: Subject) -> None:
     kill(subject)
     kill(subject, queue="mail")
 
@@ -145,7 +145,7 @@ def test_a_buried_job_is_counted(subject: Subject) -> None:
     assert counted(subject) == {"": 1}
 
 
-def test_what_did_not_die_is_in_no_group(subject: Subject) -> None:
+def test_a_job_that_is_not_dead_is_in_no_group(subject: Subject) -> None:
     for status in (Status.SUCCEEDED, Status.CANCELED, Status.PROCESSING, Status.FAILED):
         subject.bring(status)
     subject.settle(subject.take(), Outcome.cancel("off"))
@@ -163,7 +163,7 @@ def test_a_requeued_letter_leaves_its_group(subject: Subject) -> None:
     assert (before, group.count, group.sample) == ({BOOM.fingerprint: 2}, 1, first)
 
 
-def test_a_job_that_lives_on_leaves_groups_alone(subject: Subject) -> None:
+def test_a_job_that_will_be_retried_changes_no_group(subject: Subject) -> None:
     dead = subject.insert(max_attempts=1)
     subject.take()
     subject.advance(LEASE)
@@ -177,7 +177,7 @@ def test_a_job_that_lives_on_leaves_groups_alone(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("way", ["requeued", "purged"])
-def test_a_letter_leaves_no_group_but_its_own(subject: Subject, way: str) -> None:
+def test_a_removed_letter_changes_only_its_own_group(subject: Subject, way: str) -> None:
     gone = kill(subject)
     others = [kill(subject, queue="mail"), kill(subject, type="welcome"), kill(subject, _OTHER)]
 
@@ -191,7 +191,7 @@ def test_a_letter_leaves_no_group_but_its_own(subject: Subject, way: str) -> Non
     assert {each.sample: each.count for each in told(subject)} == dict.fromkeys(others, 1)
 
 
-def test_the_last_letter_of_a_group_takes_it_along(subject: Subject) -> None:
+def test_a_group_without_letters_is_removed(subject: Subject) -> None:
     job_id = kill(subject)
     before = counted(subject)
 
@@ -244,7 +244,7 @@ def test_pruning_leaves_groups_alone(subject: Subject) -> None:
     assert counted(subject) == {BOOM.fingerprint: 1}
 
 
-def test_groups_stay_right_however_often_they_are_rolled_up(subject: Subject) -> None:
+def test_groups_are_correct_after_any_number_of_roll_ups(subject: Subject) -> None:
     for n in range(4):
         job_id = kill(subject)
         subject.driver.maintenance.roll_up(keep=TEN_YEARS)

@@ -96,7 +96,7 @@ def test_a_repeated_insert_stores_the_jobs_that_were_not_stored_before(subject: 
     assert len(subject.reserve(limit=10)) == 2
 
 
-def test_a_job_inserted_again_is_not_thrown_back(subject: Subject) -> None:
+def test_a_job_inserted_again_keeps_its_status(subject: Subject) -> None:
     new = new_job()
     subject.driver.insert([new])
     subject.settle(subject.take(), Outcome.ack())
@@ -139,7 +139,7 @@ def test_a_second_job_under_a_key_is_not_stored(subject: Subject) -> None:
     assert subject.driver.inspector.get([second.id]) == {}
 
 
-def test_another_body_under_a_key_is_refused_and_the_holder_named(subject: Subject) -> None:
+def test_another_payload_under_a_key_is_refused_and_names_the_holder(subject: Subject) -> None:
     first = subject.insert(idempotency_key="k", digest=b"one")
     other = new_job(idempotency_key="k", digest=b"other")
 
@@ -150,7 +150,7 @@ def test_another_body_under_a_key_is_refused_and_the_holder_named(subject: Subje
     assert subject.driver.inspector.get([other.id]) == {}
 
 
-def test_one_refused_job_does_not_harm_its_neighbours(subject: Subject) -> None:
+def test_one_refused_job_does_not_affect_the_others_of_a_batch(subject: Subject) -> None:
     subject.insert(idempotency_key="k", digest=b"one")
     before, after = new_job(), new_job()
 
@@ -186,7 +186,7 @@ def test_another_key_in_the_same_queue_is_another_job(subject: Subject) -> None:
     assert again == [Enqueued(first, existed=True), Enqueued(second.id, existed=True)]
 
 
-def test_a_key_stays_taken_when_its_job_has_ended(subject: Subject) -> None:
+def test_a_key_stays_in_use_after_its_job_ended(subject: Subject) -> None:
     first = subject.bring(Status.SUCCEEDED, idempotency_key="k")
     subject.advance(timedelta(days=30))
 
@@ -231,7 +231,7 @@ def test_a_rolled_back_insert_leaves_nothing(subject: Subject) -> None:
     assert subject.reserve() == []
 
 
-def test_a_committed_insert_of_the_users_transaction_is_there(subject: Subject) -> None:
+def test_an_insert_committed_in_the_users_transaction_is_stored(subject: Subject) -> None:
     new = new_job()
 
     with subject.transaction() as insert:
@@ -241,7 +241,7 @@ def test_a_committed_insert_of_the_users_transaction_is_there(subject: Subject) 
     assert [claim.job.id for claim in subject.reserve()] == [new.id]
 
 
-def test_a_competitor_that_rolls_back_does_not_take_the_key_with_it(subject: Subject) -> None:
+def test_a_rolled_back_insert_leaves_the_key_to_a_concurrent_one(subject: Subject) -> None:
     survivor = new_job(idempotency_key="k")
     inserted, go_on = threading.Event(), threading.Event()
 

@@ -26,26 +26,26 @@ _MOMENT: Final = timedelta(milliseconds=10)
 _NONE: Final = timedelta(0)
 
 
-def test_an_inserted_job_rings(subject: Subject) -> None:
+def test_an_inserted_job_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.insert()
 
         assert listener.wait(_DEADLINE)
 
 
-def test_a_job_inserted_while_somebody_waits_ends_the_wait(subject: Subject) -> None:
+def test_a_job_inserted_during_a_wait_ends_the_wait(subject: Subject) -> None:
     with _listening(subject) as listener, _soon(subject.insert):
         assert listener.wait(_DEADLINE)
 
 
-def test_a_job_of_any_queue_that_is_listened_for_rings(subject: Subject) -> None:
+def test_a_job_of_any_listened_queue_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject, "mail", "default") as listener:
         for queue in ("default", "mail"):
             subject.insert(queue=queue)
             assert listener.wait(_DEADLINE)
 
 
-def test_every_listener_hears_of_a_job(subject: Subject) -> None:
+def test_every_listener_is_notified_of_a_job(subject: Subject) -> None:
     with _listening(subject) as one, _listening(subject) as other:
         subject.insert()
 
@@ -53,12 +53,12 @@ def test_every_listener_hears_of_a_job(subject: Subject) -> None:
         assert other.wait(_DEADLINE)
 
 
-def test_a_wait_for_nothing_ends_in_time_and_says_so(subject: Subject) -> None:
+def test_a_wait_without_a_notify_times_out_and_returns_false(subject: Subject) -> None:
     with _listening(subject) as listener:
         assert (listener.wait(_MOMENT), listener.wait(_NONE)) == (False, False)
 
 
-def test_what_rang_once_does_not_ring_for_ever(subject: Subject) -> None:
+def test_a_notify_ends_one_wait_only(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.insert()
         listener.wait(_DEADLINE)
@@ -66,7 +66,7 @@ def test_what_rang_once_does_not_ring_for_ever(subject: Subject) -> None:
         assert not listener.wait(_MOMENT)
 
 
-def test_a_requeued_job_rings(subject: Subject) -> None:
+def test_a_requeued_job_notifies_a_listener(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
 
     with _listening(subject) as listener:
@@ -75,7 +75,7 @@ def test_a_requeued_job_rings(subject: Subject) -> None:
         assert listener.wait(_DEADLINE)
 
 
-def test_a_job_rescheduled_to_now_rings(subject: Subject) -> None:
+def test_a_job_rescheduled_to_now_notifies_a_listener(subject: Subject) -> None:
     job_id = subject.insert(delay=LEASE)
 
     with _listening(subject) as listener:
@@ -84,7 +84,7 @@ def test_a_job_rescheduled_to_now_rings(subject: Subject) -> None:
         assert listener.wait(_DEADLINE)
 
 
-def test_a_released_job_rings(subject: Subject) -> None:
+def test_a_released_job_notifies_a_listener(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
 
@@ -94,7 +94,7 @@ def test_a_released_job_rings(subject: Subject) -> None:
         assert listener.wait(_DEADLINE)
 
 
-def test_a_job_of_a_schedule_rings(subject: Subject) -> None:
+def test_a_job_of_a_schedule_notifies_a_listener(subject: Subject) -> None:
     due = subject.clock.now()
     nightly = Schedule(
         name="nightly", cron="0 2 * * *", timezone="UTC", type="greet", queue="default", payload=b"{}", next_at=due
@@ -107,7 +107,7 @@ def test_a_job_of_a_schedule_rings(subject: Subject) -> None:
         assert listener.wait(_DEADLINE)
 
 
-def test_a_job_of_a_users_own_transaction_rings_when_that_is_committed(subject: Subject) -> None:
+def test_a_job_of_a_joined_transaction_notifies_a_listener_on_commit(subject: Subject) -> None:
     with _listening(subject) as listener:
         with subject.transaction() as insert:
             insert([new_job()])

@@ -19,7 +19,7 @@ _SECOND: Final = timedelta(seconds=1)
 _YEAR: Final = timedelta(days=365)
 
 
-def test_an_event_is_taken_with_the_facts_of_the_death(subject: Subject) -> None:
+def test_an_event_is_claimed_with_the_details_of_the_death(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     dead_at = subject.clock.now()
     subject.advance(_SECOND)
@@ -41,7 +41,7 @@ def test_an_event_is_taken_with_the_facts_of_the_death(subject: Subject) -> None
     assert subject.outbox(job_id) == rows
 
 
-def test_a_taken_event_is_nobody_elses_until_its_lock_ends(subject: Subject) -> None:
+def test_a_claimed_event_is_not_claimed_again_until_its_lock_ends(subject: Subject) -> None:
     subject.bring(Status.DEAD)
     [first] = _take(subject)
 
@@ -54,7 +54,7 @@ def test_a_taken_event_is_nobody_elses_until_its_lock_ends(subject: Subject) -> 
     assert free == [replace(first, next_at=subject.clock.now() + LOCK, attempts=2)]
 
 
-def test_a_published_event_is_never_taken_again(subject: Subject) -> None:
+def test_a_published_event_is_never_claimed_again(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     [row] = _take(subject)
     subject.advance(_SECOND)
@@ -67,7 +67,7 @@ def test_a_published_event_is_never_taken_again(subject: Subject) -> None:
     assert _take(subject) == []
 
 
-def test_an_unpublished_event_comes_back_after_the_given_time(subject: Subject) -> None:
+def test_an_unpublished_event_is_claimed_again_after_the_given_time(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     [row] = _take(subject)
 
@@ -82,7 +82,7 @@ def test_an_unpublished_event_comes_back_after_the_given_time(subject: Subject) 
     assert _take(subject) == [replace(failed, next_at=subject.clock.now() + LOCK, attempts=2)]
 
 
-def test_an_event_that_was_given_up_is_never_taken_again(subject: Subject) -> None:
+def test_an_event_that_was_given_up_is_never_claimed_again(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     [row] = _take(subject)
     subject.advance(_SECOND)
@@ -95,7 +95,7 @@ def test_an_event_that_was_given_up_is_never_taken_again(subject: Subject) -> No
     assert _take(subject) == []
 
 
-def test_an_event_is_done_once(subject: Subject) -> None:
+def test_an_event_is_settled_once(subject: Subject) -> None:
     published, given_up = _die_one_by_one(subject)
     first, second = _take(subject)
     subject.driver.maintenance.settle_outbox(
@@ -129,7 +129,7 @@ def test_each_event_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
     assert [row.published_at for row in subject.outbox(published)] == [subject.clock.now()]
 
 
-def test_events_are_taken_in_the_order_of_the_deaths_and_no_more_than_asked_for(subject: Subject) -> None:
+def test_events_are_claimed_in_order_of_death_up_to_the_limit(subject: Subject) -> None:
     first, second = _die_one_by_one(subject)
 
     batches = [_take(subject, limit=1) for _ in range(3)]
@@ -137,7 +137,7 @@ def test_events_are_taken_in_the_order_of_the_deaths_and_no_more_than_asked_for(
     assert [[row.event.job_id for row in batch] for batch in batches] == [[first], [second], []]
 
 
-def test_events_of_two_lives_of_a_job_are_taken_and_done_one_by_one(subject: Subject) -> None:
+def test_events_of_two_lives_are_claimed_and_settled_one_by_one(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.advance(_SECOND)
     subject.requeue(job_id)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _PAGE: Final = 10
 
 
-def test_a_rare_job_is_found_behind_more_jobs_than_are_looked_at_for_a_page(subject: Subject) -> None:
+def test_a_rare_job_is_found_behind_more_jobs_than_one_page_scans(subject: Subject) -> None:
     rare = new_job(metadata={"tenant": "7"})
     subject.driver.insert([rare, *(new_job() for _ in range(2 * scan_limit(_PAGE)))])
 
@@ -32,7 +32,7 @@ def test_pages_hold_every_match_once_however_far_apart_they_are(subject: Subject
     assert max(map(len, pages)) <= 3
 
 
-def test_a_page_may_be_larger_than_what_is_looked_at_for_a_small_one(subject: Subject) -> None:
+def test_a_page_may_be_larger_than_the_default_scan(subject: Subject) -> None:
     count = scan_limit(_PAGE) + 10
     subject.driver.insert([new_job() for _ in range(count + 1)])
 

@@ -27,7 +27,7 @@ def test_jobs_are_listed_by_a_tag(subject: Subject) -> None:
     assert _found(subject, tag=("tenant", "7")) == [wanted]
 
 
-def test_a_tag_is_found_whatever_its_letters(subject: Subject) -> None:
+def test_a_tag_is_found_whatever_its_characters(subject: Subject) -> None:
     wanted = subject.insert(metadata=_ODD)
     subject.insert(metadata={"a": '{"b": "7"}'})
 
@@ -53,7 +53,7 @@ def test_an_error_that_did_not_kill_lists_no_job(subject: Subject) -> None:
     assert (before, _found(subject, fingerprint=BOOM.fingerprint)) == ([], [])
 
 
-def test_what_died_without_an_error_is_listed_by_an_empty_fingerprint(subject: Subject) -> None:
+def test_jobs_dead_without_an_error_are_listed_by_an_empty_fingerprint(subject: Subject) -> None:
     wanted = [_kill(subject, None)]
     subject.insert(max_attempts=1)
     lost = subject.take()
@@ -103,7 +103,7 @@ def test_the_holders_of_a_key_are_listed_by_queue(subject: Subject) -> None:
     assert subject.driver.inspector.find_by_key("once") == [ids[queue] for queue in "abcd"]
 
 
-def test_a_key_that_was_freed_finds_nobody(subject: Subject) -> None:
+def test_a_freed_key_finds_no_job(subject: Subject) -> None:
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
     held = subject.driver.inspector.find_by_key("once")
     subject.advance(LATEST)

@@ -93,7 +93,7 @@ def test_a_batch_is_dispatched_in_one_statement(subject: Subject) -> None:
     assert count(subject, lambda: subject.dispatch(limit=BATCH)) == 1
 
 
-def test_the_results_of_a_dispatch_are_recorded_in_one_statement_for_each_kind(subject: Subject) -> None:
+def test_dispatch_results_are_recorded_in_one_statement_for_each_kind(subject: Subject) -> None:
     fill(subject)
     unsent, declined, *others = subject.dispatch(limit=BATCH)
     results: list[Sent | Unsent | Declined] = [Unsent(unsent), Declined(declined.job_id, declined.seq)]
@@ -128,7 +128,7 @@ def test_a_batch_is_rescheduled_in_one_statement(subject: Subject) -> None:
     assert count(subject, lambda: subject.driver.reschedule(job_ids, delay=timedelta(1))) == 1
 
 
-def test_a_batch_of_ended_leases_is_brought_back_in_one_statement(subject: Subject) -> None:
+def test_a_batch_of_leases_is_expired_in_one_statement(subject: Subject) -> None:
     fill(subject)
     subject.reserve(limit=BATCH)
     subject.advance(LEASE)

@@ -92,7 +92,7 @@ TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
 
 
 @pytest.mark.parametrize("name", TRIES)
-def test_an_event_leaves_only_the_states_the_table_names_for_the_states_it_names(subject: Subject, name: str) -> None:
+def test_each_event_allows_exactly_the_transitions_of_the_table(subject: Subject, name: str) -> None:
     events, attempt = TRIES[name]
     sources = frozenset().union(*(TRANSITIONS[event].sources for event in events))
     targets = {status for event in events for status in TRANSITIONS[event].targets}
