@@ -1,4 +1,4 @@
-"""The kit with which users test their own tasks."""
+"""Tests of `Harness`, with which users test their own tasks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shop() -> Harbor:
-    """A harbor whose own store cannot be reached: nothing may touch it in a test."""
-    return Harbor("postgresql://nobody@127.0.0.1:1/nowhere")
+    """Return a harbor whose own store is unreachable, since no test may use it."""
+    return Harbor("postgresql://user@127.0.0.1:1/unreachable")
 
 
 def test_assert_enqueued_and_refute_enqueued_match_exact_calls(shop: Harbor) -> None:
@@ -74,12 +74,12 @@ def test_an_async_test_awaits_the_drain_and_tasks_run_on_its_loop(shop: Harbor) 
         return str(ctx.state)
 
     @shop.task
-    def plain() -> int:
-        return asyncio.run(asyncio.sleep(0, 7))  # as in a worker, where no loop runs in its thread
+    def sync() -> int:
+        return asyncio.run(asyncio.sleep(0, 7))  # as in a worker, whose threads run no event loop
 
     async def test() -> None:
         with shop.testing() as harness:
-            handle, other = await later.aenqueue(), plain.enqueue()
+            handle, other = await later.aenqueue(), sync.enqueue()
             with pytest.raises(EventLoopRunning, match="await adrain"):
                 harness.drain()
             await harness.adrain()
@@ -218,9 +218,9 @@ def test_an_async_completion_on_a_users_connection_takes_effect_at_once(shop: Ha
         await ctx.acomplete_in(orders, result=order + 1)
         return 0
 
-    below = psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1")
-    below.finish()
-    orders = psycopg.AsyncConnection(below)
+    closed = psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1")
+    closed.finish()
+    orders = psycopg.AsyncConnection(closed)
     with shop.testing() as harness:
         handle = ship.using(connection=orders).enqueue(7)
         [ran] = harness.drain()
@@ -235,17 +235,17 @@ def test_a_lifespan_runs_to_its_end_even_if_drain_fails(
 ) -> None:
     seen = []
 
-    def plain() -> Iterator[None]:
-        seen.append("made ready")
+    def sync_lifespan() -> Iterator[None]:
+        seen.append("opened")
         yield
-        seen.append("given back")
+        seen.append("closed")
 
-    async def later() -> AsyncIterator[None]:
-        seen.append("made ready")
+    async def async_lifespan() -> AsyncIterator[None]:
+        seen.append("opened")
         yield
-        seen.append("given back")
+        seen.append("closed")
 
-    shop.lifespan(later if is_async else plain)
+    shop.lifespan(async_lifespan if is_async else sync_lifespan)
 
     @shop.task
     def again() -> None:
@@ -258,7 +258,7 @@ def test_a_lifespan_runs_to_its_end_even_if_drain_fails(
         with pytest.raises(DrainLimitExceeded):
             harness.drain()
 
-    assert seen == ["made ready", "given back"] * 2
+    assert seen == ["opened", "closed"] * 2
 
 
 def test_a_lifespan_that_does_not_yield_is_refused(shop: Harbor) -> None:
@@ -275,7 +275,7 @@ def test_a_harbor_closed_under_test_does_not_open_its_own_store(shop: Harbor) ->
     def greet() -> None: ...
 
     with shop.testing() as harness:
-        with shop:  # as an application does that is started and ended in a test
+        with shop:  # as an application that starts and stops inside a test
             greet.enqueue()
 
         assert len(harness.drain()) == 1

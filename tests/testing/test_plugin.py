@@ -1,4 +1,4 @@
-"""The pytest plugin, as a test suite of a user's sees it: in a pytest of its own."""
+"""Tests of the pytest plugin, each in a pytest process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 TASKS = """
 from taskharbor import Harbor
 
-harbor = Harbor("postgresql://nobody@127.0.0.1:1/nowhere")
+harbor = Harbor("postgresql://user@127.0.0.1:1/unreachable")
 
 @harbor.task
 def double(number: int) -> int:

@@ -1,4 +1,4 @@
-"""What users write, and both checkers must accept."""
+"""Correct uses of tasks, which both type checkers must accept."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def later(order: Order) -> list[int]:
 
 
 @harbor.task
-def told(ctx: Context, number: int) -> float:
+def with_context(ctx: Context, number: int) -> float:
     ctx.progress(number, 10, "half")
     return 0.5
 
 
 @harbor.task
-async def told_later(ctx: Context, number: int) -> None:
+async def with_context_later(ctx: Context, number: int) -> None:
     ctx.raise_if_cancelled()
 
 
@@ -87,8 +87,8 @@ async def main() -> None:
     assert_type(plain.enqueue(1, lang="fr").result(5), str)
     assert_type(await later.aenqueue(Order(1)), Handle[list[int]])
     assert_type(later.enqueue(Order(1)).result(), list[int])
-    assert_type(await told.enqueue(3).aresult(), float)
-    assert_type(told_later.enqueue(3), Handle[None])
+    assert_type(await with_context.enqueue(3).aresult(), float)
+    assert_type(with_context_later.enqueue(3), Handle[None])
     assert_type(optioned.enqueue(1).result(), bytes)
     assert_type(await (await optioned_later.aenqueue(7)).aresult(timedelta(seconds=5)), str)
     assert_type(plain.using(delay=300, priority=5, idempotency_key="a").enqueue(7), Handle[str])
@@ -106,5 +106,5 @@ async def main() -> None:
     Mails.send.enqueue("ada@example.com")
     with harbor.testing() as harness:
         harness.assert_enqueued(plain, 1, lang="fr")
-        harness.refute_enqueued(told, 3)
+        harness.refute_enqueued(with_context, 3)
         assert_type(harness.drain()[0].status, Status)

@@ -1,4 +1,4 @@
-"""What users write by mistake: both checkers must refuse every line that is marked, and no other."""
+"""Wrong uses of tasks: both type checkers must reject every marked line and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def later(number: int) -> int:
 
 
 @harbor.task
-def told(ctx: Context, number: int) -> float:
+def with_context(ctx: Context, number: int) -> float:
     return number / 2
 
 
@@ -78,10 +78,10 @@ plain.using(delay=5).enqueue("7")  # wrong
 plain.using(delay="5 minutes")  # wrong
 plain.using(dealy=5)  # wrong
 plain.call("7")  # wrong
-told.enqueue("7")  # wrong
-told.enqueue(Context, 7)  # wrong
+with_context.enqueue("7")  # wrong
+with_context.enqueue(Context, 7)  # wrong
 number: int = plain.enqueue(7).result()  # wrong
-text: str = told.enqueue(7).result()  # wrong
+text: str = with_context.enqueue(7).result()  # wrong
 harbor.enqueue_many([plain.call(7), later.call("7")])  # wrong
 harbor.enqueue_many([plain.enqueue(7)])  # wrong
 handles: list[str] = harbor.enqueue_many([plain.call(7)])  # wrong
@@ -89,7 +89,7 @@ handles: list[str] = harbor.enqueue_many([plain.call(7)])  # wrong
 
 with harbor.testing() as harness:
     harness.assert_enqueued(plain, "7")  # wrong
-    harness.refute_enqueued(told, Context, 7)  # wrong
+    harness.refute_enqueued(with_context, Context, 7)  # wrong
     harness.advance(hours="1")  # wrong
     harness.crash_after("start")  # wrong
 

@@ -1,4 +1,4 @@
-"""What people do to jobs that have not ended: calling them off, and moving them to another time."""
+"""Canceling and rescheduling jobs that have not ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.subject import PATIENCE, TICK, Subject
 
 _MINUTE: Final = timedelta(minutes=1)
-# Brought about in this order, none of them is taken for another.
+# The order in which `Subject.bring` can create them: it requires that no other job is due.
 _WAITING: Final = (Status.ENQUEUED, Status.FAILED, Status.PENDING)
 _FINAL: Final = (Status.SUCCEEDED, Status.DEAD, Status.CANCELED)
 

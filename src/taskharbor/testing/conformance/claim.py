@@ -1,4 +1,4 @@
-"""A message arrives, and its job is claimed by id; or a lost reply is read back."""
+"""Claiming jobs by id when their messages arrive, and reading back the jobs of a lost reply."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRY = Outcome.retry(after=timedelta(minutes=5), failure=BOOM)
 
 
 def lose(subject: Subject, **fields: object) -> JobId:
-    """Make a job whose worker went silent."""
+    """Insert a job whose lease has expired."""
     job_id = subject.bring(Status.PROCESSING, **fields)
     subject.advance(LEASE)
     return job_id
@@ -115,7 +115,7 @@ def test_a_job_that_was_not_dispatched_cannot_be_claimed_by_id(subject: Subject)
 
 def test_a_job_with_exhausted_attempts_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
 
     assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT, sends=1)]
 
@@ -215,24 +215,24 @@ def test_a_job_whose_message_came_twice_in_one_batch_is_claimed_once(subject: Su
 def test_a_claim_refused_for_several_reasons_reports_the_first_in_order(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.driver.reschedule([job_id], delay=timedelta(hours=1))
-    told = [subject.claim(job_id, types=["other"])]
+    answers = [subject.claim(job_id, types=["other"])]
     subject.driver.control.pause(["default"], by="ops")
-    told.append(subject.claim(job_id, types=["other"]))
-    subject.make_spent(job_id)
-    told.append(subject.claim(job_id, types=["other"]))
+    answers.append(subject.claim(job_id, types=["other"]))
+    subject.exhaust(job_id)
+    answers.append(subject.claim(job_id, types=["other"]))
 
-    reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
+    reasons = [answer.reason for [answer] in answers if isinstance(answer, Refused)]
     assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.SPENT]
 
 
 def test_a_reclaim_refused_for_several_reasons_reports_the_first_in_order(subject: Subject) -> None:
     job_id = lose(subject, max_attempts=1)
     subject.driver.control.pause(["default"], by="ops")
-    told = [subject.claim(job_id, types=["other"])]
+    answers = [subject.claim(job_id, types=["other"])]
     subject.cancel(job_id)
-    told.append(subject.claim(job_id, types=["other"]))
+    answers.append(subject.claim(job_id, types=["other"]))
 
-    reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
+    reasons = [answer.reason for [answer] in answers if isinstance(answer, Refused)]
     assert reasons == [RefusalReason.SPENT, RefusalReason.CANCEL_REQUESTED]
 
 

@@ -1,4 +1,4 @@
-"""What the store keeps beside jobs: duties, workers, pauses, and how many jobs ended."""
+"""What the store keeps besides jobs: the audit log, API keys, duties, workers, paused queues and finished counts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_stored_audit_entry_cannot_be_changed(subject: Subject) -> None:
     subject.advance(TICK)
 
     detail["why"] = "no reason"
-    subject.driver.control.record_audit([replace(entry, actor="somebody else"), _entry()])
+    subject.driver.control.record_audit([replace(entry, actor="another"), _entry()])
 
     assert subject.driver.inspector.audit(limit=10)[1:] == before
 
@@ -58,39 +58,39 @@ def test_audit_entries_are_listed_newest_first(subject: Subject) -> None:
         subject.driver.control.record_audit([_entry(id=entry_id)])
         subject.advance(TICK)
 
-    assert _told(subject, limit=10) == [ids[0], ids[2], ids[1]]
+    assert _audit_ids(subject, limit=10) == [ids[0], ids[2], ids[1]]
 
 
 def test_pages_of_the_audit_hold_every_entry_once(subject: Subject) -> None:
     subject.driver.control.record_audit([_entry() for _ in range(3)])
     subject.advance(TICK)
     subject.driver.control.record_audit([_entry() for _ in range(2)])
-    everything = _told(subject, limit=10)
+    everything = _audit_ids(subject, limit=10)
 
-    first = _told(subject, limit=2)
-    second = _told(subject, limit=2, before=first[-1])
-    third = _told(subject, limit=2, before=second[-1])
+    first = _audit_ids(subject, limit=2)
+    second = _audit_ids(subject, limit=2, before=first[-1])
+    third = _audit_ids(subject, limit=2, before=second[-1])
 
     assert (first + second + third, len(set(everything))) == (everything, 5)
-    assert _told(subject, limit=2, before=third[-1]) == []
+    assert _audit_ids(subject, limit=2, before=third[-1]) == []
 
 
 def test_an_audit_page_after_an_unknown_entry_is_empty(subject: Subject) -> None:
     subject.driver.control.record_audit([_entry()])
 
-    assert _told(subject, limit=10, before=new_token()) == []
+    assert _audit_ids(subject, limit=10, before=new_token()) == []
 
 
 def test_old_audit_entries_are_pruned_oldest_first_up_to_the_limit(subject: Subject) -> None:
     for _ in range(4):
         subject.driver.control.record_audit([_entry()])
         subject.advance(TICK)
-    newest = _told(subject, limit=10)
+    newest = _audit_ids(subject, limit=10)
 
     counts, left = [], []
     for _ in range(3):
         counts.append(subject.driver.maintenance.prune_audit(older_than=2 * TICK, limit=2))
-        left.append(_told(subject, limit=10))
+        left.append(_audit_ids(subject, limit=10))
 
     assert counts == [2, 1, 0]
     assert left == [newest[:2], newest[:1], newest[:1]]
@@ -101,7 +101,7 @@ def _entry(**fields: Any) -> AuditEntry:
     return AuditEntry(**defaults | fields)
 
 
-def _told(subject: Subject, *, limit: int, before: Token | None = None) -> list[Token]:
+def _audit_ids(subject: Subject, *, limit: int, before: Token | None = None) -> list[Token]:
     return [entry.id for entry in subject.driver.inspector.audit(limit=limit, before=before)]
 
 
@@ -198,25 +198,25 @@ def api_key(key_id: str, **fields: Any) -> ApiKey:
 
 
 def test_a_duty_can_be_claimed_again_when_its_period_ends(subject: Subject) -> None:
-    at_first = _take_duty(subject)
+    at_first = _claim_duty(subject)
     subject.advance(_MINUTE - TICK)
-    within = _take_duty(subject)
+    within = _claim_duty(subject)
     subject.advance(TICK)
-    after = _take_duty(subject)
+    after = _claim_duty(subject)
 
     assert (at_first, within, after) == (True, False, True)
 
 
 def test_each_duty_has_its_own_period(subject: Subject) -> None:
-    _take_duty(subject, "prune")
+    _claim_duty(subject, "prune")
 
-    answer = _take_duty(subject, "expire")
+    answer = _claim_duty(subject, "expire")
 
     assert answer is True
 
 
 def test_concurrent_claims_of_a_duty_have_one_winner(subject: Subject) -> None:
-    answers = race(lambda _: _take_duty(subject))
+    answers = race(lambda _: _claim_duty(subject))
 
     assert sum(answers) == 1
 
@@ -342,7 +342,7 @@ def test_minutes_older_than_what_is_kept_are_dropped_and_counted(subject: Subjec
     assert dropped == (1, everything[2:])
 
 
-def _take_duty(subject: Subject, name: str = "prune") -> bool:
+def _claim_duty(subject: Subject, name: str = "prune") -> bool:
     return subject.driver.maintenance.claim_duty(name, every=_MINUTE)
 
 
@@ -363,6 +363,6 @@ def _this_minute(subject: Subject) -> datetime:
 
 
 def _finished(subject: Subject, *, since: datetime) -> list[FinishedCount]:
-    """Return the counts in a fixed order: the contract names none."""
+    """Return the counts in a fixed order; the contract does not define one."""
     counts = subject.finished(since=since)
     return sorted(counts, key=lambda each: (each.minute, each.queue, each.status))

@@ -1,4 +1,4 @@
-"""What the janitor is told of deaths, and which events no publisher will ever take."""
+"""Deaths that maintenance returns, and closing dead-letter events that have no publisher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
 
-AWAY: Final = timedelta(days=7)
+UNSEEN_FOR: Final = timedelta(days=7)
 AGE: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
@@ -25,7 +25,7 @@ def close(
     subject: Subject, *, older_than: timedelta = timedelta(0), limit: int = 10, job_ids: Sequence[JobId] | None = None
 ) -> int:
     return subject.driver.maintenance.close_outbox(
-        "no publisher", unseen_for=AWAY, older_than=older_than, limit=limit, job_ids=job_ids
+        "no publisher", unseen_for=UNSEEN_FOR, older_than=older_than, limit=limit, job_ids=job_ids
     )
 
 
@@ -34,7 +34,7 @@ def is_closed(subject: Subject, job_id: JobId) -> bool:
 
 
 def revived(subject: Subject, **fields: object) -> JobId:
-    """Return a job that died, was requeued, and succeeded."""
+    """Return a job that died, was requeued and succeeded."""
     job_id = subject.bring(Status.DEAD, **fields)
     subject.requeue(job_id)
     subject.settle(subject.take(), Outcome.ack())
@@ -58,7 +58,7 @@ def test_expire_returns_the_details_of_each_death(subject: Subject) -> None:
 
 def test_bury_returns_the_details_of_each_death(subject: Subject) -> None:
     job_id = subject.insert(queue="mail", type="send")
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
 
     deaths = subject.driver.maintenance.bury(limit=10)
 
@@ -82,7 +82,7 @@ def test_an_event_is_closed_with_a_reason_if_no_publisher_was_seen(subject: Subj
 def test_no_event_is_closed_if_a_publisher_was_seen_recently(subject: Subject) -> None:
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
     job_id = subject.bring(Status.DEAD)
-    subject.advance(AWAY - TICK)
+    subject.advance(UNSEEN_FOR - TICK)
 
     assert close(subject) == 0
     assert not is_closed(subject, job_id)
@@ -91,7 +91,7 @@ def test_no_event_is_closed_if_a_publisher_was_seen_recently(subject: Subject) -
 def test_events_are_closed_after_the_publisher_was_unseen_for_too_long(subject: Subject) -> None:
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
     job_id = subject.bring(Status.DEAD)
-    subject.advance(AWAY)
+    subject.advance(UNSEEN_FOR)
 
     assert close(subject) == 1
     assert is_closed(subject, job_id)
@@ -99,7 +99,7 @@ def test_events_are_closed_after_the_publisher_was_unseen_for_too_long(subject: 
 
 def test_a_publisher_that_comes_back_is_seen_again(subject: Subject) -> None:
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
-    subject.advance(AWAY)
+    subject.advance(UNSEEN_FOR)
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
     subject.bring(Status.DEAD)
     subject.advance(DAY)
@@ -131,8 +131,8 @@ def test_a_publisher_is_recorded_once_per_minute_and_after_a_jump_back(subject: 
 
 def test_an_event_that_a_publisher_holds_is_not_closed(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
-    subject.driver.maintenance.claim_outbox(limit=1, lock=2 * AWAY)
-    subject.advance(AWAY)
+    subject.driver.maintenance.claim_outbox(limit=1, lock=2 * UNSEEN_FOR)
+    subject.advance(UNSEEN_FOR)
 
     assert close(subject) == 0
     assert not is_closed(subject, job_id)
@@ -216,8 +216,8 @@ def test_a_job_that_died_once_is_pruned_after_its_event_is_closed(subject: Subje
 
 def test_jobs_kept_by_an_unpublished_event_are_listed(subject: Subject) -> None:
     kept = sorted(revived(subject) for _ in range(2))
-    told = revived(subject)
-    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(told)])
+    published = revived(subject)
+    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(published)])
     given_up = revived(subject)
     subject.driver.maintenance.settle_outbox(
         [Unpublished(row.event.event_id, "no", None) for row in subject.outbox(given_up)]

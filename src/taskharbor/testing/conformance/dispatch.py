@@ -1,4 +1,4 @@
-"""Handing due jobs to the delivery queue, and learning what became of their messages."""
+"""Dispatching due jobs to the delivery queue, and recording whether their messages were sent or declined."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_nothing_of_a_paused_queue_is_dispatched_until_it_is_resumed(subject: Su
 
 def test_a_job_with_exhausted_attempts_is_not_dispatched(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
     before = subject.everything(job_id)
 
     dispatches = subject.dispatch()
@@ -97,7 +97,7 @@ def test_a_job_with_exhausted_attempts_is_not_dispatched(subject: Subject) -> No
 
 def test_a_job_with_exhausted_attempts_is_not_resent(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
     subject.advance(RESEND)
     before = subject.everything(job_id)
 
@@ -376,7 +376,7 @@ def test_no_two_messages_of_a_job_ever_have_the_same_number(subject: Subject) ->
 
 
 def _claimed(subject: Subject, job_id: JobId) -> Claim:
-    """Claim a job whose message arrived."""
+    """Claim a job by its message."""
     [claim] = subject.claim(job_id)
     assert isinstance(claim, Claim)
     return claim

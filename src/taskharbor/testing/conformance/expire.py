@@ -1,4 +1,4 @@
-"""The leases of silent workers are brought back, and a jump of the clock kills nobody."""
+"""Expiring the leases of lost workers, burying jobs without attempts left, and clock jumps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expire(subject: Subject, *, limit: int = 10) -> list[Expired]:
 
 
 def jump(subject: Subject, by: timedelta = JUMP) -> None:
-    """Let the store's clock jump, and the janitor notice."""
+    """Move the store's clock and report the jump, as the janitor does."""
     expected = subject.clock.now()
     subject.advance(by)
     subject.driver.maintenance.report_clock_jump(expected=expected, lease=LEASE)
@@ -160,7 +160,7 @@ def test_a_poison_job_dies_after_exactly_its_attempts(subject: Subject) -> None:
 
 def test_a_waiting_job_with_exhausted_attempts_is_buried(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
 
     buried = subject.driver.maintenance.bury(limit=10)
 
@@ -180,7 +180,7 @@ def test_jobs_with_attempts_left_and_jobs_that_run_are_not_buried(subject: Subje
 
 def test_no_more_jobs_are_buried_than_asked_for(subject: Subject) -> None:
     for _ in range(3):
-        subject.make_spent(subject.insert())
+        subject.exhaust(subject.insert())
 
     assert [len(subject.driver.maintenance.bury(limit=2)) for _ in range(3)] == [2, 1, 0]
 

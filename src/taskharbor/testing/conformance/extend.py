@@ -1,4 +1,4 @@
-"""How far a job is: told by who holds it, and kept for whoever asks."""
+"""Extending leases, and saving the progress of running jobs."""
 
 from __future__ import annotations
 

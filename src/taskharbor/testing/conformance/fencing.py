@@ -1,4 +1,4 @@
-"""Who lost a lease changes nothing any more; and settling twice is safe."""
+"""Fencing: a worker that lost its lease changes nothing, and a settlement can be repeated safely."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ EVERY_OUTCOME = (
 
 
 def lose(subject: Subject, **fields: object) -> Claim:
-    """Take a job and go silent until the lease is over."""
+    """Reserve a job and let its lease expire."""
     subject.insert(**fields)
     lost = subject.take(worker="zombie")
     subject.advance(LEASE)
     return lost
 
 
-def assert_powerless(subject: Subject, lost: Claim, error: type[Exception]) -> None:
-    """Whatever the zombie tries is refused, and changes nothing."""
+def assert_fenced(subject: Subject, lost: Claim, error: type[Exception]) -> None:
+    """Check that every outcome is refused under the lost lease and changes nothing."""
     before = subject.everything(lost.job.id)
     answers = [subject.settle(lost, outcome) for outcome in EVERY_OUTCOME]
     assert [type(answer) for answer in answers] == [error] * len(EVERY_OUTCOME)
@@ -46,14 +46,14 @@ def assert_powerless(subject: Subject, lost: Claim, error: type[Exception]) -> N
 def test_a_worker_whose_lease_expired_cannot_settle(subject: Subject) -> None:
     lost = lose(subject)
 
-    assert_powerless(subject, lost, LeaseExpired)
+    assert_fenced(subject, lost, LeaseExpired)
 
 
 def test_a_worker_cannot_settle_a_job_reclaimed_by_another(subject: Subject) -> None:
     lost = lose(subject)
     successor = subject.take(worker="successor")
 
-    assert_powerless(subject, lost, LeaseMismatch)
+    assert_fenced(subject, lost, LeaseMismatch)
     assert subject.settle(successor, Outcome.ack()) == Settled(lost.job.id, Status.SUCCEEDED)
 
 
@@ -61,28 +61,28 @@ def test_a_worker_that_reclaimed_its_own_job_cannot_settle_the_first_attempt(sub
     lost = lose(subject)
     subject.take(worker="zombie")
 
-    assert_powerless(subject, lost, LeaseMismatch)
+    assert_fenced(subject, lost, LeaseMismatch)
 
 
 def test_a_worker_cannot_settle_a_job_whose_lease_was_expired(subject: Subject) -> None:
     lost = lose(subject)
     subject.driver.maintenance.expire(limit=1)
 
-    assert_powerless(subject, lost, JobNotInflight)
+    assert_fenced(subject, lost, JobNotInflight)
 
 
 def test_a_worker_cannot_settle_a_job_finished_by_another(subject: Subject) -> None:
     lost = lose(subject)
     subject.settle(subject.take(), Outcome.ack())
 
-    assert_powerless(subject, lost, JobNotInflight)
+    assert_fenced(subject, lost, JobNotInflight)
 
 
 def test_a_worker_cannot_settle_a_job_that_died_meanwhile(subject: Subject) -> None:
     lost = lose(subject, max_attempts=1)
     subject.driver.maintenance.expire(limit=1)
 
-    assert_powerless(subject, lost, JobNotInflight)
+    assert_fenced(subject, lost, JobNotInflight)
 
 
 def test_a_worker_cannot_settle_a_job_that_was_requeued(subject: Subject) -> None:
@@ -91,7 +91,7 @@ def test_a_worker_cannot_settle_a_job_that_was_requeued(subject: Subject) -> Non
     subject.requeue(lost.job.id)
     subject.take()
 
-    assert_powerless(subject, lost, LeaseMismatch)
+    assert_fenced(subject, lost, LeaseMismatch)
 
 
 def test_the_same_outcome_recorded_by_another_worker_is_not_a_repeat(subject: Subject) -> None:
@@ -107,13 +107,13 @@ def test_a_handler_that_finishes_after_its_job_was_pruned_finds_no_job(subject: 
     subject.advance(timedelta(days=1))
     subject.driver.maintenance.prune(older_than=timedelta(0), limit=1)
 
-    assert_powerless(subject, lost, JobNotFound)
+    assert_fenced(subject, lost, JobNotFound)
 
 
 def test_an_outcome_of_an_unknown_job_is_refused(subject: Subject) -> None:
-    stranger = Lease(new_job_id(), new_token(), subject.clock.now() + LEASE)
+    unknown = Lease(new_job_id(), new_token(), subject.clock.now() + LEASE)
 
-    assert isinstance(subject.settle(stranger, Outcome.ack()), JobNotFound)
+    assert isinstance(subject.settle(unknown, Outcome.ack()), JobNotFound)
 
 
 def test_a_token_that_was_never_issued_settles_nothing(subject: Subject) -> None:
@@ -134,9 +134,9 @@ def test_settling_reports_a_token_mismatch_before_an_expired_lease(subject: Subj
 
 def test_the_expiry_in_the_store_counts_and_not_the_callers(subject: Subject) -> None:
     lost = lose(subject)
-    bold = Lease(lost.job.id, lost.lease.token, subject.clock.now() + timedelta(days=1))
+    altered = Lease(lost.job.id, lost.lease.token, subject.clock.now() + timedelta(days=1))
 
-    assert isinstance(subject.settle(bold, Outcome.ack()), LeaseExpired)
+    assert isinstance(subject.settle(altered, Outcome.ack()), LeaseExpired)
 
 
 def test_every_settlement_can_be_repeated_after_a_lost_reply(subject: Subject) -> None:
@@ -228,8 +228,8 @@ def test_a_lease_that_ended_is_not_reclaimed_under_its_own_token(subject: Subjec
     assert subject.take().job.id == job_id
 
 
-def take_twice_under_one_token(subject: Subject) -> tuple[Claim, Claim]:
-    """Take two jobs; the first one under a token under which it was lost before, as a faulty caller does."""
+def reserve_under_used_token(subject: Subject) -> tuple[Claim, Claim]:
+    """Reserve two jobs, the first with a token that already has an attempt row for it, as a faulty caller does."""
     token = new_token()
     subject.insert()
     subject.reserve(token=token)
@@ -241,17 +241,19 @@ def take_twice_under_one_token(subject: Subject) -> tuple[Claim, Claim]:
 
 
 def test_outcomes_are_recorded_even_if_one_attempt_row_exists(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+    twice, other = reserve_under_used_token(subject)
 
     answers = subject.driver.settle([Settlement(each.lease, RETRY) for each in (twice, other)])
 
     assert answers == [Settled(each.job.id, Status.FAILED) for each in (twice, other)]
-    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], (
+        "the first row must not change"
+    )
     assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RETRY]
 
 
 def test_leases_are_expired_even_if_one_attempt_row_exists(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+    twice, other = reserve_under_used_token(subject)
     subject.advance(LEASE)
 
     expired = subject.driver.maintenance.expire(limit=10)
@@ -261,22 +263,26 @@ def test_leases_are_expired_even_if_one_attempt_row_exists(subject: Subject) -> 
 
 
 def test_leases_are_reclaimed_even_if_one_attempt_row_exists(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+    twice, other = reserve_under_used_token(subject)
     subject.advance(LEASE)
 
     reclaimed = subject.reserve(limit=10)
 
     assert {claim.job.id for claim in reclaimed} == {twice.job.id, other.job.id}
-    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], (
+        "the first row must not change"
+    )
     assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RECLAIM]
 
 
 def test_messages_are_claimed_even_if_one_attempt_row_exists(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+    twice, other = reserve_under_used_token(subject)
     subject.advance(LEASE)
 
     claims = subject.claim(twice.job.id, other.job.id)
 
     assert [isinstance(claim, Claim) for claim in claims] == [True, True]
-    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], (
+        "the first row must not change"
+    )
     assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RECLAIM]

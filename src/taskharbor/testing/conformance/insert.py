@@ -1,4 +1,4 @@
-"""A job comes into being, once."""
+"""Inserting jobs: fields, idempotency keys, repeated inserts and joined transactions."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_a_delay_counts_from_the_stores_now(subject: Subject) -> None:
 
 
 def test_a_given_time_is_kept_to_the_microsecond(subject: Subject) -> None:
-    moment = subject.clock.now() + timedelta(days=400) + TICK
+    due = subject.clock.now() + timedelta(days=400) + TICK
 
-    assert subject.job(subject.insert(scheduled_for=moment)).scheduled_for == moment
+    assert subject.job(subject.insert(scheduled_for=due)).scheduled_for == due
 
 
 def test_every_job_of_a_batch_is_stored_and_answered_in_order(subject: Subject) -> None:
@@ -215,7 +215,7 @@ class RollbackRequested(Exception):
 
 @contextmanager
 def rolled_back(subject: Subject) -> Iterator[Insert]:
-    """A transaction of the user's that comes to nothing."""
+    """Open a transaction of the user's own that is rolled back."""
     with suppress(RollbackRequested), subject.transaction() as insert:
         yield insert
         raise RollbackRequested
@@ -243,19 +243,19 @@ def test_an_insert_committed_in_the_users_transaction_is_stored(subject: Subject
 
 def test_a_rolled_back_insert_leaves_the_key_to_a_concurrent_one(subject: Subject) -> None:
     survivor = new_job(idempotency_key="k")
-    inserted, go_on = threading.Event(), threading.Event()
+    inserted, roll_back = threading.Event(), threading.Event()
 
     def compete() -> None:
         with rolled_back(subject) as insert:
             insert([new_job(idempotency_key="k")])
             inserted.set()
-            assert go_on.wait(30)
+            assert roll_back.wait(30)
 
     with ThreadPoolExecutor(2) as pool:
         competitor = pool.submit(compete)
         assert inserted.wait(30)
         answer = pool.submit(subject.driver.insert, [survivor])
-        go_on.set()
+        roll_back.set()
         competitor.result(30)
 
         assert answer.result(30) == [Enqueued(survivor.id, existed=False)]

@@ -1,4 +1,4 @@
-"""What can be read, and that reading changes nothing."""
+"""Reading jobs, history, queues and workers through the inspector."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_queues_are_listed_by_name(subject: Subject) -> None:
 def test_a_queues_stats_count_its_jobs_in_each_state(subject: Subject) -> None:
     now = subject.clock.now()
     subject.bring(Status.CANCELED, queue="mail")
-    # In this order, none of them is taken for another.
+    # The order in which `Subject.bring` can create them: it requires that no other job is due.
     for status in (*sorted(FINAL), Status.PROCESSING, Status.ENQUEUED, Status.FAILED, Status.PENDING, Status.PENDING):
         subject.bring(status)
 
@@ -285,7 +285,7 @@ def test_a_queue_whose_last_job_was_pruned_is_gone(subject: Subject) -> None:
 
 def test_workers_are_listed_by_id(subject: Subject) -> None:
     for worker_id in ("w2", "w3", "w1"):
-        _beat(subject, worker_id)
+        _record_worker(subject, worker_id)
 
     workers = subject.driver.inspector.workers()
 
@@ -305,7 +305,7 @@ def _found(subject: Subject, **wanted: Any) -> list[JobId]:
 
 
 def _pages(subject: Subject, *, limit: int) -> list[list[JobId]]:
-    """Turn pages to the end; a driver that knows no end is stopped."""
+    """Return all pages, but at most 10, in case a driver never returns a last one."""
     pages: list[list[JobId]] = []
     after: JobId | None = None
     for _ in range(10):
@@ -317,7 +317,7 @@ def _pages(subject: Subject, *, limit: int) -> list[list[JobId]]:
     return pages
 
 
-def _beat(subject: Subject, worker_id: str) -> None:
+def _record_worker(subject: Subject, worker_id: str) -> None:
     worker = WorkerRecord(
         id=worker_id, host="localhost", pid=1, queues=(), types=(), concurrency=1, started_at=LONG_AGO
     )
@@ -325,10 +325,10 @@ def _beat(subject: Subject, worker_id: str) -> None:
 
 
 def _fill(subject: Subject) -> None:
-    """Store something of every kind."""
+    """Store at least one row of every kind."""
     for status in (*sorted(FINAL), Status.PROCESSING, Status.PENDING):
         subject.bring(status)
-    _beat(subject, "w1")
+    _record_worker(subject, "w1")
     subject.driver.control.pause(["mail"], by="ann")
     nightly = Schedule(name="nightly", cron="0 2 * * *", timezone="UTC", type="clean", queue="mail", payload=b"{}")
     subject.driver.control.put_schedules([nightly])

@@ -1,4 +1,4 @@
-"""Finding jobs page by page, among more of them than are looked at for one page."""
+"""Listing jobs page by page when there are more jobs than one call scans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_page_may_be_larger_than_the_default_scan(subject: Subject) -> None:
 
 
 def _pages(subject: Subject, wanted: JobFilter, *, limit: int = _PAGE) -> list[list[JobId]]:
-    """Turn pages to the end; a driver that knows no end is stopped."""
+    """Return all pages, but at most 100, in case a driver never returns a last one."""
     pages: list[list[JobId]] = []
     after: JobId | None = None
     for _ in range(100):

@@ -1,6 +1,6 @@
-"""Many at once: of every race there is one winner, and the losers know it.
+"""Concurrent calls: one of them succeeds, and the others are refused.
 
-Each race starts its threads at a barrier; every wait has a deadline.
+Each race starts its threads at a barrier. Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ RIVALS = 32
 
 
 def race(run: Callable[[int], T], rivals: int = RIVALS) -> list[T]:
-    """Let *rivals* threads run at the same moment, and return what each got."""
+    """Call *run* in *rivals* threads at the same time; return the result of each."""
     gate = threading.Barrier(rivals, timeout=30)
 
     def start(number: int) -> T:
         gate.wait()
         return run(number)
 
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # threads change places within a statement too, not only between two
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # so that threads also switch inside a statement, not only between two
     try:
         with ThreadPoolExecutor(rivals) as pool:
             return list(pool.map(start, range(rivals), timeout=60))
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(previous)
 
 
 def test_concurrent_reserves_of_one_job_have_one_winner(subject: Subject) -> None:
@@ -104,11 +104,11 @@ def test_a_concurrent_outcome_and_cancel_leave_one_final_state(subject: Subject)
 
     answers = race(run)
 
-    told = {answer for each in answers for answer in each if isinstance(answer, Settled)}
+    settled = {answer for each in answers for answer in each if isinstance(answer, Settled)}
     finals = subject.driver.inspector.get([claim.job.id for claim in claims]).values()
-    assert told == {Settled(job.id, job.status) for job in finals}
-    heard = {answer.job_id for each in answers for answer in each if isinstance(answer, Transitioned)}
-    assert heard == {job.id for job in finals if job.status is Status.CANCELED}
+    assert settled == {Settled(job.id, job.status) for job in finals}
+    canceled = {answer.job_id for each in answers for answer in each if isinstance(answer, Transitioned)}
+    assert canceled == {job.id for job in finals if job.status is Status.CANCELED}
 
 
 def test_concurrent_requeues_of_one_dead_job_have_one_winner(subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""What people do to jobs that ended: giving them a new life."""
+"""Requeueing dead and canceled jobs."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_each_requeue_of_a_batch_is_answered_for_itself(subject: Subject) -> Non
 
 
 def _claimed(subject: Subject, job_id: JobId) -> Claim:
-    """Claim a job whose message arrived."""
+    """Claim a job by its message."""
     [claim] = subject.claim(job_id)
     assert isinstance(claim, Claim)
     return claim

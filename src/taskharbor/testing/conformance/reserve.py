@@ -1,4 +1,4 @@
-"""Due jobs are taken from a queue, each by one worker."""
+"""Reserving due jobs of a queue, and reclaiming jobs with expired leases."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_a_job_rescheduled_before_it_was_reserved_is_not_reserved_twice(subject:
 
 
 def test_a_job_with_exhausted_attempts_is_never_reserved(subject: Subject) -> None:
-    subject.make_spent(subject.insert())
+    subject.exhaust(subject.insert())
 
     assert subject.reserve() == []
 
@@ -281,15 +281,15 @@ def test_a_lost_attempt_is_recorded_under_its_old_token(subject: Subject) -> Non
 
 
 def test_waiting_jobs_are_reserved_before_expired_leases_oldest_expiry_first(subject: Subject) -> None:
-    first_over = subject.insert()
+    first_expired = subject.insert()
     subject.take()
     subject.advance(TICK)
-    next_over = subject.insert()
+    next_expired = subject.insert()
     subject.take()
     subject.advance(LEASE)
     waiting = subject.insert(priority=9)
 
-    assert ids(subject.reserve(limit=3)) == [waiting, first_over, next_over]
+    assert ids(subject.reserve(limit=3)) == [waiting, first_expired, next_expired]
 
 
 def test_expired_leases_count_towards_the_limit(subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""What retention removes, and what must stay."""
+"""Pruning finished jobs and purging dead letters: what is removed and what is kept."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_with_job_ids_only_those_dead_letters_are_purged(subject: Subject) -> No
 
 
 def test_job_ids_do_not_override_the_conditions_of_a_purge(subject: Subject) -> None:
-    untold, succeeded = subject.bring(Status.DEAD), subject.bring(Status.SUCCEEDED)
+    unpublished, succeeded = subject.bring(Status.DEAD), subject.bring(Status.SUCCEEDED)
     subject.advance(LATEST)
     young = subject.bring(Status.DEAD)
     publish(subject, young)
 
-    assert purge(subject, job_ids=[untold, succeeded, young]) == 0
+    assert purge(subject, job_ids=[unpublished, succeeded, young]) == 0
 
 
 def test_a_purge_by_job_ids_respects_the_limit(subject: Subject) -> None:
@@ -73,9 +73,9 @@ def test_a_purge_by_job_ids_respects_the_limit(subject: Subject) -> None:
         publish(subject, job_id)
     subject.advance(LATEST)
 
-    bites = [purge(subject, job_ids=job_ids, limit=2) for _ in range(3)]
+    counts = [purge(subject, job_ids=job_ids, limit=2) for _ in range(3)]
 
-    assert bites == [2, 1, 0]
+    assert counts == [2, 1, 0]
 
 
 def test_purging_dead_letters_leaves_finished_jobs_alone(subject: Subject) -> None:

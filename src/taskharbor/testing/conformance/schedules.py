@@ -1,4 +1,4 @@
-"""Schedules: what is kept of them, and when they are due."""
+"""Schedules: storing, firing, pausing and deleting them."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ def test_a_schedule_put_again_keeps_its_times_and_updates_the_rest(subject: Subj
 
     changed = _put(subject, next_at=now + 2 * _DAY, type="sweep", queue="mail", payload=b"[2]", options={"a": "b"})
 
-    goes_on = replace(changed, next_at=now + _DAY, fired_at=now, paused_at=now, last_job_id=job.id)
-    assert _stored(subject) == goes_on
+    expected = replace(changed, next_at=now + _DAY, fired_at=now, paused_at=now, last_job_id=job.id)
+    assert _stored(subject) == expected
 
 
 def test_a_schedule_put_again_with_another_cron_takes_the_new_next_time(subject: Subject) -> None:

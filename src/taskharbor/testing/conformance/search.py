@@ -1,4 +1,4 @@
-"""Finding a few jobs among many, by what hangs on them."""
+"""Searching jobs by tag, error fingerprint and idempotency key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
 
 _PAGE: Final = 10
-_ODD: Final = {'$.a"b': "7", "ä": 'it\'s "7"\\', "": "", "7": "7"}
+_ODD_TAGS: Final = {'$.a"b': "7", "ä": 'it\'s "7"\\', "": "", "7": "7"}
 
 
 def test_jobs_are_listed_by_a_tag(subject: Subject) -> None:
@@ -28,10 +28,10 @@ def test_jobs_are_listed_by_a_tag(subject: Subject) -> None:
 
 
 def test_a_tag_is_found_whatever_its_characters(subject: Subject) -> None:
-    wanted = subject.insert(metadata=_ODD)
+    wanted = subject.insert(metadata=_ODD_TAGS)
     subject.insert(metadata={"a": '{"b": "7"}'})
 
-    assert [_found(subject, tag=tag) for tag in _ODD.items()] == [[wanted]] * len(_ODD)
+    assert [_found(subject, tag=tag) for tag in _ODD_TAGS.items()] == [[wanted]] * len(_ODD_TAGS)
     assert _found(subject, tag=("$.a", "7")) == []
 
 
@@ -60,13 +60,13 @@ def test_jobs_dead_without_an_error_are_listed_by_an_empty_fingerprint(subject: 
     subject.advance(LEASE)
     subject.driver.maintenance.expire(limit=1)
     wanted.append(lost.job.id)
-    spent = subject.insert()
-    subject.make_spent(spent)
+    exhausted = subject.insert()
+    subject.exhaust(exhausted)
     subject.driver.maintenance.bury(limit=1)
     _kill(subject, BOOM)
     subject.insert()
 
-    assert _found(subject, fingerprint="") == [spent, *wanted[::-1]]
+    assert _found(subject, fingerprint="") == [exhausted, *wanted[::-1]]
 
 
 def test_a_requeued_job_is_not_listed_by_the_error_that_killed_it(subject: Subject) -> None:

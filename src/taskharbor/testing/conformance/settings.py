@@ -1,4 +1,4 @@
-"""Settings: facts about the whole store, recorded once and changed by an operator only."""
+"""Settings of the store: recorded once, changed only by an operator."""
 
 from __future__ import annotations
 

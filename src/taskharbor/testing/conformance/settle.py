@@ -1,4 +1,4 @@
-"""How an attempt ended is recorded once, by who held the lease."""
+"""Settling attempts: what each outcome does to its job, alone and in batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RETRY = Outcome.retry(after=timedelta(minutes=5), failure=BOOM)
 
 
 def take_sent(subject: Subject, **fields: object) -> Claim:
-    """Claim a job that came by a message."""
+    """Claim a job by its message."""
     [claim] = subject.claim(subject.bring(Status.ENQUEUED, **fields))
     assert isinstance(claim, Claim)
     return claim
 
 
 def take_to_cancel(subject: Subject, **fields: object) -> Claim:
-    """Claim a job whose cancel is requested while it runs."""
+    """Reserve a job and request its cancel while it runs."""
     job_id = subject.insert(**fields)
     claim = subject.take()
     subject.cancel(job_id)
@@ -291,14 +291,14 @@ def test_snoozed_released_and_canceled_attempts_are_recorded_too(subject: Subjec
 
 
 def test_the_error_text_of_any_exception_is_stored(subject: Subject) -> None:
-    class Wild(Exception):
+    class OddError(Exception):
         def __str__(self) -> str:
-            return "nul \x00, half a pair \ud800, and " + "much " * 100_000
+            return "nul \x00, a lone surrogate \ud800, and " + "long " * 100_000
 
     job_id = subject.insert()
-    failure = Failure.of(Wild())
+    failure = Failure.of(OddError())
 
-    subject.settle(subject.take(), Outcome.fail("wild", failure=failure))
+    subject.settle(subject.take(), Outcome.fail("odd", failure=failure))
 
     assert subject.job(job_id).last_error == str(failure)
     assert [attempt.failure for attempt in subject.attempts(job_id)] == [failure]
@@ -333,7 +333,7 @@ def test_one_lost_lease_does_not_harm_the_other_settlements_of_a_batch(subject: 
 
 
 def test_a_lost_lease_settles_nothing_in_a_batch_with_its_successors(subject: Subject) -> None:
-    taken_over = subject.insert()
+    reclaimed = subject.insert()
     lost = subject.take()
     subject.advance(LEASE)
     other = subject.insert()
@@ -341,7 +341,7 @@ def test_a_lost_lease_settles_nothing_in_a_batch_with_its_successors(subject: Su
 
     subject.driver.settle([Settlement(lease, Outcome.ack()) for lease in (lost.lease, leases[other])])
 
-    assert statuses_of(subject, [taken_over, other]) == [Status.PROCESSING, Status.SUCCEEDED]
+    assert statuses_of(subject, [reclaimed, other]) == [Status.PROCESSING, Status.SUCCEEDED]
 
 
 def test_of_two_leases_of_a_job_only_the_valid_one_settles(subject: Subject) -> None:
