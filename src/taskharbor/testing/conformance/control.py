@@ -232,7 +232,7 @@ def test_a_worker_record_holds_its_last_heartbeat_at_the_stores_time(subject: Su
 
 
 def test_a_worker_without_heartbeats_for_the_period_is_pruned(subject: Subject) -> None:
-    subject.driver.maintenance.record_worker(_worker("silent"))
+    subject.driver.maintenance.record_worker(_worker("unseen"))
     subject.advance(TICK)
     subject.driver.maintenance.record_worker(_worker("fresh"))
     subject.advance(_MINUTE - TICK)

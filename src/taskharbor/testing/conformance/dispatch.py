@@ -70,7 +70,7 @@ def test_a_dispatched_job_is_sent_again_when_its_lock_ends(subject: Subject) -> 
 
 
 def test_nothing_of_a_paused_queue_is_dispatched_until_it_is_resumed(subject: Subject) -> None:
-    known = subject.insert()
+    sent = subject.insert()
     subject.dispatch()
     subject.advance(LOCK)
     new = subject.insert()
@@ -81,7 +81,7 @@ def test_nothing_of_a_paused_queue_is_dispatched_until_it_is_resumed(subject: Su
     after_that = subject.dispatch()
 
     assert while_paused == []
-    assert {each.job_id for each in after_that} == {known, new}
+    assert {each.job_id for each in after_that} == {sent, new}
 
 
 def test_a_job_with_exhausted_attempts_is_not_dispatched(subject: Subject) -> None:

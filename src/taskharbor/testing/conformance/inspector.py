@@ -174,14 +174,14 @@ def test_the_history_of_a_job_is_listed_oldest_first(subject: Subject) -> None:
 
 
 def test_history_and_events_are_returned_for_the_requested_jobs_only(subject: Subject) -> None:
-    asked = {subject.bring(Status.DEAD) for _ in range(2)}
+    requested = {subject.bring(Status.DEAD) for _ in range(2)}
     subject.bring(Status.DEAD)
 
-    attempts = subject.driver.inspector.attempts([*asked, new_job_id()])
-    events = subject.driver.inspector.outbox([*asked, new_job_id()])
+    attempts = subject.driver.inspector.attempts([*requested, new_job_id()])
+    events = subject.driver.inspector.outbox([*requested, new_job_id()])
 
-    assert (len(attempts), {each.job_id for each in attempts}) == (2, asked)
-    assert (len(events), {row.event.job_id for row in events}) == (2, asked)
+    assert (len(attempts), {each.job_id for each in attempts}) == (2, requested)
+    assert (len(events), {row.event.job_id for row in events}) == (2, requested)
 
 
 def test_queues_are_listed_by_name(subject: Subject) -> None:

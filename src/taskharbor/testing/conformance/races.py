@@ -135,8 +135,8 @@ def test_many_relays_claim_each_event_once(subject: Subject) -> None:
 
     batches = race(lambda _: subject.driver.maintenance.claim_outbox(limit=10, lock=LEASE))
 
-    taken = Counter(row.event.event_id for batch in batches for row in batch)
-    assert (len(taken), set(taken.values())) == (50, {1})
+    claimed = Counter(row.event.event_id for batch in batches for row in batch)
+    assert (len(claimed), set(claimed.values())) == (50, {1})
 
 
 def test_concurrent_fires_of_one_schedule_store_one_set_of_jobs(subject: Subject) -> None:
