@@ -1,4 +1,4 @@
-"""Run groups of checks, two at a time, and say how long each took.
+"""Run groups of checks, several at a time, and say how long each took.
 
 python -m tools.checks [GROUP ...]     without a name: all of them
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW: Final = timedelta(seconds=120)
-LANES: Final = 2
+LANES: Final = 3  # most groups wait more than they compute
 PLANTED: Final = ("kit", "worker", "api", "core", "postgres", "stores")
 WIDE: Final = (*(f"planted-{part}" for part in PLANTED), "planted-sql")
 """These keep every core busy by themselves: beside others each would only take twice as long."""
@@ -71,6 +71,7 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
         "types": [["mypy"]],
         "contracts": [["lint-imports", "--no-logo"]],
+        "words": [["python", "-m", "tools.prose"]],
         **{f"planted-{part}": [["python", "-m", "tests.planted", part]] for part in PLANTED},
         "planted-sql": [["python", "-m", "tests.planted.sql"]],
         "behaviour": pytest("tests", without=APART),
