@@ -27,9 +27,9 @@ def figures() -> dict[str, object]:
 
 def interpreter(version: str) -> Path | None:
     """Return the Python of that version: on the PATH, or installed next to the running one."""
-    beside = sorted(Path(sys.base_prefix).parent.glob(f"*{version}.*/bin/python{version}"))
+    installed = sorted(Path(sys.base_prefix).parent.glob(f"*{version}.*/bin/python{version}"))
     on_path = shutil.which(f"python{version}")
-    return beside[-1] if beside else Path(on_path) if on_path else None
+    return installed[-1] if installed else Path(on_path) if on_path else None
 
 
 def environment(version: str, python: Path) -> Path:

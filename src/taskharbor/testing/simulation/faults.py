@@ -62,7 +62,7 @@ JUMP_NOTICED_SECONDS: Final = 2.5
 
 
 class Unmapped(RuntimeError):
-    """An error that the driver does not map to an error of its own."""
+    """An error that the driver does not convert to a TaskHarbor error."""
 
 
 @dataclass(slots=True)

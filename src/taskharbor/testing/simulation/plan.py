@@ -32,7 +32,7 @@ RESEND: Final = timedelta(seconds=6)
 MAX_RESEND: Final = timedelta(seconds=12)
 MAX_UNCLAIMED: Final = 500
 UNHANDLED_AFTER: Final = timedelta(seconds=8)
-"""How long workers leave a due job without a handler here to other workers."""
+"""How long a worker without a handler leaves a due job to other workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def draw(rng: Random) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryPlan:
-    """What is also drawn in mode "sqs"."""
+    """The additional part of the plan in mode "sqs"."""
 
     enqueuers: int
     fault_rates: QueueFaultRates

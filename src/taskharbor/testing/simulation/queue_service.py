@@ -21,7 +21,7 @@ QUEUE_CALLS: Final = ("delete", "change_visibility", "receive", "send")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFaultRates:
-    """How often a message is lost or duplicated, and its maximum delay in seconds.
+    """The rates of lost and duplicated messages, and the maximum delay in seconds.
 
     *stray* is how often a copy also arrives in another queue. No service does that, but any sender can.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EPOCH: Final = datetime(2030, 1, 1, tzinfo=UTC)
 MAX_WAIT_DEPTH: Final = 16
-"""How many nested waits may run others. Each waits in a frame of the one stack."""
+"""The number of nested waits that may run other calls. Each occupies frames of the one stack."""
 CLOCK_DRIFT_FRACTION: Final = 0.01
 WAIT_TOLERANCE_SECONDS: Final = 0.05
 """A wait that takes longer by more than this counts as a disturbance."""
