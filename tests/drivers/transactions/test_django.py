@@ -51,7 +51,7 @@ def test_an_outcome_is_recorded_after_atomic_and_not_before(facts: Facts) -> Non
 
 
 def test_who_listens_hears_of_a_job_after_atomic_and_not_before(facts: Facts) -> None:
-    assert facts["rings"] == [False, True]
+    assert facts["notifies"] == [False, True]
 
 
 def test_outside_of_atomic_there_is_nothing_to_join(facts: Facts) -> None:
