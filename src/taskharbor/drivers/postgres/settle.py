@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import psycopg
 from psycopg.errors import LockNotAvailable
 
-from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch, StoreUnavailable
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Lease
-from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.results import Extended, Settled, Skipped
-from taskharbor.core.states import Event, Status
+from taskharbor.core.states import SETTLE_EVENTS, Event, Status
 from taskharbor.drivers.postgres.pool import run_statements
-from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, STATUSES, uuids
-from taskharbor.drivers.records import settle_separately
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, uuids
+from taskharbor.drivers.records import (
+    STATUSES,
+    fence_error,
+    landing_case,
+    outcome_params,
+    progress_to_json,
+    settle_separately,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
+    from taskharbor.core.errors import JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Progress
-    from taskharbor.core.outcome import Outcome
     from taskharbor.core.results import Settlement
     from taskharbor.drivers.base import SettleAnswer as Answer
     from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
@@ -72,7 +76,10 @@ def _extended(held: Lease, row: Row) -> Extended:
 
 
 def _missed(held: Lease, row: Row | None) -> Skipped | JobNotFound | LeaseLost:
-    return _lost(held, row) or Skipped(held)
+    _, _, status, token, is_expired = row or (None,) * 5
+    if status == Status.PROCESSING and token == held.token and not is_expired:
+        return Skipped(held)
+    return fence_error(held, status, token)
 
 
 _NOTE: Final[LiteralString] = f"""
@@ -95,7 +102,7 @@ _NOTE: Final[LiteralString] = f"""
 
 
 def save_progress(connections: PostgresPool, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
-    written = [json.dumps(asdict(progress)) for _, progress in notes]
+    written = [progress_to_json(progress) for _, progress in notes]
     rows = connections.fetch(_NOTE, **_fence([held for held, _ in notes]), notes=written)
     kept = {job_id for (job_id,) in rows}
     return [held.job_id in kept for held, _ in notes]
@@ -143,23 +150,20 @@ _ACK_SKIPPING_LOCKED: Final[LiteralString] = _ACK.replace(
 """,
 )
 
-# Where an attempt lands is decided in `held`, and only there.
+_STATUS_AFTER: Final[LiteralString] = landing_case(
+    SETTLE_EVENTS - {Event.ACK},
+    event="asked.event",
+    job="job.",
+    attempts="job.attempt_count - (asked.event = 'release' AND job.releases < asked.bound)::int",
+)
+# Only `held` decides the status after an attempt.
 _SETTLE: Final[LiteralString] = f"""
     WITH held AS (
         SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
                asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
                asked.error_type, asked.message, asked.traceback, asked.fingerprint,
                (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS given_back,
-               CASE
-                   WHEN asked.event = 'fail' THEN 'DEAD'
-                   WHEN asked.event = 'cancel' OR job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
-                   WHEN asked.event <> 'snooze'
-                       AND job.attempt_count - (asked.event = 'release' AND job.releases < asked.bound)::int
-                           >= job.max_attempts THEN 'DEAD'
-                   WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
-                   WHEN asked.event = 'retry' THEN 'FAILED'
-                   ELSE 'PENDING'
-               END AS landing
+               {_STATUS_AFTER} AS landing
           FROM (
                SELECT *
                  FROM unnest(
@@ -292,29 +296,14 @@ def _ack(acks: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def _settle(others: Sequence[Settlement]) -> dict[str, Any]:
-    columns = [_columns(each.outcome) for each in others]
-    asked = {name: [each[name] for each in columns] for name in columns[0]}
-    return {**_fence([each.lease for each in others]), **asked}
+    params = [outcome_params(each.outcome) for each in others]
+    asked = {f"{name}s": [each[name] for each in params] for name in params[0]}
+    delays = [each.outcome.delay for each in others]
+    return {**_fence([each.lease for each in others]), **asked, "delays": delays}
 
 
 def _fence(leases: Sequence[Lease]) -> dict[str, str]:
     return {"ids": uuids([each.job_id for each in leases]), "tokens": uuids([each.token for each in leases])}
-
-
-def _columns(outcome: Outcome) -> dict[str, Any]:
-    failure = outcome.recorded_failure
-    return {
-        "events": outcome.event.value,
-        "outcomes": outcome.attempt_outcome.value,
-        "delays": outcome.delay,
-        "bounds": outcome.bound,
-        "reasons": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
-        "errors": None if failure is None else str(failure) or None,
-        "error_types": None if failure is None else failure.type,
-        "messages": None if failure is None else failure.message,
-        "tracebacks": None if failure is None else failure.traceback,
-        "fingerprints": None if failure is None else failure.fingerprint,
-    }
 
 
 _LOOK: Final[LiteralString] = f"""
@@ -357,15 +346,3 @@ def _look(leases: Sequence[Lease], *events: str) -> Steps[dict[JobId, Row]]:
     asked = events if len(events) == len(leases) else [*events] * len(leases)
     rows = yield _LOOK, {**_fence(leases), "events": list(asked)}
     return {row[0]: row for row in rows}
-
-
-def _lost(held: Lease, row: Row | None) -> JobNotFound | LeaseLost | None:
-    """Say why the fence does not let this lease through; None, if it does."""
-    if row is None:
-        return JobNotFound(held.job_id)
-    _, _, status, token, is_over = row
-    if status != Status.PROCESSING:
-        return JobNotInflight(held.job_id)
-    if token != held.token:
-        return LeaseMismatch(held.job_id)
-    return LeaseExpired(held.job_id) if is_over else None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch
 from taskharbor.core.model import Lease
-from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.results import Extended, Settled
-from taskharbor.core.states import Event, Status
-from taskharbor.drivers.sqlite.rows import moment, progress_text, span
+from taskharbor.core.states import SETTLE_EVENTS, Event, Status
+from taskharbor.drivers.records import fence_error, landing_case, outcome_params, progress_to_json
+from taskharbor.drivers.sqlite.rows import moment, span, token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
+    from taskharbor.core.errors import JobNotFound, LeaseLost
     from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.core.results import Settlement
@@ -42,7 +42,7 @@ def extend(db: sqlite3.Connection, held: Lease, lease: timedelta, now: int) -> E
     asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "ends": ends}
     row = db.execute(_EXTEND, asked).fetchone()
     if row is None:
-        return _lost(db, held)
+        return _fence_error(db, held)
     return Extended(Lease(held.job_id, held.token, moment(ends)), row[0] is not None)
 
 
@@ -54,7 +54,7 @@ _NOTE: Final = f"""
 
 
 def save_progress(db: sqlite3.Connection, held: Lease, progress: Progress, now: int) -> bool:
-    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_text(progress)}
+    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_to_json(progress)}
     return db.execute(_NOTE, asked).rowcount > 0
 
 
@@ -69,17 +69,14 @@ ACK: Final = f"""
      WHERE {_FENCE}
 """
 
-# Where an attempt lands is decided here, and only here; its row and the job follow.
+_STATUS_AFTER: Final = landing_case(
+    SETTLE_EVENTS - {Event.ACK},
+    event=":event",
+    attempts="attempt_count - (:event = 'release' AND releases < :bound)",
+)
+# Only this statement decides the status after an attempt; the next two write that status.
 _LANDING: Final = f"""
-    SELECT CASE
-               WHEN :event = 'fail' THEN 'DEAD'
-               WHEN :event = 'cancel' OR cancel_requested_at IS NOT NULL THEN 'CANCELED'
-               WHEN :event <> 'snooze'
-                   AND attempt_count - (:event = 'release' AND releases < :bound) >= max_attempts THEN 'DEAD'
-               WHEN sent_at IS NOT NULL THEN 'ENQUEUED'
-               WHEN :event = 'retry' THEN 'FAILED'
-               ELSE 'PENDING'
-           END
+    SELECT {_STATUS_AFTER}
       FROM th_jobs
      WHERE {_FENCE}
 """
@@ -139,7 +136,7 @@ def ack(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[Se
     if done.rowcount == len(settlements):
         return [Settled(each.lease.job_id, _SUCCEEDED) for each in settlements]
     # Somebody was refused; what is recorded tells who.
-    return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
+    return [_settled_before(db, each.lease, each.outcome) or _fence_error(db, each.lease) for each in settlements]
 
 
 def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
@@ -156,10 +153,11 @@ def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> 
 
 def settle(db: SqlExecutor, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
     asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
-    asked |= _columns(outcome, now)
+    asked |= outcome_params(outcome)
+    asked["due"] = now + span(outcome.delay)
     row = db.execute(_LANDING, asked).fetchone()
     if row is None:
-        return _settled_before(db, lease, outcome) or _lost(db, lease)
+        return _settled_before(db, lease, outcome) or _fence_error(db, lease)
     asked["status"] = row[0]
     db.execute(_RECORD, asked)
     db.execute(_FOLLOW, asked)
@@ -170,22 +168,6 @@ def rejection(error: Exception) -> str | None:
     """Say what is wrong with the data of a statement, if that is what *error* is about."""
     is_about_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | UnicodeError | OverflowError)
     return type(error).__name__ if is_about_data else None
-
-
-def _columns(outcome: Outcome, now: int) -> dict[str, Any]:
-    failure = outcome.recorded_failure
-    return {
-        "event": outcome.event,
-        "bound": outcome.bound,
-        "outcome": outcome.attempt_outcome,
-        "due": now + span(outcome.delay),
-        "reason": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
-        "error": None if failure is None else str(failure) or None,
-        "error_type": None if failure is None else failure.type,
-        "message": None if failure is None else failure.message,
-        "traceback": None if failure is None else failure.traceback,
-        "fingerprint": None if failure is None else failure.fingerprint,
-    }
 
 
 _BEFORE: Final = """
@@ -208,11 +190,7 @@ def _settled_before(db: SqlExecutor, lease: Lease, outcome: Outcome) -> Settled 
 _HOLDER: Final = "SELECT status, lease_token FROM th_jobs WHERE id = ?"
 
 
-def _lost(db: SqlExecutor, lease: Lease) -> JobNotFound | LeaseLost:
-    """Say why the fence did not let this lease through."""
+def _fence_error(db: SqlExecutor, lease: Lease) -> JobNotFound | LeaseLost:
     row = db.execute(_HOLDER, (lease.job_id.bytes,)).fetchone()
-    if row is None:
-        return JobNotFound(lease.job_id)
-    if row[0] != Status.PROCESSING:
-        return JobNotInflight(lease.job_id)
-    return LeaseMismatch(lease.job_id) if row[1] != lease.token.bytes else LeaseExpired(lease.job_id)
+    status, holder = row or (None, None)
+    return fence_error(lease, status, None if holder is None else token(holder))
