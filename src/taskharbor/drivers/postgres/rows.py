@@ -1,4 +1,4 @@
-"""From columns to values."""
+"""SQL fragments, select lists and row mappers of the PostgreSQL store."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Claim, Job
 
 NOW: Final[LiteralString] = "coalesce(%(now)s::timestamptz, statement_timestamp())"
-"""The store's time: its own, also inside of somebody's transaction, unless a test brings one."""
+"""The time of the statement by the server's clock, also in a joined transaction, unless a test passes another."""
 
 LIMIT_TO_IDS: Final[LiteralString] = "LIMIT cardinality(%(ids)s::uuid[])"
-"""Ends what is asked for, where it is joined with jobs: it changes no row, but what the planner believes of them.
+"""Ends a subquery of ids that is joined with jobs. It drops no row, but lowers the planner's estimate.
 
-An array that it does not know it takes for ten rows, and a leaf that was empty at its last
-VACUUM for one; then it walks that leaf from end to end, an hour later too, when it is full.
-A limit that it does not know makes a tenth of ten: now each id is looked up in the index.
+The planner estimates an unknown array at ten rows, and a leaf that was empty at its last VACUUM at
+one row. It then scans the whole leaf, even when the leaf has filled up since. An unknown limit
+reduces the ten rows to one, so that each id is looked up in the index.
 """
 
 MATCHES_ID: Final[LiteralString] = "job.id = ANY (ARRAY[asked.id])"
-"""Joins a leaf's jobs with the ids that are asked for, so that each is looked up.
+"""Joins the jobs of a leaf with the requested ids so that each id is looked up.
 
-By a plain `=` the planner may as well walk the index in its order. It does where it believes the leaf
-to have no rows, as VACUUM says of one in which all is dead and kept there by an old snapshot; and
-then it passes all of the dead each time.
+With a bare `=`, the planner may scan the index in order instead. It does so if VACUUM recorded
+that the leaf has no live rows, as it does when all of them are dead and an old snapshot keeps them.
+Each such scan passes all dead rows.
 """
 
 LOST_SLOTS_SINCE: Final = 2
-"""The schema version that brought the lost slots of workers."""
+"""The schema version that added the column lost_slots to th_workers."""
 
 _AS_TEXT: Final = frozenset({"progress", "metadata", "options", "detail"})
-"""The columns of JSON, which are read as text."""
+"""JSON columns, which are selected as text."""
 
 
 def _select_list(columns: records.Columns, table: LiteralString = "") -> LiteralString:
@@ -54,11 +54,11 @@ API_KEY: Final[LiteralString] = _select_list(records.API_KEY_COLUMNS)
 AUDIT: Final[LiteralString] = _select_list(records.AUDIT_COLUMNS)
 
 KEY_USE_VERSION: Final = 2
-"""The migration that brought th_api_keys its column used_at."""
+"""The schema version that added the column used_at to th_api_keys."""
 
 
 def job(row: Sequence[Any]) -> Job:
-    values = list(row[:32])  # changed in place: a tuple put together of slices takes twice as long
+    values = list(row[:32])  # changed in place: concatenating slices takes twice as long
     values[5], values[31] = STATUSES[row[5]], text_map(row[31])
     if row[30] is not None:
         values[30] = progress_from_json(row[30])
@@ -66,17 +66,17 @@ def job(row: Sequence[Any]) -> Job:
 
 
 def claimed(row: Sequence[Any]) -> Claim:
-    """Return the job of *row*, which was taken, with its lease."""
+    """Return the claimed job of *row* with its lease."""
     return claim_from_job(job(row))
 
 
 def uuids(values: Iterable[UUID]) -> str:
-    """Return an array as PostgreSQL reads it: psycopg looks at each item of a list three times."""
+    """Render *values* as a PostgreSQL array literal: psycopg inspects each item of a list three times."""
     return f"{{{','.join([value.hex for value in values])}}}"
 
 
 _CODECS: Final = dict.fromkeys(("queues", "types", "scopes"), tuple)
-"""How the arrays are decoded that psycopg returns as lists."""
+"""Decoders of the columns that psycopg returns as lists, by name."""
 
 summary: Final = row_mapper(records.SUMMARY_COLUMNS, stored_summary, _CODECS)
 attempt: Final = row_mapper(records.ATTEMPT_COLUMNS, records.attempt_from_values, _CODECS)

@@ -1,4 +1,4 @@
-"""From values to columns, and back."""
+"""Value codecs, select lists and row mappers of the SQLite store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def micros(moment: datetime) -> int:
-    """Return *moment* as a column keeps it, exactly."""
+    """Return *moment* in microseconds since 1970, without loss."""
     return (moment - EPOCH) // _MICROSECOND
 
 
@@ -30,7 +30,7 @@ def span(duration: timedelta) -> int:
     return duration // _MICROSECOND
 
 
-# The jobs of one batch share most of their moments. Few are kept: what leaves a large cache has left the processor's.
+# The jobs of one batch share most of their times. The cache is small: entries of a large one would leave the CPU cache.
 @lru_cache(maxsize=64)
 def moment(value: int) -> datetime:
     return EPOCH + value * _MICROSECOND
@@ -48,7 +48,7 @@ def job_id(value: bytes) -> JobId:
     return JobId(uuid_from_int(int.from_bytes(value)))
 
 
-@lru_cache(maxsize=16)  # as they do their token
+@lru_cache(maxsize=16)  # the jobs of one batch share their token
 def token(value: bytes) -> Token:
     return Token(uuid_from_int(int.from_bytes(value)))
 
@@ -71,20 +71,20 @@ API_KEY: Final = ", ".join(records.API_KEY_COLUMNS)
 AUDIT: Final = ", ".join(records.AUDIT_COLUMNS)
 
 WAITING: Final = "lease_expires_at IS NULL AND completed_at IS NULL"
-"""PENDING, ENQUEUED or FAILED, in the words of the index of what waits: SQLite uses it for no others."""
+"""PENDING, ENQUEUED or FAILED, as in the partial index of waiting jobs: SQLite uses it only for the same condition."""
 
 
 # fmt: off
-def job(row: Sequence[Any], held: tuple[Token, datetime, datetime] | None = None) -> Job:
-    """Return the job of *row*; who has just taken it knows the token, the end of its lease, and when that was."""
-    # The most frequent thing done in Python: no loop, and no call for a column that is as it shall be, or null.
+def job(row: Sequence[Any], leased: tuple[Token, datetime, datetime] | None = None) -> Job:
+    """Return the job of *row*. *leased* is the token, expiry and start of a lease that the caller knows already."""
+    # The most frequent function of the store: no loop, and no call for a NULL or a value that needs no decoding.
     (
         identity, kind, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count,
         max_attempts, last_error, failed_at, lease_token, lease_expires_at, worker_id, started_at, completed_at,
         settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,
         key, result, progress, metadata,
     ) = row
-    lease, ends, started = held or (
+    lease, ends, started = leased or (
         None if lease_token is None else token(lease_token),
         None if lease_expires_at is None else moment(lease_expires_at),
         None if started_at is None else moment(started_at),
@@ -120,7 +120,7 @@ _CODECS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("queues", "types", "scopes"), _json_tuple),
     "counts": json.loads,
 }  # fmt: skip
-"""How the columns are decoded that SQLite has no type for."""
+"""Decoders of the columns whose type SQLite does not have, by name."""
 
 summary: Final = row_mapper(records.SUMMARY_COLUMNS, stored_summary, {**_CODECS, "id": job_id})
 attempt: Final = row_mapper(records.ATTEMPT_COLUMNS, records.attempt_from_values, _CODECS)
@@ -136,5 +136,5 @@ queue_stats: Final = row_mapper(records.QUEUE_COLUMNS, records.queue_stats_from_
 
 
 def marks(values: Sequence[object]) -> str:
-    """Return a question mark for each of *values*."""
+    """Return one placeholder for each of *values*."""
     return ", ".join("?" * len(values))

@@ -1,4 +1,4 @@
-"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+"""Extend leases, save progress, and record the outcomes of attempts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.sqlite.pool import SqlExecutor
 
-# The fence: only the holder of a lease that is not over gets through. Who has a token is PROCESSING: a constraint.
+# The fence: matches only while the lease is valid. A constraint ensures that a job with a lease token is PROCESSING.
 _FENCE: Final = """
     id = :id
     AND lease_token = :token
@@ -39,14 +39,14 @@ _EXTEND: Final = f"""
 
 def extend(db: sqlite3.Connection, held: Lease, lease: timedelta, now: int) -> Extended | JobNotFound | LeaseLost:
     ends = now + span(lease)
-    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "ends": ends}
-    row = db.execute(_EXTEND, asked).fetchone()
+    params = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "ends": ends}
+    row = db.execute(_EXTEND, params).fetchone()
     if row is None:
         return _fence_error(db, held)
     return Extended(Lease(held.job_id, held.token, moment(ends)), row[0] is not None)
 
 
-_NOTE: Final = f"""
+_SAVE_PROGRESS: Final = f"""
     UPDATE th_jobs
        SET progress = :progress
      WHERE {_FENCE}
@@ -54,8 +54,8 @@ _NOTE: Final = f"""
 
 
 def save_progress(db: sqlite3.Connection, held: Lease, progress: Progress, now: int) -> bool:
-    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_to_json(progress)}
-    return db.execute(_NOTE, asked).rowcount > 0
+    params = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_to_json(progress)}
+    return db.execute(_SAVE_PROGRESS, params).rowcount > 0
 
 
 ACK: Final = f"""
@@ -90,10 +90,10 @@ _RECORD: Final = f"""
            :error_type, :message, :traceback, :fingerprint
       FROM th_jobs
      WHERE {_FENCE}
-    ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
+    ON CONFLICT DO NOTHING  -- (job, token) identifies one attempt; its first row is kept
 """
 
-_FOLLOW: Final = f"""
+_END_LEASE: Final = f"""
     UPDATE th_jobs
        SET status = :status,
            attempt_count = attempt_count - (:event = 'snooze' OR (:event = 'release' AND releases < :bound)),
@@ -119,13 +119,13 @@ _FOLLOW: Final = f"""
 """
 
 
-# For loops: to look up a member of an enum takes as long as all else that is done for a job there.
+# For loops: the lookup of an enum member takes as long as the rest of the work for a job.
 _ACK: Final = Event.ACK
 _SUCCEEDED: Final = Status.SUCCEEDED
 
 
 def ack(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
-    """Record successes, all with one prepared statement."""
+    """Record successes with one prepared statement."""
     done = db.executemany(
         ACK,
         [
@@ -135,12 +135,12 @@ def ack(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[Se
     )
     if done.rowcount == len(settlements):
         return [Settled(each.lease.job_id, _SUCCEEDED) for each in settlements]
-    # Somebody was refused; what is recorded tells who.
+    # At least one was rejected. The stored rows show which.
     return [_settled_before(db, each.lease, each.outcome) or _fence_error(db, each.lease) for each in settlements]
 
 
 def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
-    """Record how attempts ended in the transaction that *db* has open."""
+    """Record the outcomes of attempts in the open transaction of *db*."""
     acks = [each for each in settlements if each.outcome.event is _ACK]
     acked = ack(db, acks, now) if acks else []
     if len(acks) == len(settlements):
@@ -152,25 +152,25 @@ def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> 
 
 
 def settle(db: SqlExecutor, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
-    asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
-    asked |= outcome_params(outcome)
-    asked["due"] = now + span(outcome.delay)
-    row = db.execute(_LANDING, asked).fetchone()
+    params: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
+    params |= outcome_params(outcome)
+    params["due"] = now + span(outcome.delay)
+    row = db.execute(_LANDING, params).fetchone()
     if row is None:
         return _settled_before(db, lease, outcome) or _fence_error(db, lease)
-    asked["status"] = row[0]
-    db.execute(_RECORD, asked)
-    db.execute(_FOLLOW, asked)
+    params["status"] = row[0]
+    db.execute(_RECORD, params)
+    db.execute(_END_LEASE, params)
     return Settled(lease.job_id, Status(row[0]))
 
 
 def rejection(error: Exception) -> str | None:
-    """Say what is wrong with the data of a statement, if that is what *error* is about."""
+    """Return the name of *error* if it blames the data of a statement."""
     is_about_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | UnicodeError | OverflowError)
     return type(error).__name__ if is_about_data else None
 
 
-_BEFORE: Final = """
+_EARLIER_STATUS: Final = """
     SELECT CASE
                WHEN :event = 'ack' THEN CASE WHEN status = 'SUCCEEDED' AND settled_token = :token THEN status END
                ELSE (SELECT status FROM th_attempts WHERE job_id = :id AND token = :token AND event = :event)
@@ -181,9 +181,9 @@ _BEFORE: Final = """
 
 
 def _settled_before(db: SqlExecutor, lease: Lease, outcome: Outcome) -> Settled | None:
-    """Return the answer that this very settlement was given, if it is committed already."""
-    asked = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
-    row = db.execute(_BEFORE, asked).fetchone()
+    """Return the answer to this settlement if it was committed before."""
+    params = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
+    row = db.execute(_EARLIER_STATUS, params).fetchone()
     return None if row is None or row[0] is None else Settled(lease.job_id, Status(row[0]))
 
 
