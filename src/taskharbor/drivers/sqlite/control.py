@@ -160,7 +160,7 @@ class SqliteControl:
     """
 
     def put_schedules(self, schedules: Sequence[Schedule]) -> None:
-        with self._connections.write() as (db, _):
+        with self._connections as (db, _):
             db.executemany(self._PUT_SCHEDULE, [_columns(schedule) for schedule in schedules])
 
     _DROP_SCHEDULE: LiteralString = """
@@ -201,7 +201,7 @@ class SqliteControl:
     """
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
-        with self._connections.write() as (db, _):
+        with self._connections as (db, _):
             return [db.execute(self._PUT_KEY, _key_columns(key)).rowcount == 1 for key in keys]
 
     _REVOKE_KEY: LiteralString = """
@@ -230,12 +230,12 @@ class SqliteControl:
     """
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> None:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             db.executemany(self._RECORD, [_entry_columns(entry) | {"now": now} for entry in entries])
 
     def _each(self, statement: str, names: Sequence[str], *, by: str | None = None) -> list[bool]:
         """Run *statement* for every name in one transaction, and tell for which it changed anything."""
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return [db.execute(statement, {"name": name, "now": now, "by": by}).rowcount == 1 for name in names]
 
 

@@ -75,7 +75,7 @@ class SqliteLeaseExpiry:
     """
 
     def expire(self, *, limit: int) -> list[Expired]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             lost = db.execute(self._LOST, {"now": now, "limit": limit}).fetchall()
             common = {"now": now, "error": LEASE_LOST, "spent": ATTEMPTS_EXHAUSTED}
             asked = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
@@ -117,7 +117,7 @@ class SqliteLeaseExpiry:
             spent = [id for (id,) in db.execute(self._SPENT, {"limit": limit})]
         if not spent:
             return []
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             buried = [
                 id
                 for id in spent
@@ -157,7 +157,7 @@ class SqliteLeaseExpiry:
     )
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             jump = {"expected": micros(expected), "now": now, "until": now + span(lease)}
             for statement in self._AHEAD if now > jump["expected"] else self._BACK:
                 db.execute(statement, jump)

@@ -98,7 +98,7 @@ class SqliteMaintenance:
     def _remove(
         self, old: LiteralString, older_than: timedelta, limit: int, ids: Sequence[bytes | None] = (None,)
     ) -> int:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             removed: list[Any] = []
             for job_id in ids:
                 asked = {"until": now - span(older_than), "limit": limit - len(removed), "id": job_id}
@@ -116,7 +116,7 @@ class SqliteMaintenance:
     """
 
     def claim_duty(self, name: str, *, every: timedelta) -> bool:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             turn = {"name": name, "now": now, "next_at": now + span(every)}
             return db.execute(self._TAKE_DUTY, turn).rowcount == 1
 
@@ -137,7 +137,7 @@ class SqliteMaintenance:
             "started_at": micros(worker.started_at),
             "lost_slots": worker.lost_slots,
         }
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             db.execute(self._BEAT_WORKER, alive | {"now": now})
 
     _FORGET_WORKERS: LiteralString = """
@@ -146,7 +146,7 @@ class SqliteMaintenance:
     """
 
     def prune_workers(self, *, unseen_for: timedelta) -> int:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return db.execute(self._FORGET_WORKERS, {"until": now - span(unseen_for)}).rowcount
 
     _FORGET_AUDIT: LiteralString = """
@@ -161,7 +161,7 @@ class SqliteMaintenance:
     """
 
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return db.execute(self._FORGET_AUDIT, {"until": now - span(older_than), "limit": limit}).rowcount
 
     _OUTBOX_TAKE: LiteralString = f"""
@@ -189,7 +189,7 @@ class SqliteMaintenance:
     """
 
     def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             db.execute(self._PUBLISHER_SEEN, {"now": now, "noted": span(PUBLISHER_NOTED)})
             taken = db.execute(self._OUTBOX_TAKE, {"now": now, "locked_until": now + span(lock), "limit": limit})
             rows = [outbox_row(row) for row in taken]
@@ -209,7 +209,7 @@ class SqliteMaintenance:
     """
 
     def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return [db.execute(self._OUTBOX_DONE, _done(result, now)).rowcount == 1 for result in results]
 
     _CLOSE: LiteralString = """
@@ -248,7 +248,7 @@ class SqliteMaintenance:
     ) -> int:
         close = self._OUTBOX_CLOSE if job_ids is None else self._OUTBOX_CLOSE_ONE
         closed = 0
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             asked = {"reason": reason, "now": now, "until": now - span(older_than), "since": now - span(unseen_for)}
             for job_id in (None,) if job_ids is None else [each.bytes for each in job_ids]:
                 closed += db.execute(close, {**asked, "id": job_id, "limit": limit - closed}).rowcount
@@ -286,7 +286,7 @@ class SqliteMaintenance:
             "next_at": maybe_micros(next_at),
             "last_job_id": jobs[-1].id.bytes if jobs else None,
         }
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             if db.execute(self._SCHEDULE_FIRED, moved).rowcount == 0:
                 return False
             insert(db, jobs, now=now, repeat=False)
@@ -331,7 +331,7 @@ class SqliteMaintenance:
 
     def roll_up(self, *, keep: timedelta) -> int:
         """Add up what ended since the last time, so that the table every end writes to stays small."""
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             for statement in self._ADD_ENDED:
                 db.execute(statement)
             dropped = db.execute(self._DROP_MINUTES, {"since": now - span(keep)}).fetchall()

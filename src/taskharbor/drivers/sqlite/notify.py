@@ -58,16 +58,14 @@ class SqliteNotifier:
 
     def notify(self, jobs: Iterable[NewJob], now: int) -> None:
         """Tell of *jobs* that are new, where some can be taken at once."""
-        if self._has_listeners() and (queues := _ready_queues(jobs, now)):
+        # Most often there is no folder, since no process listens.
+        if os.access(self._name, os.F_OK) and (queues := _ready_queues(jobs, now)):
             self._send(next(iter(queues)).encode() if len(queues) == 1 else ANY_QUEUE)
 
     def notify_any(self) -> None:
         """Tell of jobs of some queue or other."""
-        if self._has_listeners():
+        if os.access(self._name, os.F_OK):
             self._send(ANY_QUEUE)
-
-    def _has_listeners(self) -> bool:
-        return os.access(self._name, os.F_OK)  # most often there is no folder, since nobody listens
 
     def _send(self, message: bytes) -> None:
         with suppress(OSError):

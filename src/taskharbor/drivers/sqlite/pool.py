@@ -13,7 +13,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.sqlite.rows import micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from datetime import timedelta
     from pathlib import Path
 
@@ -29,35 +29,41 @@ class SqlExecutor(Protocol):
 
 
 class SqlitePool:
-    """Gives each call a connection of its own, and lets one thread of the process write at a time.
+    """The connections to one file. ``with pool as (connection, now)`` is one IMMEDIATE transaction.
 
-    SQLite has one writer; those who wait for it poll, and may starve. So the threads
-    of a process queue up for a lock of ours first, and only processes compete for the
-    file. Every wait ends by the deadline.
+    SQLite has one writer; connections that wait for it poll, and may starve. So the threads of a process
+    wait for a lock of ours first, and only processes compete for the file. Since one thread writes at a
+    time, the pool itself is the context manager: a generator would cost a single job 2 µs in each call.
+    Every wait ends by the deadline.
     """
 
     def __init__(self, path: Path, *, clock: Clock | None, deadline: timedelta, synchronous: str) -> None:
         self.path = path
-        self.now: Callable[[], int] = _machine_time if clock is None else lambda: micros(clock.now())
         self.statements = 0
+        self._nanoseconds = time.time_ns if clock is None else lambda: 1_000 * micros(clock.now())
         self._seconds = deadline.total_seconds()
         self._synchronous = synchronous
         self._reset()
 
     def _reset(self) -> None:
         self._abandoned = getattr(self, "_idle", [])  # kept, or Python would close them
-        self._idle: list[WriteTransaction] = []
+        self._idle: list[PooledConnection] = []
+        self._writer: PooledConnection | None = None
         self._writing = threading.Lock()
         self._counting = threading.Lock()
         self._urgent = 0  # writers that wait, and go before all others
         self._none_urgent = threading.Event()
         self._is_file_locked = False
         self._is_closed = False
-        self._pid = os.getpid()  # last: whoever sees it sees the others
+        self._pid = os.getpid()  # last: a thread that sees it sees the others
+
+    def now(self) -> int:
+        """Return the store's time in microseconds."""
+        return self._nanoseconds() // 1_000
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection whose statements see one snapshot each."""
+        """Return a connection whose statements see one snapshot each."""
         taken = self._take()
         try:
             yield taken.connection
@@ -66,86 +72,120 @@ class SqlitePool:
         finally:
             self._release(taken)
 
-    def write(self, *, urgent: bool = False) -> WriteTransaction:
-        """Return what runs one IMMEDIATE transaction, in a ``with`` statement.
+    def __enter__(self) -> tuple[sqlite3.Connection, int]:
+        """Begin a transaction, after every urgent writer of this process that waits."""
+        if self._pid != os.getpid():
+            self._reset()  # a connection must not be used, nor closed, in a forked process
+        has_turn = self._writing.acquire(blocking=False)
+        if not has_turn or self._urgent:
+            self._wait_for_turn(has_turn=has_turn)
+        return self._begin()
 
-        An *urgent* one goes before all others of this process that wait: leases end while it waits.
-        """
-        taken = self._take()
-        taken.is_urgent = urgent
-        return taken
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        taken = self._writer
+        assert taken is not None  # noqa: S101  set by __enter__
+        try:
+            if error is None:
+                taken.run("COMMIT")
+        except sqlite3.Error as refused:
+            error = refused
+        finally:
+            if taken.connection.in_transaction or self._is_closed:
+                self._end()
+            else:
+                self._writer = None
+                self._idle.append(taken)
+                self._writing.release()
+        if isinstance(error, sqlite3.Error):
+            raise translate_error(error, self.path) from error
 
-    def begin(self, taken: WriteTransaction) -> int:
-        """Begin; the time is read once it is alone, so that times follow its order."""
-        if not (self._acquire_urgently() if taken.is_urgent else self._acquire()):
-            self._release(taken)
-            reason = _HELD if self._is_file_locked else _CROWDED
-            raise StoreUnavailable(f"{self.path}: {reason}")  # noqa: TRY003  it says which file
+    @contextmanager
+    def urgently(self) -> Iterator[tuple[sqlite3.Connection, int]]:
+        """Run a transaction before all others of this process that wait: leases expire while it waits."""
+        if self._pid != os.getpid():
+            self._reset()
+        self._acquire_urgently()
+        begun = self._begin()
+        try:
+            yield begun
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        self.__exit__(None, None, None)
+
+    def _begin(self) -> tuple[sqlite3.Connection, int]:
+        """Begin; the time is read when no other thread writes, so that times follow the order of commits."""
         try:
             self.statements += 1
-            self._is_file_locked = True  # by another connection, for as long as this one does not begin
+            try:
+                taken = self._writer = self._idle.pop()
+            except IndexError:
+                taken = self._writer = self._take()
+            self._is_file_locked = True  # by another connection, until this one has begun
             taken.run("BEGIN IMMEDIATE")
             self._is_file_locked = False
-            return self.now()
-        except BaseException:
-            self.end(taken)
+            return taken.connection, self._nanoseconds() // 1_000
+        except BaseException as error:
+            self._end()
+            if isinstance(error, sqlite3.Error):
+                raise translate_error(error, self.path) from error
             raise
 
-    def _acquire(self) -> bool:
-        """Wait for the turn to write, behind every urgent writer; False if it does not come in time."""
-        # At once, where that can be: to set a time takes longer than all the rest.
-        give_up_at, has_turn = 0.0, self._writing.acquire(blocking=False)
+    def _end(self) -> None:
+        """Roll back what was not committed, and let the next thread write."""
+        taken, self._writer = self._writer, None
+        try:
+            if taken is not None and taken.connection.in_transaction:
+                taken.run("ROLLBACK")
+        finally:
+            self._writing.release()
+            if taken is not None:
+                self._release(taken)
+
+    def _wait_for_turn(self, *, has_turn: bool) -> None:
+        """Wait behind every urgent writer, until the deadline at most."""
+        give_up_at = time.monotonic() + self._seconds
         while not has_turn or self._urgent:
-            give_up_at = give_up_at or time.monotonic() + self._seconds
             if has_turn:
                 self._writing.release()
                 self._none_urgent.wait(max(0.0, give_up_at - time.monotonic()))
             has_turn = self._writing.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
             if not has_turn:
-                return False
-        return True
+                raise self._crowded()
 
-    def _acquire_urgently(self) -> bool:
+    def _acquire_urgently(self) -> None:
         with self._counting:
             self._urgent += 1
             self._none_urgent.clear()
         try:
-            return self._writing.acquire(timeout=self._seconds)
+            if not self._writing.acquire(timeout=self._seconds):
+                raise self._crowded()
         finally:
             with self._counting:
                 self._urgent -= 1
                 if not self._urgent:
                     self._none_urgent.set()
 
-    def end(self, taken: WriteTransaction) -> None:
-        """Let the next one write; what was not committed is undone."""
-        try:
-            if taken.connection.in_transaction:
-                taken.run("ROLLBACK")
-        finally:
-            self._writing.release()
-            self._release(taken)
+    def _crowded(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.path}: {_HELD if self._is_file_locked else _CROWDED}")
 
     def close(self) -> None:
-        """Close what is not in use; what is, is closed when it is given back."""
+        """Close idle connections; those in use are closed when they are released."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().connection.close()
 
-    def _take(self) -> WriteTransaction:
+    def _take(self) -> PooledConnection:
         if self._pid != os.getpid():
-            self._reset()  # a connection must not be used, nor closed, on the other side of a fork
+            self._reset()
         if self._is_closed:
             raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
         try:
-            taken = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
-            taken = WriteTransaction(self._open())
-        taken.connections = self
-        return taken
+            return PooledConnection(self._open())
 
-    def _release(self, taken: WriteTransaction) -> None:
-        del taken.connections  # or it would keep alive whoever keeps it
+    def _release(self, taken: PooledConnection) -> None:
         if self._is_closed:
             taken.connection.close()
         else:
@@ -173,48 +213,20 @@ class SqlitePool:
             return connection
 
 
-class WriteTransaction:
-    """A connection, and one transaction after the other on it.
+class PooledConnection:
+    """A connection, and the ``execute`` of one cursor of it: the connection's own makes a cursor each time."""
 
-    A class, since a generator for a context would cost a single job 2 µs of each of its calls.
-    """
-
-    __slots__ = ("connection", "connections", "is_urgent", "run")
+    __slots__ = ("connection", "run")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.connections: SqlitePool
-        self.is_urgent = False
-        self.run = connection.cursor().execute  # the connection's own makes a cursor each time
-
-    def __enter__(self) -> tuple[sqlite3.Connection, int]:
-        connections = self.connections
-        try:
-            return self.connection, connections.begin(self)
-        except sqlite3.Error as error:
-            raise translate_error(error, connections.path) from error
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        connections = self.connections
-        try:
-            if error is None:
-                self.run("COMMIT")
-        except sqlite3.Error as refused:
-            error = refused
-        finally:
-            connections.end(self)
-        if isinstance(error, sqlite3.Error):
-            raise translate_error(error, connections.path) from error
+        self.run = connection.cursor().execute
 
 
 def create_private(path: Path) -> None:
     """Create the file for its owner alone; SQLite gives the mode to what it makes beside it. A file keeps its mode."""
     with suppress(OSError):  # it exists, or cannot be made: then SQLite gives the reason
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE))
-
-
-def _machine_time() -> int:
-    return time.time_ns() // 1_000
 
 
 PRIVATE: Final = 0o600
