@@ -34,7 +34,7 @@ FOLDERS: Final = {
     "api": ("api/", "cli/", "watcher"),
     "core": ("core/", "schedules/", "client", "crypto", "enqueuer"),
     "postgres": ("drivers/postgres/",),
-    "stores": ("drivers/sqlite/", "drivers/transactions/", "group_commit/"),
+    "stores": ("drivers/records", "drivers/sqlite/", "drivers/transactions/", "group_commit/"),
 }
 
 

@@ -1,6 +1,7 @@
 """The life of a job, as data.
 
-Drivers ask this table, the docs render it, and tests state laws about it:
+The memory driver calls these functions, the SQL drivers render `status_after` as SQL
+(`taskharbor.drivers.records.landing_case`), the docs render the table, and tests state laws about it:
 success is for ever; only a person leaves a final state; every waiting job can be
 canceled; nothing that is spent waits.
 """

@@ -15,6 +15,7 @@ from taskharbor.drivers.memory.control import MemoryControl
 from taskharbor.drivers.memory.inspector import MemoryInspector
 from taskharbor.drivers.memory.maintenance import MemoryMaintenance
 from taskharbor.drivers.memory.tables import Tables
+from taskharbor.drivers.records import RequeueChange
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -168,10 +169,8 @@ class MemoryDriver:
         validate_requeue(job_ids, budget=budget, payload=payload)
         with self._tables.statement() as now:
             due = scheduled_for or now + (delay or timedelta(0))
-            new = job_rows.MemoryRequeue(
-                token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
-            )
-            return [job_rows.requeue(self._tables, job_id, new, now) for job_id in job_ids]
+            new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
+            return [job_rows.requeue(self._tables, job_id, new, due=due, now=now) for job_id in job_ids]
 
     def reschedule(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime, timedelta
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
     from taskharbor.core.results import Unsent
     from taskharbor.drivers.memory.tables import Tables
+    from taskharbor.drivers.records import RequeueChange
 
 Answer = Transitioned | IllegalTransition | JobNotFound
 
@@ -131,20 +132,7 @@ def cancel(tables: Tables, job_id: JobId, now: datetime) -> Answer:
     return Transitioned(job_id, tables.put(moved, now=now).status)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRequeue:
-    """What a requeue gives, and who gives it."""
-
-    token: Token
-    budget: int
-    by: str
-    reason: str
-    scheduled_for: datetime
-    queue: str | None
-    payload: bytes | None
-
-
-def requeue(tables: Tables, job_id: JobId, new: MemoryRequeue, now: datetime) -> Answer:
+def requeue(tables: Tables, job_id: JobId, new: RequeueChange, *, due: datetime, now: datetime) -> Answer:
     job = tables.rows.jobs.get(job_id)
     if job is None or new.queue not in {None, job.queue}:
         return JobNotFound(job_id)
@@ -169,7 +157,7 @@ def requeue(tables: Tables, job_id: JobId, new: MemoryRequeue, now: datetime) ->
         payload=job.payload if new.payload is None else new.payload,
         life=job.life + 1,
         max_attempts=job.attempt_count + new.budget,
-        scheduled_for=new.scheduled_for,
+        scheduled_for=due,
         cancel_requested_at=None,
         dead_at=None,
         dead_reason=None,

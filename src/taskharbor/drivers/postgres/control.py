@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import JobId
     from taskharbor.drivers.postgres.pool import PostgresPool, Row
 
     Answer = Transitioned | IllegalTransition | JobNotFound
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.postgres.settings import PostgresSettings
+    from taskharbor.drivers.records import RequeueChange
 
 _CANCEL: Final[LiteralString] = f"""
     WITH canceled AS (
@@ -117,31 +118,26 @@ _REQUEUED: Final[LiteralString] = """
 def requeue(
     connections: PostgresPool,
     job_ids: Sequence[JobId],
+    new: RequeueChange,
     *,
-    token: Token,
-    budget: int,
-    by: str,
-    reason: str,
     scheduled_for: datetime | None,
     delay: timedelta,
-    queue: str | None,
-    payload: bytes | None,
 ) -> list[Answer]:
     rows = connections.fetch(
         _REQUEUE,
         ids=list(job_ids),
-        token=token,
-        budget=budget,
-        by=by,
-        why=reason,
+        token=new.token,
+        budget=new.budget,
+        by=new.by,
+        why=new.reason,
         scheduled_for=scheduled_for,
         delay=delay,
-        queue=queue,
-        payload=payload,
+        queue=new.queue,
+        payload=new.payload,
     )
     if len(rows) < len(job_ids):
-        rows = connections.fetch(_REQUEUED, ids=list(job_ids), token=token, queue=queue)
-    return _answers(connections, job_ids, rows, Event.REQUEUE, queue=queue)
+        rows = connections.fetch(_REQUEUED, ids=list(job_ids), token=new.token, queue=new.queue)
+    return _answers(connections, job_ids, rows, Event.REQUEUE, queue=new.queue)
 
 
 _RESCHEDULE: Final[LiteralString] = f"""

@@ -28,6 +28,7 @@ from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
 from taskharbor.drivers.postgres.server import ReplyLost, ServerAddress
 from taskharbor.drivers.postgres.settings import PostgresSettings
 from taskharbor.drivers.postgres.transactions import AsyncPostgresTransaction, PostgresTransaction
+from taskharbor.drivers.records import RequeueChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -262,18 +263,10 @@ class PostgresDriver:
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         validate_requeue(job_ids, budget=budget, payload=payload)
+        new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
         answers = self._safely(
             lambda: control.requeue(
-                self._connections,
-                job_ids,
-                token=token,
-                budget=budget,
-                by=by,
-                reason=reason,
-                scheduled_for=scheduled_for,
-                delay=delay or NO_DELAY,
-                queue=queue,
-                payload=payload,
+                self._connections, job_ids, new, scheduled_for=scheduled_for, delay=delay or NO_DELAY
             )
         )
         if scheduled_for is None and not delay:

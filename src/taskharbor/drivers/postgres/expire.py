@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, LiteralString
+from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
-from taskharbor.core.results import Death, Expired
-from taskharbor.core.states import Status
+from taskharbor.core.results import Expired
+from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.claim import HELD, LOST_TO_CLOCK
 from taskharbor.drivers.postgres.rows import NOW
 from taskharbor.drivers.postgres.settle import COUNT_ENDED
+from taskharbor.drivers.records import death_from_values, landing_case
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from taskharbor.drivers.postgres.pool import PostgresPool, Row
+    from taskharbor.core.results import Death
+    from taskharbor.drivers.postgres.pool import PostgresPool
+
+_STATUS_AFTER: Final[LiteralString] = landing_case(
+    {Event.EXPIRE}, job="job.", attempts=f"job.attempt_count - {LOST_TO_CLOCK}"
+)
 
 
 class PostgresLeaseExpiry:
@@ -27,12 +33,7 @@ class PostgresLeaseExpiry:
         WITH lost AS (
             SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
                    job.lease_expires_at, {LOST_TO_CLOCK} AS clock,
-                   CASE
-                       WHEN job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
-                       WHEN job.attempt_count - {LOST_TO_CLOCK} >= job.max_attempts THEN 'DEAD'
-                       WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
-                       ELSE 'FAILED'
-                   END AS landing
+                   {_STATUS_AFTER} AS landing
               FROM th_jobs_processing AS job
              WHERE job.lease_expires_at <= {NOW}
                AND NOT {HELD}
@@ -82,7 +83,10 @@ class PostgresLeaseExpiry:
     def expire(self, *, limit: int) -> list[Expired]:
         rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, spent=ATTEMPTS_EXHAUSTED)
         rows.sort(key=lambda row: (row[0], row[3]))
-        return [Expired(row[3], row[1], Status(row[2]), _death(row[3:]) if row[2] == "DEAD" else None) for row in rows]
+        return [
+            Expired(row[3], row[1], Status(row[2]), death_from_values(row[3:]) if row[2] == "DEAD" else None)
+            for row in rows
+        ]
 
     _BURY: LiteralString = f"""
         WITH spent AS (
@@ -117,7 +121,8 @@ class PostgresLeaseExpiry:
     """
 
     def bury(self, *, limit: int) -> list[Death]:
-        return [_death(row) for row in self._connections.fetch(self._BURY, limit=limit, spent=ATTEMPTS_EXHAUSTED)]
+        rows = self._connections.fetch(self._BURY, limit=limit, spent=ATTEMPTS_EXHAUSTED)
+        return [death_from_values(row) for row in rows]
 
     _JUMPED: LiteralString = f"""
         WITH jump AS (
@@ -161,8 +166,3 @@ class PostgresLeaseExpiry:
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
         self._connections.fetch(self._JUMPED, expected=expected, lease=lease)
-
-
-def _death(row: Row) -> Death:
-    job_id, job_type, queue, life, attempt_count, reason = row
-    return Death(job_id=job_id, type=job_type, queue=queue, life=life, attempt_count=attempt_count, reason=reason)

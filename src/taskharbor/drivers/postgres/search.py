@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 from uuid import UUID
 
-from taskharbor.core.results import DeadLetterGroup, Page, scan_limit
+from taskharbor.core.results import Page, scan_limit
 from taskharbor.core.states import FINAL, WAITING, Status
 from taskharbor.drivers.postgres.rows import SUMMARY, summary
+from taskharbor.drivers.records import dead_letter_group_from_values
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.results import JobFilter
-    from taskharbor.drivers.postgres.pool import PostgresPool, Row
+    from taskharbor.core.results import DeadLetterGroup, JobFilter
+    from taskharbor.drivers.postgres.pool import PostgresPool
 
 _ABOVE_ALL: Final = UUID(int=(1 << 128) - 1)
 _LEAVES: Final = (WAITING, {Status.PROCESSING}, {Status.DEAD}, FINAL - {Status.DEAD})
@@ -113,18 +114,4 @@ _GROUPS: Final[LiteralString] = f"""
 
 def dead_groups(connections: PostgresPool, *, limit: int, queue: str | None) -> list[DeadLetterGroup]:
     rows = connections.fetch(_GROUPS, limit=limit, queue=queue)
-    return [_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]
-
-
-def _group(row: Row) -> DeadLetterGroup:
-    queue, of_type, fingerprint, count, error, first_at, last_at, sample = row
-    return DeadLetterGroup(
-        queue=queue,
-        type=of_type,
-        fingerprint=fingerprint,
-        count=count,
-        error=error or "",
-        first_at=first_at,
-        last_at=last_at,
-        sample=sample,
-    )
+    return [dead_letter_group_from_values(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.errors import IllegalTransition, JobNotFound
@@ -15,8 +14,9 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
+    from taskharbor.drivers.records import RequeueChange
     from taskharbor.drivers.sqlite.pool import SqlitePool
     from taskharbor.drivers.sqlite.settings import SqliteSettings
 
@@ -37,19 +37,6 @@ _CANCEL: Final = """
 def cancel(db: sqlite3.Connection, job_id: JobId, now: int) -> Answer:
     row = db.execute(_CANCEL, {"id": job_id.bytes, "now": now}).fetchone()
     return _refused(db, job_id, Event.CANCEL) if row is None else Transitioned(job_id, Status(row[0]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SqliteRequeue:
-    """What a requeue gives, and who gives it."""
-
-    token: Token
-    budget: int
-    by: str
-    reason: str
-    scheduled_for: int
-    queue: str | None
-    payload: bytes | None
 
 
 _REMEMBER: Final = """
@@ -94,14 +81,14 @@ _REQUEUED: Final = """
 """
 
 
-def requeue(db: sqlite3.Connection, job_id: JobId, new: SqliteRequeue, now: int) -> Answer:
+def requeue(db: sqlite3.Connection, job_id: JobId, new: RequeueChange, *, due: int, now: int) -> Answer:
     asked = {
         "id": job_id.bytes,
         "token": new.token.bytes,
         "by": new.by,
         "why": new.reason,
         "budget": new.budget,
-        "due": new.scheduled_for,
+        "due": due,
         "queue": new.queue,
         "payload": new.payload,
         "now": now,

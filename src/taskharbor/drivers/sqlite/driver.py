@@ -11,7 +11,7 @@ from taskharbor.core.model import claim_from_job
 from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
-from taskharbor.drivers.records import settle_separately
+from taskharbor.drivers.records import RequeueChange, settle_separately
 from taskharbor.drivers.sqlite import claim, control, dispatch, insert, settle
 from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
@@ -206,10 +206,8 @@ class SqliteDriver:
         validate_requeue(job_ids, budget=budget, payload=payload)
         with self._connections as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
-            new = control.SqliteRequeue(
-                token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
-            )
-            answers = [control.requeue(db, job_id, new, now) for job_id in job_ids]
+            new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
+            answers = [control.requeue(db, job_id, new, due=due, now=now) for job_id in job_ids]
         if due <= now:
             self._bell.notify_any()
         return answers

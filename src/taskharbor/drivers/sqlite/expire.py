@@ -7,16 +7,22 @@ from uuid import UUID
 
 from taskharbor.core.ids import Token
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
-from taskharbor.core.results import Death, Expired
-from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.rows import WAITING, job_id, micros, span
+from taskharbor.core.results import Expired
+from taskharbor.core.states import Event, Status
+from taskharbor.drivers.records import landing_case
+from taskharbor.drivers.sqlite.rows import WAITING, death, job_id, micros, span
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
+    from taskharbor.core.results import Death
     from taskharbor.drivers.sqlite.pool import SqlitePool
+
+_STATUS_AFTER: Final[LiteralString] = landing_case(
+    {Event.EXPIRE}, job="job.", attempts="job.attempt_count - (jump.id IS NOT NULL)"
+)
 
 
 class SqliteLeaseExpiry:
@@ -25,17 +31,12 @@ class SqliteLeaseExpiry:
     def __init__(self, connections: SqlitePool) -> None:
         self._connections = connections
 
-    _LOST: LiteralString = """
+    _LOST: LiteralString = f"""
         -- Says where each job lands, and whether the clock took its lease. The two statements below follow it in the
         -- same transaction, which alone may write: every lease is still the one that was found.
         SELECT job.id,
                job.lease_token AS token,
-               CASE
-                   WHEN job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
-                   WHEN job.attempt_count - (jump.id IS NOT NULL) >= job.max_attempts THEN 'DEAD'
-                   WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
-                   ELSE 'FAILED'
-               END AS status,
+               {_STATUS_AFTER} AS status,
                iif(jump.id IS NOT NULL, 'CLOCK', 'LOST') AS outcome
           FROM th_jobs AS job
           LEFT JOIN th_clock AS jump
@@ -172,9 +173,4 @@ _DEATHS: Final[LiteralString] = """
 def _deaths(db: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, Death]:
     """Return what there is to report of jobs that died in this very transaction, by id."""
     rows = [db.execute(_DEATHS, (id,)).fetchone() for id in ids]
-    return {
-        id: Death(
-            job_id=job_id(id), type=job_type, queue=queue, life=life, attempt_count=attempt_count, reason=dead_reason
-        )
-        for id, job_type, queue, life, attempt_count, dead_reason in rows
-    }
+    return {row[0]: death(row) for row in rows}

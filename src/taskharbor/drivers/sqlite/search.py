@@ -6,16 +6,25 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core import states
-from taskharbor.core.results import DeadLetterGroup, Page, scan_limit
+from taskharbor.core.results import Page, scan_limit
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.rows import JOB, SUMMARY, WAITING, job_id, marks, maybe_micros, moment, summary
+from taskharbor.drivers.sqlite.rows import (
+    JOB,
+    SUMMARY,
+    WAITING,
+    dead_letter_group,
+    job_id,
+    marks,
+    maybe_micros,
+    summary,
+)
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.results import JobFilter
+    from taskharbor.core.results import DeadLetterGroup, JobFilter
 
 _ABOVE_ALL: Final = b"\xff" * 17  # an id has 16 bytes
 _CHUNK: Final = 500  # of ids in one statement: SQLite bounds its parameters
@@ -146,18 +155,4 @@ GROUPS: Final = f"""
 
 def dead_groups(db: sqlite3.Connection, *, limit: int, queue: str | None) -> list[DeadLetterGroup]:
     rows = db.execute(GROUPS, {"limit": limit, "queue": queue})
-    return [_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]
-
-
-def _group(row: Sequence[Any]) -> DeadLetterGroup:
-    queue, of_type, fingerprint, count, error, first_at, last_at, sample = row
-    return DeadLetterGroup(
-        queue=queue,
-        type=of_type,
-        fingerprint=fingerprint,
-        count=count,
-        error=error or "",
-        first_at=moment(first_at),
-        last_at=moment(last_at),
-        sample=job_id(sample),
-    )
+    return [dead_letter_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]
