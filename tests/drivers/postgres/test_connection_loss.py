@@ -23,7 +23,7 @@ def test_wherever_a_connection_is_cut_nothing_is_lost_and_nothing_is_done_twice(
     cuts: Counter[Cut] = Counter()
     url = emptied()
     with closing(PostgresDriver(url)) as direct, Proxy(url) as proxy, closing(PostgresDriver(proxy.url)) as driver:
-        driver._bell.notify = lambda queues: None  # type: ignore[method-assign]  # noqa: ARG005, SLF001  an exchange more
+        driver._notifier.notify = lambda queues: None  # type: ignore[method-assign]  # noqa: ARG005, SLF001  an exchange more
         for when in Cut:
             while asked_and_cut(VERBS[verb](direct), driver, proxy, when=when, exchange=cuts[when] + 1):
                 cuts[when] += 1
@@ -35,7 +35,7 @@ def test_wherever_a_connection_is_cut_nothing_is_lost_and_nothing_is_done_twice(
 
 def asked_and_cut(asked: VerbCase, driver: PostgresDriver, proxy: Proxy, *, when: Cut, exchange: int) -> bool:
     """Ask, cut the connection at this exchange of the call, and check; False if the call takes fewer than that."""
-    for connections in (driver._connections, driver._heartbeat_connection):  # noqa: SLF001  new ones have prepared nothing
+    for connections in (driver._connections, driver._heartbeat_pool):  # noqa: SLF001  new ones have prepared nothing
         connections._drop_idle()  # noqa: SLF001  as above
         connections.fetch("SELECT 1")
     proxy.cut(when, exchange=exchange)

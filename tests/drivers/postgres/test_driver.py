@@ -28,7 +28,7 @@ from taskharbor.core.results import Enqueued, Expired, Extended, JobFilter, Skip
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver, claim
-from taskharbor.drivers.postgres.claim import place
+from taskharbor.drivers.postgres.claim import position_of
 from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim, Job, NewJob
-    from taskharbor.drivers.postgres.claim import Place
+    from taskharbor.drivers.postgres.claim import Position
 
 SHORT: Final = timedelta(seconds=1)
 NONE: Final = timedelta(0)
@@ -133,7 +133,7 @@ def backend_of(driver: PostgresDriver) -> int:
 
 
 def test_a_child_can_close_a_driver_whose_bell_was_ringing_when_it_was_forked(driver: PostgresDriver) -> None:
-    with driver._bell._changed:  # noqa: SLF001  as the bell's thread holds it for a moment
+    with driver._notifier._changed:  # noqa: SLF001  as the bell's thread holds it for a moment
         child = FORK.Process(target=driver.close)
         child.start()
         child.join(LIMIT / 3)
@@ -521,20 +521,20 @@ def test_the_more_a_look_at_the_head_takes_than_a_batch_from_a_place_the_later_c
     batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
     line = claim.ScanCursors()
 
-    def take(seconds: float) -> Place | None:
+    def take(seconds: float) -> Position | None:
         start = line.start("default", claim.MIN_CURSOR_BATCH)
         clock[0] += seconds
         line.note("default", batch, limit=claim.MIN_CURSOR_BATCH, start=start)
-        return start.place
+        return start.position
 
-    assert [take(took), take(usual)] == [None, place(batch[-1])]
+    assert [take(took), take(usual)] == [None, position_of(batch[-1])]
     clock[0] += claim.MIN_RESCAN_SECONDS
     assert take(took) is None
 
     clock[0] += rests_for - 0.01
-    assert line.start("default", claim.MIN_CURSOR_BATCH).place == place(batch[-1])
+    assert line.start("default", claim.MIN_CURSOR_BATCH).position == position_of(batch[-1])
     clock[0] += 0.02
-    assert line.start("default", claim.MIN_CURSOR_BATCH).place is None
+    assert line.start("default", claim.MIN_CURSOR_BATCH).position is None
 
 
 @pytest.mark.usefixtures("clock")
@@ -546,7 +546,7 @@ def test_a_job_before_the_place_in_the_line_is_found_by_a_batch_that_comes_back_
     batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
 
     assert sorted(ids(batch)) == sorted([urgent.id, *[job.id for job in line[50:]]])
-    assert [place(claim) for claim in batch] == sorted(place(claim) for claim in batch)
+    assert [position_of(claim) for claim in batch] == sorted(position_of(claim) for claim in batch)
 
 
 @pytest.mark.usefixtures("clock")
@@ -566,7 +566,7 @@ def test_batches_follow_each_other_in_the_order_of_the_line(driver: PostgresDriv
 
     batches = [reserve(driver, limit=claim.MIN_CURSOR_BATCH) for _ in range(5)]
 
-    taken = [place(claim) for batch in batches for claim in batch]
+    taken = [position_of(claim) for batch in batches for claim in batch]
     assert (len(taken), taken) == (200, sorted(taken))
 
 

@@ -79,7 +79,7 @@ def test_closing_a_listener_ends_its_thread_whichever_is_quicker(
     monkeypatch.setattr(notify, "ListenConnection", kind)
     with closing(PostgresDriver(emptied())) as driver:
         listener = driver.listen(["default"])
-        connection: Any = driver._audience._listen_connection  # noqa: SLF001  not part of the API
+        connection: Any = driver._listeners._listen_connection  # noqa: SLF001  not part of the API
         wait_until(lambda: connection._expected_echo is None)  # noqa: SLF001  or its arrival would wake the thread
 
         listener.close()

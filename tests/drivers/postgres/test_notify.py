@@ -56,7 +56,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def connection_of(driver: PostgresDriver) -> object:
-    ear = driver._audience._listen_connection  # noqa: SLF001  nobody else sees it
+    ear = driver._listeners._listen_connection  # noqa: SLF001  nobody else sees it
     return ear and ear._db  # noqa: SLF001  as above
 
 
@@ -166,7 +166,7 @@ def test_a_bell_that_fails_once_rings_the_next_time(
     with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
         monkeypatch.setattr(notify, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
         driver.insert([new_job()])
-        wait_until(lambda: not driver._bell._queues)  # noqa: SLF001  nothing else shows that it took its turn
+        wait_until(lambda: not driver._notifier._queues)  # noqa: SLF001  nothing else shows that it took its turn
         silent = not listener.wait(4 * MOMENT)
         monkeypatch.undo()
 

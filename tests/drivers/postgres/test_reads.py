@@ -27,7 +27,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresDriver]:
 
 
 def test_a_read_that_takes_too_long_is_ended_by_the_server(driver: PostgresDriver) -> None:
-    reading = driver._reading  # noqa: SLF001  what its inspector reads through
+    reading = driver._read_pool  # noqa: SLF001  what its inspector reads through
 
     with pytest.raises(StoreUnavailable, match="longer than the deadline"):
         reading.fetch("SELECT pg_sleep(20)")
@@ -38,13 +38,13 @@ def test_a_read_that_takes_too_long_is_ended_by_the_server(driver: PostgresDrive
 def test_the_limit_of_reads_is_two_seconds_and_never_more_than_the_drivers() -> None:
     for deadline, limit in ((timedelta(seconds=5), timedelta(seconds=2)), (QUICK, QUICK)):
         with closing(PostgresDriver("postgresql://nowhere/x", deadline=deadline)) as driver:
-            assert driver._reading.address.deadline == limit  # noqa: SLF001  what the server is told
+            assert driver._read_pool.address.deadline == limit  # noqa: SLF001  what the server is told
 
 
 def test_reads_take_no_connection_from_the_driver(driver: PostgresDriver) -> None:
     with ExitStack() as held:
-        for _ in range(module.READ_CONNECTIONS):
-            held.enter_context(driver._reading.connection())  # noqa: SLF001  as slow reads would hold them
+        for _ in range(module.MAX_READ_CONNECTIONS):
+            held.enter_context(driver._read_pool.connection())  # noqa: SLF001  as slow reads would hold them
 
         assert driver.inspector.queues() == []
         with pytest.raises(StoreUnavailable, match="in use for too long"):

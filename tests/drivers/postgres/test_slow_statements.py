@@ -79,7 +79,7 @@ def test_an_unhurried_statement_has_the_settings_of_all_others_but_for_its_limit
         shown = ", ".join(f"current_setting('{name}')" for name in names)
         return (yield f"SELECT {shown}", {})
 
-    [found] = partitions.transact(connections_of(slow), settings, patience=timedelta(minutes=3))
+    [found] = partitions.transact(connections_of(slow), settings, timeout=timedelta(minutes=3))
 
     assert found == ("3min", "1s", "off", "force_generic_plan")
 
@@ -91,6 +91,6 @@ def test_other_statements_keep_the_deadline_after_an_unhurried_one(slow: Subject
     assert prune(slow) == 1
 
     with connections_of(slow).connection() as db:
-        assert db.patience == pytest.approx(SHORT.total_seconds() * 1.25)
+        assert db.reply_timeout_seconds == pytest.approx(SHORT.total_seconds() * 1.25)
     [(limit,)] = connections_of(slow).fetch("SELECT current_setting('statement_timeout')")
     assert limit == "2s"

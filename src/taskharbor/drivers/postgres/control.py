@@ -1,4 +1,4 @@
-"""What people steer."""
+"""Operator actions on jobs, queues, schedules, settings, API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -59,13 +59,14 @@ _REQUEUE: Final[LiteralString] = f"""
          ORDER BY job.id
            FOR UPDATE
     ),
-    -- Whoever was requeued under this token before is let through no second time.
+    -- A job that was requeued under this token before conflicts here, and is not requeued again.
     recorded AS (
         INSERT INTO th_attempts (
             job_id, token, life, attempt, worker_id, ended_at, event, status, outcome,
             error_type, message, traceback, fingerprint
         )
-        SELECT id, %(token)s, life, attempt_count, %(by)s, {NOW}, 'requeue', 'PENDING', 'REQUEUED', '', %(why)s, '', ''
+        SELECT id, %(token)s, life, attempt_count, %(by)s, {NOW}, 'requeue', 'PENDING', 'REQUEUED',
+               '', %(reason)s, '', ''
           FROM ended
             ON CONFLICT DO NOTHING
         RETURNING job_id
@@ -133,7 +134,7 @@ def requeue(
         token=token,
         budget=budget,
         by=by,
-        why=reason,
+        reason=reason,
         scheduled_for=scheduled_for,
         delay=delay,
         queue=queue,
@@ -162,8 +163,8 @@ def reschedule(
     delay: timedelta | None,
     priority: int | None,
 ) -> list[Answer]:
-    asked = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
-    rows = connections.fetch(_RESCHEDULE, ids=list(job_ids), **asked)
+    changes = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
+    rows = connections.fetch(_RESCHEDULE, ids=list(job_ids), **changes)
     return _answers(connections, job_ids, rows, Event.RESCHEDULE)
 
 
@@ -291,7 +292,7 @@ class PostgresControl:
     def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
         return self._settings.change(name, value, instead_of=instead_of)
 
-    # The scopes of a key are one text on the way: PostgreSQL has no arrays of arrays of different lengths.
+    # The scopes of a key are sent as JSON: PostgreSQL has no arrays of arrays with different lengths.
     _PUT_KEYS: LiteralString = """
         INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
         SELECT id, name, digest, ARRAY(SELECT jsonb_array_elements_text(scopes)), created_at, expires_at, revoked_at
@@ -357,7 +358,7 @@ class PostgresControl:
             details=[json.dumps(dict(each.detail)) for each in entries],
         )
 
-    def _each(self, statement: LiteralString, names: Sequence[str], **asked: Any) -> list[bool]:
-        """Run *statement* for all names, and tell for which it changed anything."""
-        done = {name for (name,) in self._connections.fetch(statement, names=list(names), **asked)}
-        return [name in done for name in names]
+    def _each(self, statement: LiteralString, names: Sequence[str], **parameters: Any) -> list[bool]:
+        """Run *statement* for all *names*, and return for each whether it changed a row."""
+        changed = {name for (name,) in self._connections.fetch(statement, names=list(names), **parameters)}
+        return [name in changed for name in names]
