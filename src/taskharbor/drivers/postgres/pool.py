@@ -221,7 +221,7 @@ class PostgresPool:
             self._release(db)
 
     def resolve(self, lost: ReplyLost) -> None:
-        """Wait until the statement whose reply was lost is committed, or can no longer be."""
+        """Terminate the backend whose reply was lost: after that, its statement is committed or rolled back."""
         if self.address.is_pooled:
             raise lost  # only the pooler knows the backend
         seconds = self.address.deadline.total_seconds()

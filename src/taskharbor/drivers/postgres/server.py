@@ -184,9 +184,8 @@ class ServerAddress:
         milliseconds = round(self.deadline.total_seconds() * 1_000)
         return SESSION_SETTINGS | {
             "idle_in_transaction_session_timeout": str(2 * milliseconds),
-            "lock_timeout": str(
-                milliseconds // 2
-            ),  # shorter than statement_timeout, so that the error shows which one it was
+            # Shorter than statement_timeout, so that the error shows which one it was.
+            "lock_timeout": str(milliseconds // 2),
             "statement_timeout": str(milliseconds),
         }
 
