@@ -65,8 +65,7 @@ _REQUEUE: Final[LiteralString] = f"""
             job_id, token, life, attempt, worker_id, ended_at, event, status, outcome,
             error_type, message, traceback, fingerprint
         )
-        SELECT id, %(token)s, life, attempt_count, %(by)s, {NOW}, 'requeue', 'PENDING', 'REQUEUED',
-               '', %(reason)s, '', ''
+        SELECT id, %(token)s, life, attempt_count, %(by)s, {NOW}, 'requeue', 'PENDING', 'REQUEUED', '', %(why)s, '', ''
           FROM ended
             ON CONFLICT DO NOTHING
         RETURNING job_id
@@ -134,7 +133,7 @@ def requeue(
         token=token,
         budget=budget,
         by=by,
-        reason=reason,
+        why=reason,
         scheduled_for=scheduled_for,
         delay=delay,
         queue=queue,

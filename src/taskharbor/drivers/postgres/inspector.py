@@ -293,14 +293,14 @@ class PostgresInspector:
     _AUDIT: LiteralString = """
         SELECT id, at, actor, action, target, detail::text
           FROM th_audit
-         WHERE {position}
+         WHERE {place}
          ORDER BY at DESC, id DESC
          LIMIT %(limit)s
     """
-    _NEWEST: LiteralString = _AUDIT.format(position="true")
+    _NEWEST: LiteralString = _AUDIT.format(place="true")
     # Two subexpressions: with one row-valued subquery, the index scan would start from the time alone.
     _BELOW: LiteralString = _AUDIT.format(
-        position="(at, id) < ((SELECT at FROM th_audit WHERE id = %(before)s), %(before)s::uuid)"
+        place="(at, id) < ((SELECT at FROM th_audit WHERE id = %(before)s), %(before)s::uuid)"
     )
 
     def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
