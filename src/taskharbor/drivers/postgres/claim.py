@@ -98,7 +98,7 @@ LOST_TO_CLOCK: Final[LiteralString] = (
 )
 HELD: Final[LiteralString] = f"EXISTS (SELECT FROM th_clock WHERE hold_until > {NOW})"
 # An expired lease of a job that may be reclaimed. An attempt lost to a clock jump does not count.
-_LOST: Final[LiteralString] = f"""
+_RECLAIMABLE: Final[LiteralString] = f"""
     job.lease_expires_at <= {NOW}
     AND job.lease_token <> %(token)s
     AND %(reclaims)s
@@ -117,11 +117,11 @@ _SET_CLAIMED: Final[LiteralString] = f"""
            resends = 0,
            attempt_count = job.attempt_count + 1
 """
-_OLD: Final[LiteralString] = f"""
+_LOST_ATTEMPT: Final[LiteralString] = f"""
     job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
     job.lease_expires_at, {LOST_TO_CLOCK} AS clock
 """
-_RECORD: Final[LiteralString] = f"""
+_RECORD_LOST: Final[LiteralString] = f"""
         INSERT INTO th_attempts (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
         SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, 'reclaim', 'PROCESSING',
                CASE clock WHEN 1 THEN 'CLOCK' ELSE 'LOST' END
@@ -203,17 +203,17 @@ def position_of(claim: Claim) -> Position:
 
 _RECLAIM: Final[LiteralString] = f"""
     WITH ended AS (
-        SELECT {_OLD}
+        SELECT {_LOST_ATTEMPT}
           FROM th_jobs_processing AS job
          WHERE job.queue = %(queue)s
-           AND {_LOST}
+           AND {_RECLAIMABLE}
            AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
          ORDER BY job.lease_expires_at, job.id
          LIMIT %(limit)s
            FOR UPDATE SKIP LOCKED
     ),
     recorded AS (
-        {_RECORD}
+        {_RECORD_LOST}
           FROM ended
             ON CONFLICT DO NOTHING
     )
@@ -234,13 +234,13 @@ def reclaim_expired(connections: PostgresPool, queue: str, claimant: Claimant, *
 _CLAIM: Final[LiteralString] = f"""
     -- Locked in the order of ids, so that two claims of the same jobs cannot deadlock.
     WITH free AS (
-        SELECT {_OLD}, job.status
+        SELECT {_LOST_ATTEMPT}, job.status
           FROM th_jobs AS job
          WHERE job.id = ANY (%(ids)s)
            AND job.queue = %(queue)s
            AND job.status IN ('ENQUEUED', 'PROCESSING')
            AND (
-               job.status = 'PROCESSING' AND {_LOST}
+               job.status = 'PROCESSING' AND {_RECLAIMABLE}
                OR job.status = 'ENQUEUED'
                    AND job.scheduled_for <= {NOW}
                    AND {ATTEMPTS_LEFT}
@@ -251,7 +251,7 @@ _CLAIM: Final[LiteralString] = f"""
            FOR UPDATE
     ),
     recorded AS (
-        {_RECORD}
+        {_RECORD_LOST}
           FROM free
          WHERE status = 'PROCESSING'
             ON CONFLICT DO NOTHING
@@ -278,7 +278,7 @@ def claim(connections: PostgresPool, queue: str, job_ids: Sequence[JobId], claim
     return [claims.pop(each) if each in claims else refused[each] for each in job_ids]
 
 
-_READ_JOBS: Final[LiteralString] = f"""
+_REFUSAL_FACTS: Final[LiteralString] = f"""
     SELECT {JOB},
            {NOW},
            (SELECT hold_until FROM th_clock WHERE hold_until > {NOW}),
@@ -292,7 +292,7 @@ _READ_JOBS: Final[LiteralString] = f"""
 def _refused(
     connections: PostgresPool, queue: str, job_ids: Sequence[JobId], claimant: Claimant
 ) -> dict[JobId, Refused]:
-    rows = {row[0]: row for row in connections.fetch(_READ_JOBS, ids=list(job_ids))}
+    rows = {row[0]: row for row in connections.fetch(_REFUSAL_FACTS, ids=list(job_ids))}
     return {
         each: _reason(rows[each], queue, claimant) if each in rows else Refused(each, RefusalReason.NOT_FOUND)
         for each in job_ids

@@ -257,14 +257,14 @@ class PostgresControl:
         }
         self._connections.fetch(self._PUT_SCHEDULES, **columns)
 
-    _DROP_SCHEDULES: LiteralString = """
+    _DELETE_SCHEDULES: LiteralString = """
         DELETE FROM th_schedules
          WHERE name = ANY (%(names)s)
         RETURNING name
     """
 
     def delete_schedules(self, names: Sequence[str]) -> list[bool]:
-        return self._each(self._DROP_SCHEDULES, names)
+        return self._each(self._DELETE_SCHEDULES, names)
 
     _PAUSE_SCHEDULES: LiteralString = f"""
         UPDATE th_schedules
@@ -292,7 +292,7 @@ class PostgresControl:
         return self._settings.change(name, value, instead_of=instead_of)
 
     # The scopes of a key are sent as JSON: PostgreSQL has no arrays of arrays with different lengths.
-    _PUT_KEYS: LiteralString = """
+    _ADD_KEYS: LiteralString = """
         INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
         SELECT id, name, digest, ARRAY(SELECT jsonb_array_elements_text(scopes)), created_at, expires_at, revoked_at
           FROM unnest(
@@ -306,7 +306,7 @@ class PostgresControl:
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         return self._each(
-            self._PUT_KEYS,
+            self._ADD_KEYS,
             [each.id for each in keys],
             titles=[each.name for each in keys],
             digests=[each.digest for each in keys],
@@ -337,7 +337,7 @@ class PostgresControl:
         if self._connections.schema_version >= KEY_USE_VERSION:
             self._connections.fetch(self._NOTE_KEY_USE, ids=sorted(ids))
 
-    _RECORD: LiteralString = f"""
+    _RECORD_AUDIT: LiteralString = f"""
         INSERT INTO th_audit (id, at, actor, action, target, detail)
         SELECT id, {NOW}, actor, action, target, detail
           FROM unnest(
@@ -349,7 +349,7 @@ class PostgresControl:
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         self._connections.fetch(
-            self._RECORD,
+            self._RECORD_AUDIT,
             ids=[each.id for each in entries],
             actors=[each.actor for each in entries],
             actions=[each.action for each in entries],

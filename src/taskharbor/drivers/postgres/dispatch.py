@@ -109,7 +109,7 @@ _DECLINED: Final[LiteralString] = f"""
 """
 
 
-def dispatched(connections: PostgresPool, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+def record_dispatch(connections: PostgresPool, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
     sent = [each for each in results if isinstance(each, Sent)]
     unsent = [each for each in results if isinstance(each, Unsent)]
     declined = [each for each in results if isinstance(each, Declined)]

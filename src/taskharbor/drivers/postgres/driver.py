@@ -252,7 +252,7 @@ class PostgresDriver:
         return dispatch.dispatch(self._connections, queue, limit=limit, lock=lock, unclaimed=unclaimed)
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
-        return dispatch.dispatched(self._connections, results)
+        return dispatch.record_dispatch(self._connections, results)
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         return control.cancel(self._connections, job_ids)

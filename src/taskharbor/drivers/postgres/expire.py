@@ -119,7 +119,7 @@ class PostgresLeaseExpiry:
     def bury(self, *, limit: int) -> list[Death]:
         return [_death(row) for row in self._connections.fetch(self._BURY, limit=limit, exhausted=ATTEMPTS_EXHAUSTED)]
 
-    _JUMPED: LiteralString = f"""
+    _RECORD_CLOCK_JUMP: LiteralString = f"""
         WITH jump AS (
             SELECT %(expected)s::timestamptz AS expected, {NOW} AS now, {NOW} + %(lease)s AS until
         ),
@@ -160,7 +160,7 @@ class PostgresLeaseExpiry:
     """
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
-        self._connections.fetch(self._JUMPED, expected=expected, lease=lease)
+        self._connections.fetch(self._RECORD_CLOCK_JUMP, expected=expected, lease=lease)
 
 
 def _death(row: Row) -> Death:

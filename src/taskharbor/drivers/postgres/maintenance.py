@@ -158,7 +158,7 @@ class PostgresMaintenance:
         rows = map(outbox_row, self._connections.fetch(claim, limit=limit, lock=lock, noted=PUBLISHER_NOTED))
         return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
 
-    _OUTBOX_DONE: LiteralString = f"""
+    _SETTLE_OUTBOX: LiteralString = f"""
         UPDATE th_outbox AS event
            SET published_at = CASE WHEN asked.error IS NULL THEN {NOW} END,
                given_up_at = CASE WHEN asked.error IS NOT NULL AND asked.again_in IS NULL THEN {NOW} END,
@@ -179,7 +179,7 @@ class PostgresMaintenance:
     def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         names = [each.event_id.rpartition(":") for each in results]
         rows = self._connections.fetch(
-            self._OUTBOX_DONE,
+            self._SETTLE_OUTBOX,
             ids=[_uuid(job) for job, _, _ in names],
             lives=[life for _, _, life in names],
             errors=[None if isinstance(each, Published) else each.error for each in results],
@@ -213,9 +213,9 @@ class PostgresMaintenance:
            AND event.life = unpublished.life
         RETURNING event.job_id
     """
-    _OUTBOX_CLOSE: LiteralString = _CLOSE.format(only="published_at IS NULL AND given_up_at IS NULL")
+    _CLOSE_OUTBOX: LiteralString = _CLOSE.format(only="published_at IS NULL AND given_up_at IS NULL")
     # Written so that the planner cannot scan the index of unpublished events for it.
-    _OUTBOX_CLOSE_OF: LiteralString = _CLOSE.format(
+    _CLOSE_OUTBOX_OF_JOBS: LiteralString = _CLOSE.format(
         only="job_id = ANY (%(ids)s) AND coalesce(published_at, given_up_at) IS NULL"
     )
 
@@ -230,7 +230,7 @@ class PostgresMaintenance:
     ) -> int:
         if not self._has_settings:
             return 0  # without th_settings the store cannot record that a publisher exists
-        close = self._OUTBOX_CLOSE if job_ids is None else self._OUTBOX_CLOSE_OF
+        close = self._CLOSE_OUTBOX if job_ids is None else self._CLOSE_OUTBOX_OF_JOBS
         parameters: dict[str, Any] = {} if job_ids is None else {"ids": list(job_ids)}
         parameters |= {"reason": reason, "unseen_for": unseen_for, "older_than": older_than, "limit": limit}
         return len(self._connections.fetch(close, **parameters))
@@ -239,7 +239,7 @@ class PostgresMaintenance:
     def _has_settings(self) -> bool:
         return self._connections.schema_version >= SETTINGS_VERSION
 
-    _SCHEDULES_DUE: LiteralString = f"""
+    _DUE_SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
           FROM th_schedules
          WHERE paused_at IS NULL
@@ -249,9 +249,9 @@ class PostgresMaintenance:
     """
 
     def due_schedules(self, *, limit: int) -> list[Schedule]:
-        return [schedule(row) for row in self._connections.fetch(self._SCHEDULES_DUE, limit=limit)]
+        return [schedule(row) for row in self._connections.fetch(self._DUE_SCHEDULES, limit=limit)]
 
-    _SCHEDULE_FIRED: LiteralString = """
+    _ADVANCE_SCHEDULE: LiteralString = """
         UPDATE th_schedules
            SET next_at = %(next_at)s,
                fired_at = CASE WHEN %(last_job_id)s::uuid IS NULL THEN fired_at ELSE %(fired)s END,
@@ -268,7 +268,7 @@ class PostgresMaintenance:
 
         def fire() -> Steps[bool]:
             changes = {"name": name, "fired": fired, "next_at": next_at, "last_job_id": last}
-            if not (yield self._SCHEDULE_FIRED, changes):
+            if not (yield self._ADVANCE_SCHEDULE, changes):
                 return False
             yield from insert(jobs, repeat=False)
             return True

@@ -225,7 +225,7 @@ class PostgresPool:
         if self.address.is_pooled:
             raise lost  # only the pooler knows the backend
         seconds = self.address.deadline.total_seconds()
-        ended = self.fetch(_END, backend=lost.backend, milliseconds=round(seconds * 1_000 / 2))
+        ended = self.fetch(_TERMINATE, backend=lost.backend, milliseconds=round(seconds * 1_000 / 2))
         if ended == [(False,)]:
             raise lost
 
@@ -351,7 +351,7 @@ class PostgresPool:
 _TABLE: Final = re.compile(r"\bth_\w+\b")
 _CLOSED: Final = "this driver was closed"
 _NO_CONNECTION: Final = "all connections of this driver are in use; raise its size"
-_END: Final[LiteralString] = """
+_TERMINATE: Final[LiteralString] = """
     SELECT pg_terminate_backend(pid, %(milliseconds)s)
       FROM pg_stat_activity
      WHERE pid = %(backend)s

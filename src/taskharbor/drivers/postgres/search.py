@@ -88,7 +88,7 @@ def by_key(connections: PostgresPool, key: str) -> list[JobId]:
     return [holder for (holder,) in connections.fetch(_BY_KEY, key=key)]
 
 
-_END: Final[LiteralString] = """
+_GROUP_EDGE: Final[LiteralString] = """
     SELECT job.id, job.last_error, job.dead_at
       FROM th_jobs_dead AS job
      WHERE job.queue = dead.queue
@@ -108,8 +108,8 @@ _GROUPS: Final[LiteralString] = f"""
             ORDER BY count DESC, queue, type, fingerprint
             LIMIT %(limit)s
            ) AS dead
-     CROSS JOIN LATERAL ({_END.format(order="ASC")}) AS oldest
-     CROSS JOIN LATERAL ({_END.format(order="DESC")}) AS newest
+     CROSS JOIN LATERAL ({_GROUP_EDGE.format(order="ASC")}) AS oldest
+     CROSS JOIN LATERAL ({_GROUP_EDGE.format(order="DESC")}) AS newest
 """
 
 
