@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KIND_RULE: Final = "this store is PostgreSQL; pass a psycopg 3 connection to its database, or an object that wraps one"
+_KIND_RULE: Final = (
+    "this store is PostgreSQL; pass a psycopg (3) Connection to its database, or an object that wraps one"
+)
 _ASYNC_KIND_RULE: Final = f"{_KIND_RULE}; await the call if it is async"
 _NO_TABLES: Final = "run 'taskharbor migrate up' on the database of this connection, or connect to the store's own"
 
