@@ -130,7 +130,7 @@ def _work(url: str, folder: Path, number: int, worked_at: SynchronizedArray[floa
 def _drain(url: str, log: Log) -> None:
     """Run the remaining jobs after the last lease has expired."""
     with closing(PostgresDriver(url)) as driver, psycopg.connect(url, autocommit=True) as db:
-        living = "SELECT FROM th_jobs WHERE status NOT IN ('SUCCEEDED', 'DEAD') LIMIT_SECONDS 1"
+        living = "SELECT FROM th_jobs WHERE status NOT IN ('SUCCEEDED', 'DEAD') LIMIT 1"
 
         def is_drained() -> bool:
             log.reserve_and_settle(driver)
