@@ -142,7 +142,7 @@ def watched(url: str) -> Iterator[Watched]:
     driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1)  # one connection, so every plan is recorded
     watching = Watched(driver)
     try:
-        for connections in (driver._connections, driver._heartbeat_connection):  # noqa: SLF001  the notices are the connection's
+        for connections in (driver._connections, driver._heartbeat_pool):  # noqa: SLF001  the notices are the connection's
             with connections.connection() as db:
                 db.add_notice_handler(watching.add_notice)
         yield watching

@@ -76,7 +76,7 @@ def test_a_connection_to_sqlite_is_refused_on_postgresql(kind: str, on_postgres:
         said = refusals(on_postgres, shop)
 
     assert [each.partition(":")[0] for each in said] == ["connection is a sqlite3.Connection"] * 3
-    assert all("this store is PostgreSQL; give a psycopg (3) Connection" in each for each in said)
+    assert all("this store is PostgreSQL; pass a psycopg (3) Connection" in each for each in said)
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -1,4 +1,4 @@
-"""What people steer."""
+"""Operator actions on jobs, queues, schedules, settings, API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _REQUEUE: Final[LiteralString] = f"""
          ORDER BY job.id
            FOR UPDATE
     ),
-    -- Whoever was requeued under this token before is let through no second time.
+    -- A job that was requeued under this token before conflicts here, and is not requeued again.
     recorded AS (
         INSERT INTO th_attempts (
             job_id, token, life, attempt, worker_id, ended_at, event, status, outcome,
@@ -158,8 +158,8 @@ def reschedule(
     delay: timedelta | None,
     priority: int | None,
 ) -> list[Answer]:
-    asked = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
-    rows = connections.fetch(_RESCHEDULE, ids=list(job_ids), **asked)
+    changes = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
+    rows = connections.fetch(_RESCHEDULE, ids=list(job_ids), **changes)
     return _answers(connections, job_ids, rows, Event.RESCHEDULE)
 
 
@@ -253,14 +253,14 @@ class PostgresControl:
         }
         self._connections.fetch(self._PUT_SCHEDULES, **columns)
 
-    _DROP_SCHEDULES: LiteralString = """
+    _DELETE_SCHEDULES: LiteralString = """
         DELETE FROM th_schedules
          WHERE name = ANY (%(names)s)
         RETURNING name
     """
 
     def delete_schedules(self, names: Sequence[str]) -> list[bool]:
-        return self._each(self._DROP_SCHEDULES, names)
+        return self._each(self._DELETE_SCHEDULES, names)
 
     _PAUSE_SCHEDULES: LiteralString = f"""
         UPDATE th_schedules
@@ -287,8 +287,8 @@ class PostgresControl:
     def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
         return self._settings.change(name, value, instead_of=instead_of)
 
-    # The scopes of a key are one text on the way: PostgreSQL has no arrays of arrays of different lengths.
-    _PUT_KEYS: LiteralString = """
+    # The scopes of a key are sent as JSON: PostgreSQL has no arrays of arrays with different lengths.
+    _ADD_KEYS: LiteralString = """
         INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
         SELECT id, name, digest, ARRAY(SELECT jsonb_array_elements_text(scopes)), created_at, expires_at, revoked_at
           FROM unnest(
@@ -302,7 +302,7 @@ class PostgresControl:
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         return self._each(
-            self._PUT_KEYS,
+            self._ADD_KEYS,
             [each.id for each in keys],
             titles=[each.name for each in keys],
             digests=[each.digest for each in keys],
@@ -333,7 +333,7 @@ class PostgresControl:
         if self._connections.schema_version >= KEY_USE_VERSION:
             self._connections.fetch(self._NOTE_KEY_USE, ids=sorted(ids))
 
-    _RECORD: LiteralString = f"""
+    _RECORD_AUDIT: LiteralString = f"""
         INSERT INTO th_audit (id, at, actor, action, target, detail)
         SELECT id, {NOW}, actor, action, target, detail
           FROM unnest(
@@ -345,7 +345,7 @@ class PostgresControl:
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         self._connections.fetch(
-            self._RECORD,
+            self._RECORD_AUDIT,
             ids=[each.id for each in entries],
             actors=[each.actor for each in entries],
             actions=[each.action for each in entries],
@@ -353,7 +353,7 @@ class PostgresControl:
             details=[json.dumps(dict(each.detail)) for each in entries],
         )
 
-    def _each(self, statement: LiteralString, names: Sequence[str], **asked: Any) -> list[bool]:
-        """Run *statement* for all names, and tell for which it changed anything."""
-        done = {name for (name,) in self._connections.fetch(statement, names=list(names), **asked)}
-        return [name in done for name in names]
+    def _each(self, statement: LiteralString, names: Sequence[str], **parameters: Any) -> list[bool]:
+        """Run *statement* for all *names*, and return for each whether it changed a row."""
+        changed = {name for (name,) in self._connections.fetch(statement, names=list(names), **parameters)}
+        return [name in changed for name in names]

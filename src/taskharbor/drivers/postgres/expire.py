@@ -1,4 +1,4 @@
-"""Leases that are over, jobs that are spent, and a clock that jumped."""
+"""Statements for expired leases, exhausted jobs and clock jumps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATUS_AFTER: Final[LiteralString] = landing_case(
 
 
 class PostgresLeaseExpiry:
-    """What brings back jobs that nobody runs any more."""
+    """Ends expired leases, buries exhausted jobs and records clock jumps."""
 
     def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
@@ -53,7 +53,7 @@ class PostgresLeaseExpiry:
                    lease_expires_at = NULL,
                    completed_at = CASE WHEN lost.landing IN ('DEAD', 'CANCELED') THEN {NOW} END,
                    dead_at = CASE lost.landing WHEN 'DEAD' THEN {NOW} END,
-                   dead_reason = CASE lost.landing WHEN 'DEAD' THEN %(spent)s END,
+                   dead_reason = CASE lost.landing WHEN 'DEAD' THEN %(exhausted)s END,
                    fingerprint = CASE lost.landing WHEN 'DEAD' THEN '' END
               FROM lost
              WHERE job.status = 'PROCESSING'
@@ -81,7 +81,7 @@ class PostgresLeaseExpiry:
     """
 
     def expire(self, *, limit: int) -> list[Expired]:
-        rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, spent=ATTEMPTS_EXHAUSTED)
+        rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, exhausted=ATTEMPTS_EXHAUSTED)
         rows.sort(key=lambda row: (row[0], row[3]))
         return [
             Expired(row[3], row[1], Status(row[2]), death_from_values(row[3:]) if row[2] == "DEAD" else None)
@@ -89,7 +89,7 @@ class PostgresLeaseExpiry:
         ]
 
     _BURY: LiteralString = f"""
-        WITH spent AS (
+        WITH exhausted AS (
             SELECT job.id
               FROM th_jobs_waiting AS job
              WHERE job.attempt_count >= job.max_attempts
@@ -100,14 +100,14 @@ class PostgresLeaseExpiry:
         buried AS (
             UPDATE th_jobs AS job
                SET status = 'DEAD',
-                   last_error = coalesce(job.last_error, %(spent)s),
+                   last_error = coalesce(job.last_error, %(exhausted)s),
                    failed_at = {NOW},
                    completed_at = {NOW},
                    dead_at = {NOW},
-                   dead_reason = %(spent)s,
+                   dead_reason = %(exhausted)s,
                    fingerprint = '',
                    dispatch_at = NULL
-             WHERE job.id = ANY (ARRAY(SELECT id FROM spent))
+             WHERE job.id = ANY (ARRAY(SELECT id FROM exhausted))
                AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED')
             RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
         ),
@@ -121,15 +121,15 @@ class PostgresLeaseExpiry:
     """
 
     def bury(self, *, limit: int) -> list[Death]:
-        rows = self._connections.fetch(self._BURY, limit=limit, spent=ATTEMPTS_EXHAUSTED)
+        rows = self._connections.fetch(self._BURY, limit=limit, exhausted=ATTEMPTS_EXHAUSTED)
         return [death_from_values(row) for row in rows]
 
-    _JUMPED: LiteralString = f"""
+    _RECORD_CLOCK_JUMP: LiteralString = f"""
         WITH jump AS (
             SELECT %(expected)s::timestamptz AS expected, {NOW} AS now, {NOW} + %(lease)s AS until
         ),
-        -- A report within the hold is of the same jump, and widens it. The ends need no such
-        -- guard: a jump that came after the hold ended later.
+        -- A report during the hold is about the same jump, and extends it. The two ends need no
+        -- such check: a jump after the hold has later ends.
         ahead AS (
             INSERT INTO th_clock AS held (id, jumped_from, jumped_to, hold_until)
             SELECT 1, expected, now, until
@@ -143,8 +143,8 @@ class PostgresLeaseExpiry:
                    jumped_to = greatest(held.jumped_to, excluded.jumped_to),
                    hold_until = greatest(held.hold_until, excluded.hold_until)
         ),
-        -- Back: what an earlier jump ahead held back, or put off, would else wait until its
-        -- time comes a second time.
+        -- After a jump back, holds and duties of an earlier jump ahead must not last until the
+        -- clock reaches their times again.
         released AS (
             DELETE FROM th_clock
              USING jump
@@ -165,4 +165,4 @@ class PostgresLeaseExpiry:
     """
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
-        self._connections.fetch(self._JUMPED, expected=expected, lease=lease)
+        self._connections.fetch(self._RECORD_CLOCK_JUMP, expected=expected, lease=lease)

@@ -1,4 +1,4 @@
-"""Reads."""
+"""Reads of jobs, attempts, queues, workers, schedules, keys and the audit log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from taskharbor.drivers.postgres.rows import (
     summary,
     worker,
 )
-from taskharbor.drivers.postgres.schema import SETTINGS
+from taskharbor.drivers.postgres.schema import SETTINGS_VERSION
 from taskharbor.drivers.postgres.search import by_key, dead_groups, find
 from taskharbor.drivers.records import queue_stats_from_values
 
@@ -51,8 +51,8 @@ class PostgresInspector:
 
     def now(self) -> datetime:
         [(now,)] = self._connections.fetch(self._NOW)
-        moment: datetime = now
-        return moment
+        time: datetime = now
+        return time
 
     _GET: LiteralString = f"""
         SELECT {JOB}
@@ -81,7 +81,7 @@ class PostgresInspector:
         return by_key(self._connections, key)
 
     _ATTEMPTS: LiteralString = f"""
-        -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
+        -- Attempts that ended at the same instant are ordered by life; a death comes before its requeue.
         SELECT {ATTEMPT}
           FROM th_attempts
          WHERE job_id = ANY (%(ids)s)
@@ -115,8 +115,8 @@ class PostgresInspector:
                  FROM th_outbox AS event
                 WHERE event.published_at IS NULL
                   AND event.given_up_at IS NULL
-                  -- Most are dead still, and found in a leaf of their own; the others are looked for in all days.
-                  -- By its LIMIT this is no join, which might walk the leaf.
+                  -- Most of these jobs are still dead and are in one partition. Only the others are looked up in
+                  -- the partitions of all days. LIMIT prevents a join, which might scan the whole partition.
                   AND (SELECT 1 FROM th_jobs_dead AS dead WHERE dead.id = event.job_id LIMIT 1) IS NULL
                ))
            AND job.completed_at <= {NOW} - %(older_than)s
@@ -135,15 +135,15 @@ class PostgresInspector:
     """
 
     def publisher_seen_at(self) -> datetime | None:
-        if self._connections.schema_version < SETTINGS:
+        if self._connections.schema_version < SETTINGS_VERSION:
             return None
-        return next((moment for (moment,) in self._connections.fetch(self._PUBLISHER_SEEN_AT)), None)
+        return next((seen_at for (seen_at,) in self._connections.fetch(self._PUBLISHER_SEEN_AT)), None)
 
     _QUEUES: LiteralString = f"""
-        -- A line is what waits in a queue at one priority. Each step leaps to the head of
-        -- the next line, so the cost is of the lines there are, not of the jobs in them.
+        -- A lane holds the waiting jobs of one queue and priority. Each step jumps to the first job
+        -- of the next lane, so the cost depends on the number of lanes, not of jobs.
         WITH RECURSIVE
-        line AS (
+        lane AS (
             (
             SELECT queue, priority, scheduled_for
               FROM th_jobs_waiting
@@ -153,11 +153,11 @@ class PostgresInspector:
             )
              UNION ALL
             SELECT head.*
-              FROM line
+              FROM lane
              CROSS JOIN LATERAL (
                    SELECT queue, priority, scheduled_for
                      FROM th_jobs_waiting
-                    WHERE (queue, priority) > (line.queue, line.priority)
+                    WHERE (queue, priority) > (lane.queue, lane.priority)
                       AND attempt_count < max_attempts
                     ORDER BY queue, priority, scheduled_for
                     LIMIT 1
@@ -165,7 +165,7 @@ class PostgresInspector:
         ),
         due AS (
             SELECT queue AS name, min(scheduled_for) AS oldest
-              FROM line
+              FROM lane
              WHERE scheduled_for <= {NOW}
              GROUP BY queue
         ),
@@ -192,8 +192,8 @@ class PostgresInspector:
         return [queue_stats_from_values(row) for row in self._connections.fetch(self._QUEUES)]
 
     _DUE_IN: LiteralString = f"""
-        -- As above, a leap to each line, and in each one past all that is due.
-        WITH RECURSIVE line AS (
+        -- As in _QUEUES, jump to each lane, and in each lane past all due jobs.
+        WITH RECURSIVE lane AS (
             (
             SELECT priority
               FROM th_jobs_waiting
@@ -204,24 +204,24 @@ class PostgresInspector:
             )
              UNION ALL
             SELECT head.priority
-              FROM line
+              FROM lane
              CROSS JOIN LATERAL (
                    SELECT priority
                      FROM th_jobs_waiting
                     WHERE queue = %(queue)s
-                      AND priority > line.priority
+                      AND priority > lane.priority
                       AND attempt_count < max_attempts
                     ORDER BY priority, scheduled_for
                     LIMIT 1
                    ) AS head
         )
         SELECT min(later.scheduled_for) - {NOW}
-          FROM line
+          FROM lane
          CROSS JOIN LATERAL (
                SELECT scheduled_for
                  FROM th_jobs_waiting
                 WHERE queue = %(queue)s
-                  AND priority = line.priority
+                  AND priority = lane.priority
                   AND scheduled_for > {NOW}
                   AND attempt_count < max_attempts
                 ORDER BY scheduled_for
@@ -299,7 +299,7 @@ class PostgresInspector:
          LIMIT %(limit)s
     """
     _NEWEST: LiteralString = _AUDIT.format(place="true")
-    # Said apart, or the index would be entered by the time alone.
+    # Two subexpressions: with one row-valued subquery, the index scan would start from the time alone.
     _BELOW: LiteralString = _AUDIT.format(
         place="(at, id) < ((SELECT at FROM th_audit WHERE id = %(before)s), %(before)s::uuid)"
     )
