@@ -269,7 +269,7 @@ def test_what_is_being_answered_is_not_closed_for_another(caplog: pytest.LogCapt
 
     run(check())
 
-    assert caplog.messages[0] == "refused a connection: all 2 are being answered"
+    assert caplog.messages[0] == "connection refused: all 2 connections are processing requests"
 
 
 def test_there_are_no_more_connections_than_open_files() -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.api.problems import VERDICTS
+from taskharbor.api.problems import ERROR_STATUSES
 
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
@@ -47,6 +47,6 @@ def test_the_python_block_of_the_page_runs() -> None:
 
 
 def test_every_code_of_a_refusal_is_on_the_page() -> None:
-    codes = {verdict.code for verdict in VERDICTS.values()} - {"unexpected", "payload-not-decodable"}
+    codes = {verdict.code for verdict in ERROR_STATUSES.values()} - {"unexpected", "payload-not-decodable"}
 
     assert [code for code in codes if f"`{code}`" not in PAGE] == []

@@ -147,7 +147,7 @@ def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
             yield from all_of(each)
 
     for kind in all_of(errors.UsageError):
-        verdict = next(problems.VERDICTS[each] for each in kind.__mro__ if each in problems.VERDICTS)
+        verdict = next(problems.ERROR_STATUSES[each] for each in kind.__mro__ if each in problems.ERROR_STATUSES)
         assert verdict.code != "unexpected", kind
 
 
@@ -164,7 +164,7 @@ def test_too_many_calls_at_once_are_asked_to_come_back(site: ApiRig, monkeypatch
 def test_too_many_waits_are_429(site: ApiRig) -> None:
     job_id = site.create()
     api = site.app.state.taskharbor
-    api.open.most = 0
+    api.open.max_open = 0
 
     answer = site.get(f"/v1/jobs/{job_id}", params={"wait": 1})
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.api_rig import ApiRig
 
-LARGE: Final = "x" * store.LARGE_BYTES
+LARGE: Final = "x" * store.MIN_OFFLOAD_BYTES
 
 
 def post(site: ApiRig, path: str, body: str) -> httpx.Response:

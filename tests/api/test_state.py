@@ -110,7 +110,7 @@ def test_one_key_leaves_waits_and_streams_for_the_others() -> None:
     with opened(needs_keys=True) as site:
         one, other = site.key("jobs:read"), site.key("jobs:read")
         api = site.app.state.taskharbor
-        api.open.most_per_key = 2
+        api.open.max_per_key = 2
 
         async def follow() -> list[int]:
             async with Stream(site, "/v1/events", key=one) as first, Stream(site, "/v1/events", key=one) as second:
@@ -133,7 +133,7 @@ async def _joined(site: ApiRig, key: str) -> int:
 
 
 def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
-    places = state.OpenStreams(most_per_key=1)
+    places = state.OpenStreams(max_per_key=1)
     leave = places.enter(lambda: None, "k1")
 
     leave()
@@ -146,7 +146,7 @@ def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
 
 
 def test_without_a_key_only_the_whole_is_bounded() -> None:
-    places = state.OpenStreams(most=3, most_per_key=1)
+    places = state.OpenStreams(max_open=3, max_per_key=1)
     for _ in range(3):
         places.enter(lambda: None, None)
 

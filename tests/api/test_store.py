@@ -95,7 +95,7 @@ def test_a_use_that_cannot_be_noted_is_logged_and_fails_nothing(
     key = locked.key("jobs:read")
 
     assert [locked.get("/v1/queues", headers=bearer(key)).status_code for _ in range(3)] == [200] * 3
-    assert [each for each in caplog.messages if each.startswith("cannot note that a key was used")]
+    assert [each for each in caplog.messages if each.startswith("key use not recorded")]
 
 
 @pytest.mark.parametrize(

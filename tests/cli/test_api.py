@@ -88,8 +88,8 @@ def served(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]
     with log.open("w") as stderr:
         process = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], stderr=stderr)
     try:
-        wait_until(lambda: "listens on" in log.read_text())
-        address = re.search(r"listens on (\S+)", log.read_text())
+        wait_until(lambda: "listening on" in log.read_text())
+        address = re.search(r"listening on (\S+)", log.read_text())
         assert address is not None
         yield address[1], process, log
     finally:
@@ -109,7 +109,7 @@ def test_it_serves_until_a_signal_and_exits_with_0(served: tuple[str, subprocess
     process.terminate()
 
     assert process.wait(timeout=30) == 0
-    assert "everybody on this machine may do everything" in log.read_text()
+    assert "every local user has full access" in log.read_text()
 
 
 def test_an_open_stream_does_not_keep_it_from_stopping(served: tuple[str, subprocess.Popen[bytes], Path]) -> None:
