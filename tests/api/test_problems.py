@@ -102,7 +102,7 @@ def test_the_path_of_a_request_cannot_forge_a_line_of_the_log(
         path = "/v1/schedules/a%0A2030-01-01%20INFO%20all%20is%20well%1B%5B2J" + "x" * 1_000
         site.get(path, headers=bearer(f"thk_{'0' * 12}_{'x' * 43}"))
 
-    [line] = [record.getMessage() for record in caplog.records if record.name == problems.__name__]
+    [line] = [record.getMessage() for record in caplog.records if record.name == "taskharbor.api"]
     assert line.startswith(r"GET /v1/schedules/a\n2030-01-01 INFO all is well\x1b[2Jxxx")
     assert line.isprintable()
     assert len(line) < 400

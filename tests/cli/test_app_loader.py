@@ -79,11 +79,11 @@ def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_
 @pytest.mark.parametrize(
     ("text", "app", "line"),
     [
-        (HANDLERS, "shpo.py", "cannot load shpo.py: there is no such file; did you mean shop.py\\?"),
+        (HANDLERS, "shpo.py", "cannot load shpo.py: file not found; did you mean shop.py\\?"),
         (HANDLERS, "shop.py:handelrs", "cannot load shop.py: it has no 'handelrs'; did you mean shop.py:handlers\\?"),
         (HANDLERS, "shop:app.jobs", r"cannot load shop: it has no 'app.jobs'; .* \(it has handlers\)"),
-        (HANDLERS, "wholesale", "cannot load wholesale: there is no module 'wholesale' in .*; start in the folder .*"),
-        (HANDLERS, "shop.mail", "cannot load shop.mail: there is no module 'shop.mail' in .*; start in the folder .*"),
+        (HANDLERS, "wholesale", "cannot load wholesale: no module 'wholesale' in .*; run this in the folder .*"),
+        (HANDLERS, "shop.mail", "cannot load shop.mail: no module 'shop.mail' in .*; run this in the folder .*"),
         (
             "jobs = {}",
             "shop.py",
@@ -103,7 +103,11 @@ def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_
             "shop.py",
             r"cannot load shop.py: .*No module named 'nowhere' \(shop.py, line 1\); install .*",
         ),
-        ("raise SystemExit", "shop", r"cannot load shop: importing it ends the process \(shop.py, line 1\); let it .*"),
+        (
+            "raise SystemExit",
+            "shop",
+            r"cannot load shop: importing it ends the process \(shop.py, line 1\); move that .*",
+        ),
         ("def app(worker): 1 / 0", "shop.py", r"cannot load shop.py: ZeroDivisionError: .* \(shop.py, line 1\); .*"),
         ("app = {'a': lambda: 1}", "shop.py", r"cannot load shop.py: .*a handler takes \(job\) or \(job, ctx\).*; .*"),
     ],

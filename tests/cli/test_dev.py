@@ -42,14 +42,14 @@ def test_jobs_run_from_the_embedded_file_and_a_saved_file_is_what_runs_next(tmp_
         wait_until(lambda: dev.log().count(" runs greet") == 2)
 
         assert result_of(tmp_path) == b'"good day, all"'
-        assert f"jobs are kept in {tmp_path.resolve()}/.taskharbor/dev.db\n" in dev.log()
-        assert "tasks.py changed: the worker starts again\n" in dev.log()
+        assert f"jobs are stored in {tmp_path.resolve()}/.taskharbor/dev.db\n" in dev.log()
+        assert "tasks.py changed; restarting worker\n" in dev.log()
 
 
 def test_code_that_cannot_be_loaded_is_told_of_and_tried_again_when_it_is_saved(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("taskharbor = 1 / 0")
     with started(tmp_path, "dev", "--no-api") as dev:
-        wait_until(lambda: "the worker ended with 10; it starts again when a file is saved\n" in dev.log())
+        wait_until(lambda: "worker exited with code 10; restarting when a file is saved\n" in dev.log())
         assert "ZeroDivisionError" in dev.log()
 
         (tmp_path / "tasks.py").write_text(APP)
@@ -147,7 +147,7 @@ def test_what_is_installed_wanted_and_configured_runs_beside_the_worker(
     port: int | None, has_api: bool, delivers: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dev_server, "_has_api", lambda: has_api)
-    monkeypatch.setattr(dev_server, "_has_delivery", lambda: delivers)
+    monkeypatch.setattr(dev_server, "_uses_sqs", lambda: delivers)
 
     assert [child.name for child in children_for("tasks.py", "memory://", port=port)] == names
 

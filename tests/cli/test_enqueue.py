@@ -120,11 +120,11 @@ def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
         (["t", "loose"], "write a key and its value"),
         (["t", "a=1", "a=2"], "a is given twice"),
         (["t", "a=1", "--payload", "{}"], "not both"),
-        (["t", "--payload", "{'a': 1}"], "this is no JSON"),
-        (["t", "--payload", "NaN"], "this is no JSON"),
+        (["t", "--payload", "{'a': 1}"], "not valid JSON"),
+        (["t", "--payload", "NaN"], "not valid JSON"),
         (["t", "--payload", "@none.json"], "cannot be read"),
         (["t", "--at", "tomorrow"], "write a time as"),
-        (["t", "--at", "2100-01-01T00:00"], "say in which zone"),
+        (["t", "--at", "2100-01-01T00:00"], "add the time zone"),
         (["t", "--delay", "5"], "write a duration with its unit"),
         (["t", "--delay", "1s", "--at", "2100-01-01T00:00Z"], "give scheduled_for or delay"),
         (["t", "--max-attempts", "0"], "max_attempts is 0"),
@@ -198,7 +198,7 @@ def test_a_job_that_is_stored_stays_so_where_nobody_can_write_it_down(
     said = console("enqueue", "t")
 
     assert (said.code, console.job(id_of(said.out)).type) == (ExitCode.OK, "t")
-    assert said.err == "it is done, but not written down: the store is out of reach: gone\n"
+    assert said.err == "done, but the audit entry failed: the store is out of reach: gone\n"
 
 
 def id_of(out: str) -> JobId:

@@ -14,7 +14,7 @@ import pytest
 
 import taskharbor
 from taskharbor.cli.errors import (
-    VERDICTS,
+    ERROR_EXITS,
     AppNotLoaded,
     CodecNotRecorded,
     NoApp,
@@ -23,7 +23,7 @@ from taskharbor.cli.errors import (
     NotConfirmed,
     NotInstalled,
     PartlyRefused,
-    verdict_on,
+    exit_for,
 )
 from taskharbor.cli.main import ExitCode, LazyGroup, cli, run
 from taskharbor.cli.options import json_option
@@ -149,20 +149,20 @@ def test_with_json_an_error_is_an_object_with_a_stable_code(
 def test_every_error_that_has_a_verdict_is_tried_here() -> None:
     tried = {type(error) for error, _, _ in ENDINGS}
 
-    assert {kind for kind in VERDICTS if not any(issubclass(error, kind) for error in tried)} == set()
+    assert {kind for kind in ERROR_EXITS if not any(issubclass(error, kind) for error in tried)} == set()
     assert {kind for kind in our_errors() if kind not in tried} == set()
 
 
 def test_every_error_of_ours_has_a_verdict_of_its_own_or_of_its_family() -> None:
-    by_default = VERDICTS[errors.TaskHarborError]
+    by_default = ERROR_EXITS[errors.TaskHarborError]
 
-    undecided = [kind for kind in our_errors() if verdict_on(kind.__new__(kind)) is by_default]
+    undecided = [kind for kind in our_errors() if exit_for(kind.__new__(kind)) is by_default]
 
     assert undecided == [errors.TaskHarborError]
 
 
 def test_codes_for_scripts_are_words_joined_by_hyphens() -> None:
-    words = [word for verdict in VERDICTS.values() for word in verdict.code.split("-")]
+    words = [word for verdict in ERROR_EXITS.values() for word in verdict.code.split("-")]
 
     assert [word for word in words if not (word.isascii() and word.isalpha() and word.islower())] == []
 
@@ -170,7 +170,7 @@ def test_codes_for_scripts_are_words_joined_by_hyphens() -> None:
 def test_an_error_from_outside_that_builds_on_ours_is_judged_by_the_nearest_of_ours() -> None:
     class ReplicaUnavailable(errors.StoreUnavailable): ...
 
-    assert verdict_on(ReplicaUnavailable("lagging")).exit == ExitCode.CANNOT_CONNECT
+    assert exit_for(ReplicaUnavailable("lagging")).exit == ExitCode.CANNOT_CONNECT
 
 
 def test_an_error_says_what_happened_and_then_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:

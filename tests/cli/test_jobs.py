@@ -35,17 +35,17 @@ def test_jobs_are_listed_newest_first_a_line_for_each(any_console: Console) -> N
 def test_without_any_job_that_is_said_and_nothing_printed(console: Console) -> None:
     said = console("jobs", "list")
 
-    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no job is like that\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no matching jobs\n")
 
 
 def test_a_queue_that_nobody_knows_is_told_of_where_nothing_was_found(console: Console) -> None:
     console.enqueue(queue="mail")
 
-    told = "is like that: there is no queue 'mial', did you mean 'mail'?\n"
-    assert console("jobs", "list", "--queue", "mial").err == f"no job {told}"
-    assert console("dead", "list", "--queue", "mial").err == f"no dead letter {told}"
-    assert console("dead", "requeue", "--queue", "mial").err == f"no dead letter {told}"
-    assert console("dead", "list", "--queue", "mail").err == "no dead letter is like that\n"
+    hint = ": queue 'mial' not found; did you mean 'mail'?\n"
+    assert console("jobs", "list", "--queue", "mial").err == f"no matching jobs{hint}"
+    assert console("dead", "list", "--queue", "mial").err == f"no matching dead letters{hint}"
+    assert console("dead", "requeue", "--queue", "mial").err == f"no matching dead letters{hint}"
+    assert console("dead", "list", "--queue", "mail").err == "no matching dead letters\n"
 
 
 FILTERS = [
@@ -97,7 +97,7 @@ def test_a_page_that_is_not_the_last_says_how_to_go_on(console: Console) -> None
 
     said = console("jobs", "list", "--limit", "1")
 
-    assert said.err == f"there are more: --after {ids[1]}\n"
+    assert said.err == f"more jobs: --after {ids[1]}\n"
 
 
 def test_a_sparse_filter_finds_the_jobs_behind_a_thousand_others(console: Console) -> None:
@@ -251,7 +251,7 @@ def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> 
     assert said.err.splitlines() == [
         f"cannot requeue job {done}: it is SUCCEEDED",
         f"cannot requeue job {waiting}: it is PENDING",
-        "error: 2 of 3 were left alone; the lines above say why",
+        "error: 2 of 3 jobs not changed; see errors above",
     ]
 
 
@@ -299,7 +299,7 @@ def test_the_beginning_of_an_id_is_answered_with_the_whole(verb: str, console: C
 def test_an_id_like_no_other_is_answered_with_where_to_look(console: Console) -> None:
     said = console("jobs", "show", "zzz")
 
-    assert said.err == "error: 'zzz' is no job id, which is a UUID; 'taskharbor jobs list' shows the newest\n"
+    assert said.err == "error: 'zzz' is not a job id (a UUID); 'taskharbor jobs list' shows the newest\n"
 
 
 @pytest.mark.parametrize(

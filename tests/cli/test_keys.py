@@ -31,7 +31,7 @@ def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_console: Console)
     revoked, again = any_console("keys", "revoke", made["id"]), any_console("keys", "revoke", made["id"])
 
     assert (revoked.code, revoked.out) == (ExitCode.OK, f"{made['id']}\n")
-    assert (again.code, again.err) == (ExitCode.OK, f"key {made['id']} was revoked before\n")
+    assert (again.code, again.err) == (ExitCode.OK, f"key {made['id']} was already revoked\n")
     assert KeyCache(lambda: any_console.driver.inspector).find(made["key"]) is None
     [view] = any_console("keys", "list", "--json").data["keys"]
     assert {name for name, value in view.items() if value is None} == {"used_at"}

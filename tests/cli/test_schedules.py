@@ -56,7 +56,7 @@ def test_a_schedule_rests_until_it_is_resumed(nightly: Console) -> None:
     resumed = nightly("schedules", "resume", "nightly", "--json").data
 
     assert (paused.code, paused.out, paused.err) == (ExitCode.OK, "nightly\n", "")
-    assert again.err == "schedule nightly was paused before\n"
+    assert again.err == "schedule nightly was already paused\n"
     assert rests
     assert "is paused" in told
     assert resumed["schedules"][0]["paused_at"] is None
@@ -75,4 +75,4 @@ def test_a_name_that_nobody_knows_is_answered_with_the_nearest(verb: str, nightl
 def test_without_schedules_that_is_said(console: Console) -> None:
     said = console("schedules", "list")
 
-    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "there are no schedules\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no schedules\n")

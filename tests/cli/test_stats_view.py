@@ -47,7 +47,7 @@ def test_a_queue_is_paused_and_resumed_and_both_are_written_down(any_console: Co
     )
 
     assert (paused.code, paused.out, paused.err) == (ExitCode.OK, "default\n", "")
-    assert (again.code, again.err) == (ExitCode.OK, "queue default was paused before\n")
+    assert (again.code, again.err) == (ExitCode.OK, "queue default was already paused\n")
     assert resumed.code == ExitCode.OK
     assert [queue["paused_at"] for queue in again_resumed.data["queues"]] == [None]
     assert [entry.action for entry in any_console.audit()] == ["queues.resume", "queues.pause"]
@@ -59,7 +59,7 @@ def test_a_queue_that_nobody_knows_is_not_paused_but_the_nearest_named(console: 
     said = console("queues", "pause", "mial")
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == "error: there is no queue 'mial'; did you mean 'mail'?\n"
+    assert said.err == "error: queue 'mial' not found; did you mean 'mail'?\n"
     assert console.audit() == []
 
 
@@ -167,8 +167,8 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if {hide!r}:
     sys.modules["rich"] = None
-    from taskharbor.cli import tables, watching
-    tables.has_rich = watching.has_rich = lambda: False
+    from taskharbor.cli import render, stats_view
+    render.has_rich = stats_view.has_rich = lambda: False
 from taskharbor.cli.main import cli, run
 sys.exit(run(cli, ["top", "--every", "100ms", "--url", {url!r}]))
 """

@@ -40,4 +40,4 @@ def test_an_option_of_the_root_given_too_late_is_sent_to_its_place(capsys: pytes
     ended = run(cli, ["migrate", "up", "--debug"])
 
     assert ended == ExitCode.USAGE
-    assert "no such option '--debug'; it goes before the command: '" in capsys.readouterr().err
+    assert "no such option '--debug'; put it before the command: '" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_a_second_signal_ends_a_worker_now_and_the_job_is_left_to_its_lease(
         job_id = enqueue(driver, "stay-for-ever", sign=str(tmp_path / "sign"))
         wait_until((tmp_path / "sign").exists)
         worker.send_signal(signal.SIGTERM)
-        wait_until(lambda: " stops: " in worker.log())
+        wait_until(lambda: " stopping: " in worker.log())
 
         worker.send_signal(signal.SIGTERM)
 
@@ -224,7 +224,7 @@ def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at
         janitor.send_signal(signal.SIGTERM)
 
         assert janitor.wait(LIMIT) == 0
-    assert janitor.log().endswith("the janitor stopped\n")
+    assert janitor.log().endswith("janitor stopped\n")
 
 
 PUBLISHING: Final = """
