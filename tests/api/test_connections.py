@@ -141,7 +141,7 @@ def test_a_request_whose_headers_do_not_end_is_closed(sent: bytes) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_single_bytes_do_not_put_a_deadline_off() -> None:
+def test_single_bytes_do_not_extend_a_deadline() -> None:
     async def check() -> None:
         async with serving() as place:
             client = await place.connect(HALF)
@@ -170,7 +170,7 @@ def test_a_second_request_on_a_connection_has_a_deadline_too() -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_connection_that_is_idle_between_requests_is_left_to_the_keep_alive() -> None:
+def test_a_connection_idle_between_requests_has_no_header_deadline() -> None:
     async def check() -> None:
         async with serving() as place:
             client = await place.connect(GET)
@@ -222,7 +222,7 @@ def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
     run(check())
 
 
-def test_half_requests_make_room_for_whole_ones_oldest_first() -> None:
+def test_incomplete_requests_are_closed_for_new_connections_oldest_first() -> None:
     async def check() -> None:
         async with serving(most=3) as place:
             half = [await place.connect(HALF) for _ in range(3)]
@@ -236,7 +236,7 @@ def test_half_requests_make_room_for_whole_ones_oldest_first() -> None:
     run(check())
 
 
-def test_idle_connections_make_room_for_new_ones() -> None:
+def test_idle_connections_are_closed_for_new_ones() -> None:
     async def check() -> None:
         async with serving(most=2) as place:
             idle = [await place.connect(GET) for _ in range(2)]
@@ -251,7 +251,7 @@ def test_idle_connections_make_room_for_new_ones() -> None:
     run(check())
 
 
-def test_what_is_being_answered_is_not_closed_for_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_with_a_running_request_is_not_closed_for_another(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         async with serving(most=2) as place:
             slow = [await place.connect(GET.replace(b"/quick", b"/slow")), await place.connect(HALF_BODY)]

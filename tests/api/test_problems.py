@@ -54,7 +54,7 @@ def out_of_reach() -> Iterator[ApiRig]:
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{NOBODY}", "/v1/queues", "/v1/stats", "/readyz"])
-def test_a_store_out_of_reach_is_503_with_when_to_come_back(out_of_reach: ApiRig, path: str) -> None:
+def test_an_unavailable_store_is_503_with_retry_after(out_of_reach: ApiRig, path: str) -> None:
     answer = out_of_reach.get(path)
 
     assert answer.status_code == 503
@@ -82,7 +82,7 @@ def test_a_store_with_other_tables_is_503_and_says_what_to_run() -> None:
     assert "migrate up" in problem(answer)["detail"]
 
 
-def test_a_bug_is_500_told_in_the_log_and_not_in_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_500_with_details_only_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     driver: Any = Broken(ZeroDivisionError("SELECT secret FROM th_jobs"), "find")
     with opened(driver) as site, caplog.at_level(logging.ERROR):
         answer = site.get("/v1/jobs")
@@ -108,7 +108,7 @@ def test_the_path_of_a_request_cannot_forge_a_line_of_the_log(
     assert len(line) < 400
 
 
-def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_done(
+def test_an_audit_entry_that_cannot_be_written_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver: Any = Broken(errors.StoreUnavailable("gone"), "record_audit")
@@ -127,7 +127,7 @@ def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_d
         ("GET", "/v1/jobs?statsu=DEAD", 422, "invalid-request"),
     ],
 )
-def test_a_call_that_leads_nowhere_is_told_in_the_same_form(
+def test_an_unknown_path_or_parameter_is_a_problem(
     site: ApiRig, method: str, path: str, status: int, code: str
 ) -> None:
     answer = site.request(method, path)
@@ -140,7 +140,7 @@ def test_a_method_that_is_not_allowed_names_those_that_are(site: ApiRig) -> None
     assert {*site.request("DELETE", "/v1/queues").headers["allow"].split(", ")} == {"GET"}
 
 
-def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
+def test_every_usage_error_has_a_problem_code() -> None:
     def all_of(kind: type[Exception]) -> Iterator[type[Exception]]:
         yield kind
         for each in kind.__subclasses__():
@@ -151,7 +151,7 @@ def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
         assert verdict.code != "unexpected", kind
 
 
-def test_too_many_calls_at_once_are_asked_to_come_back(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_concurrent_store_calls_are_503(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.api.store.MAX_QUEUED_CALLS", 0)
 
     answer = site.get("/v1/queues")
@@ -174,7 +174,7 @@ def test_too_many_waits_are_429(site: ApiRig) -> None:
     assert api.open.count == 0
 
 
-def test_one_failed_batch_of_reads_fails_those_who_asked_and_no_one_later() -> None:
+def test_a_failed_batch_of_reads_does_not_fail_later_reads() -> None:
     driver: Any = Broken(errors.StoreUnavailable("gone"), "get")
     with opened(driver) as site:
 
@@ -186,7 +186,7 @@ def test_one_failed_batch_of_reads_fails_those_who_asked_and_no_one_later() -> N
         assert site.get(f"/v1/jobs/{NOBODY}").status_code == 404
 
 
-def test_a_store_with_another_codec_is_a_fault_of_the_server_and_told_in_its_log(
+def test_a_store_with_another_codec_is_500_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = MemoryDriver()

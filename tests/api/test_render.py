@@ -61,7 +61,7 @@ JOBS: Final = st.builds(
 
 
 @given(jobs=st.lists(JOBS, max_size=4), following=st.none() | TEXTS, root=TEXTS)
-def test_a_page_says_of_each_job_what_its_view_says(jobs: list[Job], following: str | None, root: str) -> None:
+def test_a_page_contains_the_view_of_each_job(jobs: list[Job], following: str | None, root: str) -> None:
     written = page_json(jobs, following=following, now=NOW, root=root)
 
     assert json.loads(written) == {"jobs": [job_view(job, now=NOW, root=root) for job in jobs], "next": following}

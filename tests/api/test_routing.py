@@ -115,7 +115,7 @@ def test_without_keys_what_came_through_a_proxy_is_refused(header: str) -> None:
     assert "taskharbor keys create" in problem(refused)["detail"]
 
 
-def test_with_keys_or_behind_a_door_of_your_own_a_proxy_is_welcome() -> None:
+def test_with_keys_or_own_authentication_a_proxy_is_accepted() -> None:
     forwarded = {"X-Forwarded-For": "10.0.0.1"}
     with opened(needs_keys=False) as own:
         assert own.get("/v1/jobs", headers=forwarded).status_code == 200

@@ -48,7 +48,7 @@ def revoke(site: ApiRig) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{id}/events"])
-def test_a_revoked_keys_stream_ends_at_the_next_beat(
+def test_a_revoked_keys_stream_ends_at_the_next_check(
     locked: ApiRig, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
@@ -67,7 +67,7 @@ def test_a_revoked_keys_stream_ends_at_the_next_beat(
     assert locked.app.state.taskharbor.open.count == 0
 
 
-def test_a_stream_stays_while_the_store_cannot_tell(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_continues_while_its_key_cannot_be_checked(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
     key = locked.key("jobs:read")
     asked: list[object] = []
@@ -102,7 +102,7 @@ def test_the_job_of_a_wait_is_not_shown_to_a_key_that_was_revoked_meanwhile(lock
 
 
 @pytest.mark.parametrize(("beats", "allowed_for"), [(3, 2), (sse.MAX_LIFE_SECONDS // sse.KEEP_ALIVE_SECONDS, 10**6)])
-def test_a_stream_with_more_and_more_to_send_is_checked_too_and_has_a_longest_life(
+def test_a_busy_stream_is_checked_and_has_a_maximum_duration(
     monkeypatch: pytest.MonkeyPatch, beats: int, allowed_for: int
 ) -> None:
     clock, checks, sent = Steps(), [0], [0]

@@ -71,14 +71,14 @@ def test_an_api_that_was_locked_once_stays_locked(keyless: ApiRig, clock: Clock)
     assert keyless.get("/v1/jobs").status_code == 401
 
 
-def test_a_key_that_opens_nothing_locks_nothing(keyless: ApiRig) -> None:
+def test_a_revoked_key_does_not_make_keys_required(keyless: ApiRig) -> None:
     keyless.key("jobs:read")
     keyless.driver.control.revoke_keys([*keyless.driver.inspector.keys()])
 
     assert keyless.get("/v1/jobs").status_code == 200
 
 
-def test_an_api_that_cannot_ask_for_keys_lets_nobody_in(
+def test_an_api_that_cannot_check_for_keys_rejects_requests(
     keyless: ApiRig, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_reach(_ids: object = None) -> Any:
@@ -132,7 +132,7 @@ async def _joined(site: ApiRig, key: str) -> int:
         return stream.status
 
 
-def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
+def test_a_closed_stream_is_subtracted_once_from_its_key() -> None:
     places = state.OpenStreams(max_per_key=1)
     leave = places.enter(lambda: None, "k1")
 
@@ -145,7 +145,7 @@ def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
         places.enter(lambda: None, "k1")
 
 
-def test_without_a_key_only_the_whole_is_bounded() -> None:
+def test_without_a_key_only_the_total_is_limited() -> None:
     places = state.OpenStreams(max_open=3, max_per_key=1)
     for _ in range(3):
         places.enter(lambda: None, None)

@@ -60,7 +60,7 @@ def test_the_use_of_a_key_is_noted_once_a_minute(locked: ApiRig, monkeypatch: py
     assert locked.driver.inspector.keys()[key_id].used_at is not None
 
 
-def test_a_key_that_opens_nothing_is_not_noted(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_use_of_an_invalid_key_is_not_recorded(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     uses, key = noted(locked, monkeypatch), locked.key("jobs:read")
     locked.driver.control.revoke_keys([*locked.driver.inspector.keys()])
 

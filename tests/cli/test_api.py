@@ -42,7 +42,7 @@ def test_an_address_that_others_can_reach_is_refused_while_there_is_no_key(
 
 
 @pytest.mark.usefixtures("_nothing_serves")
-def test_a_key_that_opens_nothing_any_more_is_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_revoked_key_does_not_allow_other_addresses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     driver = connect(url)
     key = issue_key("ci", ["admin"], now=driver.inspector.now()).key
@@ -55,7 +55,7 @@ def test_a_key_that_opens_nothing_any_more_is_no_key(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("_nothing_serves")
-def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code = run(cli, ["api", "--port", str(taken.getsockname()[1]), "--url", "memory://"])
 
@@ -63,7 +63,7 @@ def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) ->
     assert "choose another --host or --port" in capsys.readouterr().err
 
 
-def test_an_answer_does_not_wait_for_the_client_to_confirm_its_first_half() -> None:
+def test_the_server_socket_allows_disabling_nagles_algorithm() -> None:
     with server.open_socket("127.0.0.1", 0) as sock:
         assert sock.proto == socket.IPPROTO_TCP  # or asyncio leaves Nagle's algorithm on
 

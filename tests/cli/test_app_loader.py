@@ -54,7 +54,7 @@ def test_an_app_may_be_a_harbor(tmp_path: Path) -> None:
     assert types_of("shop.py") == ("greet", "hello")
 
 
-def test_where_no_name_is_given_the_first_of_the_known_ones_is_taken(tmp_path: Path) -> None:
+def test_without_an_attribute_the_first_known_one_is_used(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(HANDLERS + REGISTER)
 
     assert types_of("shop.py") == ("part",)
@@ -69,7 +69,7 @@ def test_a_file_may_import_what_stands_beside_it(tmp_path: Path) -> None:
     assert types_of("deep/shop.py") == ("greet",)
 
 
-def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_none(tmp_path: Path) -> None:
+def test_an_app_file_does_not_replace_a_standard_module(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text(HANDLERS)
 
     assert types_of("queue.py") == ("greet",)
@@ -112,7 +112,7 @@ def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_
         ("app = {'a': lambda: 1}", "shop.py", r"cannot load shop.py: .*a handler takes \(job\) or \(job, ctx\).*; .*"),
     ],
 )
-def test_what_cannot_be_loaded_ends_with_10_and_one_line_with_place_cause_and_way_out(
+def test_an_app_that_cannot_be_loaded_ends_with_10(
     text: str, app: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(text)

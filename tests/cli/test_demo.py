@@ -26,7 +26,7 @@ def test_a_job_that_is_not_in_the_store_is_lost() -> None:
     assert not found.is_clean
 
 
-def test_a_job_that_is_said_to_be_done_and_never_was_is_lost() -> None:
+def test_a_succeeded_job_without_a_finished_handler_is_lost() -> None:
     assert judged(at(1, "begin"), at(2, "failed")).lost == 1
 
 

@@ -21,7 +21,7 @@ PAGE: Final = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md"
 ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def test_every_command_of_the_page_prints_what_stands_below_it(
+def test_documented_commands_print_the_documented_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,7 +38,7 @@ def test_every_command_of_the_page_prints_what_stands_below_it(
         real |= dict(zip(ID.findall(shown), ID.findall(printed.out), strict=True))
 
 
-def test_the_page_names_commands_that_there_are() -> None:
+def test_the_documented_commands_exist() -> None:
     ctx = click.Context(cli)
     for row in re.findall(r"^\| (`.+?) \|", PAGE.partition("## Development")[0], re.MULTILINE):
         [(first, verb), *others] = re.findall(r"`([a-z]+)(?: ([a-z]+))?", row)

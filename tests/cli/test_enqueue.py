@@ -166,7 +166,7 @@ def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -
     assert "no such user" in said.err
 
 
-def test_waiting_in_vain_ends_with_7_and_the_job_goes_on(console: Console) -> None:
+def test_a_wait_that_times_out_ends_with_7_and_keeps_the_job(console: Console) -> None:
     said = console("enqueue", "greet", "--wait", "--wait-for", "10ms")
 
     assert said.code == ExitCode.TIMED_OUT_WAITING
@@ -175,7 +175,7 @@ def test_waiting_in_vain_ends_with_7_and_the_job_goes_on(console: Console) -> No
     assert (job["status"] in FINAL, job["id"] in said.err) == (False, True)
 
 
-def test_who_stored_a_job_is_written_down(console: Console) -> None:
+def test_enqueue_adds_an_audit_entry_with_the_actor(console: Console) -> None:
     said = console("enqueue", "t", "--queue", "mail")
 
     [entry] = console.audit()
@@ -187,7 +187,7 @@ def test_who_stored_a_job_is_written_down(console: Console) -> None:
     assert "@" in entry.actor
 
 
-def test_a_job_that_is_stored_stays_so_where_nobody_can_write_it_down(
+def test_a_failed_audit_entry_does_not_fail_an_enqueue(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -32,13 +32,13 @@ def test_jobs_are_listed_newest_first_a_line_for_each(any_console: Console) -> N
     assert said.rows[1][6:] == ["", ""]
 
 
-def test_without_any_job_that_is_said_and_nothing_printed(console: Console) -> None:
+def test_an_empty_job_list_prints_a_message_to_stderr(console: Console) -> None:
     said = console("jobs", "list")
 
     assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no matching jobs\n")
 
 
-def test_a_queue_that_nobody_knows_is_told_of_where_nothing_was_found(console: Console) -> None:
+def test_an_empty_list_of_an_unknown_queue_suggests_another(console: Console) -> None:
     console.enqueue(queue="mail")
 
     hint = ": queue 'mial' not found; did you mean 'mail'?\n"
@@ -62,7 +62,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("words", "expected"), FILTERS, ids=[" ".join(words) for words, _ in FILTERS])
-def test_filters_leave_what_they_say(words: list[str], expected: set[str], any_console: Console) -> None:
+def test_filters_select_matching_jobs(words: list[str], expected: set[str], any_console: Console) -> None:
     names = {
         any_console.dead(): "dead",
         any_console.enqueue(queue="mail"): "mail",
@@ -92,7 +92,7 @@ def test_pages_follow_each_other_and_end(any_console: Console) -> None:
     assert (first["next"], second["next"]) == (ids[2], None)
 
 
-def test_a_page_that_is_not_the_last_says_how_to_go_on(console: Console) -> None:
+def test_a_page_that_is_not_the_last_prints_the_next_cursor(console: Console) -> None:
     ids = [console.enqueue() for _ in range(2)]
 
     said = console("jobs", "list", "--limit", "1")
@@ -107,7 +107,7 @@ def test_a_sparse_filter_finds_the_jobs_behind_a_thousand_others(console: Consol
     assert [row[0] for row in console("jobs", "list", "--queue", "rare").rows] == [str(wanted)]
 
 
-def test_show_tells_all_there_is_and_each_attempt(any_console: Console) -> None:
+def test_show_prints_all_fields_and_each_attempt(any_console: Console) -> None:
     job_id = any_console.dead("no such user", idempotency_key="k", metadata={"tenant": "acme"})
 
     lines = any_console("jobs", "show", str(job_id)).out.splitlines()
@@ -121,7 +121,7 @@ def test_show_tells_all_there_is_and_each_attempt(any_console: Console) -> None:
     assert lines[-1].split("\t")[1:4] == ["1", "FAILED", "w-1"]
 
 
-def test_show_keeps_payload_and_result_for_those_who_ask(console: Console) -> None:
+def test_show_prints_payload_and_result_only_on_request(console: Console) -> None:
     job_id = str(console.done(payload={"to": "Ada"}))
 
     plain, asked = console("jobs", "show", job_id, "--json").data, console("jobs", "show", job_id, "--payload")
@@ -138,7 +138,7 @@ def test_show_as_json_is_the_view_of_the_api_with_its_attempts(console: Console)
     assert [attempt["outcome"] for attempt in view["attempts"]] == ["FAILED"]
 
 
-def test_words_of_others_cannot_move_the_cursor_or_break_a_line(console: Console) -> None:
+def test_untrusted_text_cannot_control_the_terminal(console: Console) -> None:
     job_id = console.dead("\x1b[2J\x07gone\r\nnext")
 
     said = console("jobs", "show", str(job_id))
@@ -157,7 +157,7 @@ def test_waiting_for_a_job_prints_how_it_ended(any_console: Console) -> None:
     assert (said.code, said.out, said.err) == (ExitCode.OK, "SUCCEEDED\n", "")
 
 
-def test_waiting_for_a_dead_job_ends_with_8_and_prints_it_all_the_same(console: Console) -> None:
+def test_waiting_for_a_dead_job_ends_with_8_and_prints_it(console: Console) -> None:
     said = console("jobs", "wait", str(console.dead()), "--json")
 
     assert said.code == ExitCode.JOB_FAILED
@@ -165,7 +165,7 @@ def test_waiting_for_a_dead_job_ends_with_8_and_prints_it_all_the_same(console: 
     assert '"code": "job-failed"' in said.err
 
 
-def test_waiting_in_vain_ends_with_7(console: Console) -> None:
+def test_a_wait_that_times_out_ends_with_7(console: Console) -> None:
     assert console("jobs", "wait", str(console.enqueue()), "--timeout", "1ms").code == ExitCode.TIMED_OUT_WAITING
 
 
@@ -184,7 +184,7 @@ def test_a_waiting_job_is_canceled_and_a_running_one_is_asked_to_stop(any_consol
     }
 
 
-def test_a_dead_or_canceled_job_gets_a_new_life(any_console: Console) -> None:
+def test_dead_and_canceled_jobs_are_requeued(any_console: Console) -> None:
     dead, canceled = any_console.dead(), any_console.enqueue()
     any_console.driver.cancel([canceled])
 
@@ -241,7 +241,7 @@ def test_a_payload_that_cannot_be_stored_leaves_the_job_dead(console: Console) -
     assert (console.job(job_id).status, console.job(job_id).data) == (Status.DEAD, 1)
 
 
-def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> None:
+def test_a_job_that_cannot_be_requeued_does_not_stop_the_others(console: Console) -> None:
     done, dead, waiting = console.done(), console.dead(), console.enqueue()
 
     said = console("jobs", "requeue", str(done), str(dead), str(waiting))
@@ -255,7 +255,7 @@ def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> 
     ]
 
 
-def test_as_json_those_that_were_moved_are_printed_as_they_are_then(console: Console) -> None:
+def test_with_json_changed_jobs_are_printed_in_their_new_state(console: Console) -> None:
     job_id = console.enqueue()
 
     data = console("jobs", "cancel", str(job_id), "--json").data
@@ -287,7 +287,7 @@ def test_a_job_that_is_not_there_ends_with_4(verb: str, console: Console) -> Non
 
 
 @pytest.mark.parametrize("verb", ON_ONE)
-def test_the_beginning_of_an_id_is_answered_with_the_whole(verb: str, console: Console) -> None:
+def test_a_prefix_of_an_id_suggests_the_whole_id(verb: str, console: Console) -> None:
     job_id = str(console.enqueue())
 
     said = console("jobs", verb, job_id[:13])
@@ -296,7 +296,7 @@ def test_the_beginning_of_an_id_is_answered_with_the_whole(verb: str, console: C
     assert f"did you mean {job_id!r}?" in said.err
 
 
-def test_an_id_like_no_other_is_answered_with_where_to_look(console: Console) -> None:
+def test_an_invalid_id_suggests_listing_jobs(console: Console) -> None:
     said = console("jobs", "show", "zzz")
 
     assert said.err == "error: 'zzz' is not a job id (a UUID); 'taskharbor jobs list' shows the newest\n"
@@ -309,7 +309,7 @@ def test_an_id_like_no_other_is_answered_with_where_to_look(console: Console) ->
         (lambda console, job_id: console("jobs", "requeue", str(job_id)), "cannot requeue"),
     ],
 )
-def test_a_move_that_the_state_forbids_ends_with_5_and_leaves_no_record(
+def test_a_forbidden_transition_ends_with_5_without_an_audit_entry(
     move: Callable[[Console, JobId], CliResult], told: str, console: Console
 ) -> None:
     said = move(console, console.done())

@@ -99,7 +99,7 @@ def test_the_printed_sql_brings_the_schema_up_to_date(
 
 
 @pytest.mark.parametrize("verb", ["status", "sql"])
-def test_as_json_it_tells_where_a_file_that_is_not_there_stands(
+def test_json_status_of_a_missing_file_lists_all_migrations(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(cli, ["migrate", verb, "--url", url, "--json"])
@@ -160,7 +160,7 @@ def test_status_of_a_newer_schema_shows_both_numbers(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_file_out_of_reach_exits_with_3_and_one_line(
+def test_an_unavailable_file_exits_with_3_and_one_line(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(cli, ["migrate", verb, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])

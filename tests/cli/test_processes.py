@@ -58,7 +58,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
-def test_a_reader_that_left_is_no_reason_to_complain(args: list[str]) -> None:
+def test_a_closed_stdout_prints_no_error(args: list[str]) -> None:
     with pipe_without_reader() as stdout:
         done = subprocess.run(
             [*PYTHON, "-m", "taskharbor.cli", *args], stdout=stdout, stderr=subprocess.PIPE, check=False, env={}
@@ -68,7 +68,7 @@ def test_a_reader_that_left_is_no_reason_to_complain(args: list[str]) -> None:
     assert done.stderr == b""
 
 
-def test_an_error_that_nobody_reads_still_sets_the_exit_code() -> None:
+def test_an_error_with_closed_stderr_still_sets_the_exit_code() -> None:
     with pipe_without_reader() as nowhere:
         command = [*PYTHON, "-m", "taskharbor.cli", "no-such-command"]
         done = subprocess.run(command, stdout=nowhere, stderr=nowhere, check=False, env={})
@@ -76,12 +76,12 @@ def test_an_error_that_nobody_reads_still_sets_the_exit_code() -> None:
     assert done.returncode == 2
 
 
-def test_a_terminal_gets_colour_and_its_owner_can_say_no() -> None:
+def test_a_terminal_gets_color_unless_no_color_is_set() -> None:
     assert error_on_a_terminal({}).startswith("\x1b[31m\x1b[1merror:\x1b[0m no such command")
     assert error_on_a_terminal({"NO_COLOR": "1"}).startswith("error: no such command")
 
 
-def test_a_pipe_gets_no_colour() -> None:
+def test_a_pipe_gets_no_color() -> None:
     done = taskharbor("no-such-command")
 
     assert done.stderr.startswith("error: no such command")

@@ -99,7 +99,7 @@ def test_a_worker_runs_jobs_until_a_signal_and_then_exits_with_0(
     assert log.endswith(" stopped\n")
 
 
-def test_a_job_that_outlasts_the_grace_time_is_given_back_without_an_attempt(
+def test_a_job_that_outlasts_the_grace_time_is_released(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "--grace", "10ms") as worker:
@@ -115,7 +115,7 @@ def test_a_job_that_outlasts_the_grace_time_is_given_back_without_an_attempt(
     assert attempt.outcome is AttemptOutcome.RELEASED
 
 
-def test_a_second_signal_ends_a_worker_now_and_the_job_is_left_to_its_lease(
+def test_a_second_signal_ends_a_worker_immediately(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "--grace", "1h") as worker:
@@ -130,7 +130,7 @@ def test_a_second_signal_ends_a_worker_now_and_the_job_is_left_to_its_lease(
     assert status_of(driver, job_id) is Status.PROCESSING
 
 
-def test_a_worker_that_lost_half_of_its_slots_ends_with_an_exit_code_of_its_own(
+def test_a_worker_that_lost_half_of_its_slots_ends_with_12(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "-c", "2", "--lease", "2s") as worker:
@@ -146,7 +146,7 @@ def test_a_worker_that_lost_half_of_its_slots_ends_with_an_exit_code_of_its_own(
     assert status_of(driver, job_id) is Status.DEAD
 
 
-def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
+def test_unknown_types_are_dead_lettered_or_left_as_configured(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     left = enqueue(driver, "unheard-of")
@@ -166,7 +166,7 @@ def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
         assert worker.wait(LIMIT) == 0
 
 
-def test_a_worker_serves_the_queues_it_is_told_to_and_no_other(url: str, driver: Driver, tmp_path: Path) -> None:
+def test_a_worker_serves_only_its_queues(url: str, driver: Driver, tmp_path: Path) -> None:
     other = enqueue(driver, "greet", name="Grace")
     with started(tmp_path, "worker", "shop.py", "--url", url, "-q", "mail:2,reports") as worker:
         served = [enqueue(driver, "greet", queue=queue, name="Ada") for queue in ("mail", "reports")]
@@ -179,7 +179,7 @@ def test_a_worker_serves_the_queues_it_is_told_to_and_no_other(url: str, driver:
     assert status_of(driver, other) is Status.PENDING
 
 
-def test_a_harbor_names_its_own_store_and_queues_and_another_store_on_the_command_line_wins(
+def test_the_url_option_takes_precedence_over_the_harbors_store(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     other = f"sqlite:///{tmp_path}/other.db"
@@ -197,7 +197,7 @@ def test_a_harbor_names_its_own_store_and_queues_and_another_store_on_the_comman
         assert worker.wait(LIMIT) == 0
 
 
-def test_as_json_every_line_of_the_log_is_an_object_and_a_handlers_own_names_its_job(
+def test_json_log_lines_of_handlers_contain_job_and_attempt(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "--json") as worker:
@@ -212,7 +212,7 @@ def test_as_json_every_line_of_the_log_is_an_object_and_a_handlers_own_names_its
     assert (of_handler["message"], of_handler["job"], of_handler["attempt"]) == ("hello Ada", str(job_id), 1)
 
 
-def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at_a_signal(
+def test_a_janitor_expires_leases_and_exits_with_0_at_a_signal(
     url: str, driver: Driver, tmp_path: Path
 ) -> None:
     job_id = enqueue(driver, "greet", name="Ada")
@@ -258,7 +258,7 @@ def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Dri
 
 @pytest.mark.usefixtures("_in_a_folder", "_nothing_starts")
 @pytest.mark.parametrize("command", [["worker", "shop.py"], ["janitor"]])
-def test_a_store_out_of_reach_ends_with_3_and_one_line(
+def test_an_unavailable_store_ends_with_3_and_one_line(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)

@@ -73,7 +73,7 @@ def test_an_app_without_a_harbor_writes_json(app: str, console: Console, tmp_pat
     assert console.driver.inspector.get([job.id])[job.id].data == {"card": 4111}
 
 
-def test_an_app_that_cannot_be_loaded_is_not_done_without(console: Console, tmp_path: Path) -> None:
+def test_an_app_that_cannot_be_loaded_is_not_ignored(console: Console, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("import taskharbor, no_such_module\n")
 
     said = console("enqueue", "pay")
@@ -193,7 +193,7 @@ def test_a_worker_with_another_codec_ends_with_one_line(console: Console, tmp_pa
     assert REFUSED in line
 
 
-def test_the_recorded_codec_is_shown_and_changed_with_a_yes(any_console: Console) -> None:
+def test_the_recorded_codec_is_shown_and_changed_after_confirmation(any_console: Console) -> None:
     none = any_console("codec", "show")
     as_json = any_console("codec", "show", "--json")
     any_console("codec", "set", "json")
@@ -213,7 +213,7 @@ def test_a_name_that_no_codec_can_have_is_not_recorded(console: Console) -> None
     assert console.driver.inspector.settings() == {}
 
 
-def test_a_change_that_another_process_was_faster_with_is_told(
+def test_a_concurrent_change_of_the_codec_is_reported(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console.driver.remember("codec", "json")

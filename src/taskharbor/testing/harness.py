@@ -22,7 +22,7 @@ from taskharbor.testing.clock import ManualClock
 from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.handlers import handler
+from taskharbor.worker.handlers import HandlerRegistry
 from taskharbor.worker.lifespan import FINISHED, astep, ended, yielded
 
 if TYPE_CHECKING:
@@ -50,14 +50,12 @@ class InlineExecutor:
     def __init__(self, harbor: Harbor, state: Any) -> None:
         self._driver = harbor.driver
         self._here = _Here(harbor.driver)
-        tasks = harbor.tasks.values()
-        self._executor = Executor(
-            self._here,
-            {each: handler(task.handler(), ()) for task in tasks for each in task.types},
-            {each: task.retry or harbor.policy for task in tasks for each in task.types},
-            services=HandlerServices(harbor.driver, harbor.codec, save=self._note, state=state),
-            report=self._report,
-        )
+        handlers = HandlerRegistry()
+        for task in harbor.tasks.values():
+            for each in task.types:
+                handlers.register(each, task.handler(), task.retry or harbor.policy)
+        services = HandlerServices(harbor.driver, harbor.codec, save=self._note, state=state)
+        self._executor = Executor(self._here, handlers, self, services)
         self._hand: Execution | None = None
         self.outcome: Outcome | None = None
 
@@ -73,7 +71,8 @@ class InlineExecutor:
         self._executor.start([self._hand])
         return self._here.work
 
-    def _report(self, _hand: Execution, outcome: Outcome | None) -> None:
+    def put(self, _execution: Execution, outcome: Outcome | None) -> None:
+        """Keep the outcome, as the recorder of a worker would record it."""
         self.outcome = outcome
 
     def _note(self, execution: Execution, progress: Progress) -> None:

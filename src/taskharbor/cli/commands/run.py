@@ -242,8 +242,8 @@ def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
     from taskharbor.outbox import relay_for
     from taskharbor.runtime import ThreadRuntime
     from taskharbor.service import ServiceLoops, run_until_signal
-    from taskharbor.worker.hooks import AttemptHooks
-    from taskharbor.worker.worker import LEASE
+    from taskharbor.worker.config import LEASE
+    from taskharbor.worker.hooks import HookCaller
 
     log = logging.getLogger("taskharbor.janitor")
     runtime = ThreadRuntime(sync_threads=1)
@@ -257,7 +257,7 @@ def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
         lease=LEASE,
         scheduler=harbor.scheduler(),
         relay=None if relay is None else lambda: loops.wake("outbox-relay"),
-        tell=AttemptHooks(harbor.hooks),
+        tell=HookCaller(harbor.hooks),
     )
     loops.add("janitor", service.tick)
     log.info("janitor started")
