@@ -1,4 +1,4 @@
-"""Many jobs in one call."""
+"""POST /v1/jobs/batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making jobs and looking at them."""
+"""Creating and reading jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.request import JobRequest
-from tests.support.api_rig import NOBODY, opened, problem
+from tests.support.api_rig import MISSING_ID, opened, problem
 
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
@@ -119,9 +119,7 @@ def test_a_key_in_the_header_and_another_in_the_body_are_refused(site: ApiRig) -
     ],
     ids=repr,
 )
-def test_an_invalid_field_is_reported_with_its_pointer(
-    site: ApiRig, fields: dict[str, Any], pointer: str
-) -> None:
+def test_an_invalid_field_is_reported_with_its_pointer(site: ApiRig, fields: dict[str, Any], pointer: str) -> None:
     refused = site.post("/v1/jobs", fields)
 
     assert refused.status_code == 422
@@ -161,7 +159,7 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(site: ApiRig) -> None:
 
 def test_a_job_that_is_not_there_is_not_found(site: ApiRig) -> None:
     for path in ("", "/attempts", "/why", "/events"):
-        missing = site.get(f"/v1/jobs/{NOBODY}{path}")
+        missing = site.get(f"/v1/jobs/{MISSING_ID}{path}")
         assert missing.status_code == 404
         assert problem(missing)["code"] == "job-not-found"
 
@@ -301,7 +299,7 @@ def test_no_wait_is_longer_than_a_minute(site: ApiRig) -> None:
 
 
 def test_what_python_enqueued_with_dates_and_bytes_is_shown_in_its_json_form(site: ApiRig) -> None:
-    job_id = site.yard.client.enqueue(JobRequest(type="greet", payload={"in": b"hi", "n": 1})).id
+    job_id = site.backend.client.enqueue(JobRequest(type="greet", payload={"in": b"hi", "n": 1})).id
 
     assert site.get(f"/v1/jobs/{job_id}").json()["payload"] == {"in": {"$bytes": "aGk="}, "n": 1}
 

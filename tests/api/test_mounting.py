@@ -1,4 +1,4 @@
-"""The API inside an application of the user's own."""
+"""The API mounted in a user's application."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_harbor_is_closed_with_the_application() -> None:
 
     asyncio.run(live())
 
-    assert harbor._store is None  # noqa: SLF001  what tells that it is closed
+    assert harbor._store is None  # noqa: SLF001  shows that it is closed
 
 
 def test_the_document_of_a_mounted_api_contains_its_path() -> None:
@@ -77,7 +77,7 @@ def test_an_application_starts_while_its_store_is_unavailable() -> None:
 
 
 def _with_state(app: FastAPI, state: Any) -> Any:
-    """Do what a server does: give each request what the lifespan yielded."""
+    """Add the lifespan's state to each request, as a server does."""
 
     async def wrapped(scope: Any, receive: Any, send: Any) -> None:
         await app({**scope, "state": dict(state or {})}, receive, send)

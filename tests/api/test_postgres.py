@@ -1,4 +1,4 @@
-"""The API on the real thing."""
+"""The API on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_job_can_be_created_requeued_and_canceled(stored: ApiRig) -> None:
     dead = stored.get(path).json()
     assert (dead["status"], dead["payload"], dead["actions"]) == ("DEAD", {"é": [1, None]}, ["requeue"])
     assert problem(stored.post(f"{path}/requeue", headers={"If-Match": etag}))["code"] == "stale-etag"
-    assert stored.post(f"{path}/requeue", {"reason": "mended"}).status_code == 202
+    assert stored.post(f"{path}/requeue", {"reason": "fixed"}).status_code == 202
     assert stored.post(f"{path}/cancel").json()["status"] == "CANCELED"
     assert [each["outcome"] for each in stored.get(f"{path}/attempts").json()["attempts"]] == ["FAILED", "REQUEUED"]
     assert stored.get(f"{path}/why").json()["cause"] == "final"

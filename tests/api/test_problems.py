@@ -1,4 +1,4 @@
-"""What goes wrong is told in one form, and says nothing about our insides."""
+"""Error responses are problems without internal details."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from taskharbor.api import problems
 from taskharbor.core import errors
 from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
-from tests.support.api_rig import NOBODY, ApiRig, bearer, opened, problem
+from tests.support.api_rig import MISSING_ID, ApiRig, bearer, opened, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Broken:
-    """A store of which some verbs raise."""
+    """A memory store of which some methods raise an error."""
 
     def __init__(self, error: Exception, *names: str) -> None:
         self._store = MemoryDriver()
@@ -46,16 +46,16 @@ class Part:
 
 
 @pytest.fixture
-def out_of_reach() -> Iterator[ApiRig]:
+def unavailable() -> Iterator[ApiRig]:
     error = errors.StoreUnavailable("connection to db.internal failed: password hunter2")
     driver: Any = Broken(error, "now", "get", "summaries", "find", "insert", "pause", "queues")
     with opened(driver) as site:
         yield site
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{NOBODY}", "/v1/queues", "/v1/stats", "/readyz"])
-def test_an_unavailable_store_is_503_with_retry_after(out_of_reach: ApiRig, path: str) -> None:
-    answer = out_of_reach.get(path)
+@pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{MISSING_ID}", "/v1/queues", "/v1/stats", "/readyz"])
+def test_an_unavailable_store_is_503_with_retry_after(unavailable: ApiRig, path: str) -> None:
+    answer = unavailable.get(path)
 
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
@@ -64,13 +64,13 @@ def test_an_unavailable_store_is_503_with_retry_after(out_of_reach: ApiRig, path
     assert "db.internal" not in answer.text
 
 
-def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(out_of_reach: ApiRig) -> None:
-    assert out_of_reach.post("/v1/jobs", {"type": "greet"}).status_code == 503
+def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(unavailable: ApiRig) -> None:
+    assert unavailable.post("/v1/jobs", {"type": "greet"}).status_code == 503
 
 
-def test_a_process_whose_store_is_away_is_alive_and_not_ready(out_of_reach: ApiRig) -> None:
-    assert out_of_reach.get("/livez").status_code == 200
-    assert out_of_reach.get("/readyz").status_code == 503
+def test_a_process_whose_store_is_away_is_alive_and_not_ready(unavailable: ApiRig) -> None:
+    assert unavailable.get("/livez").status_code == 200
+    assert unavailable.get("/readyz").status_code == 503
 
 
 def test_a_store_with_other_tables_is_503_and_says_what_to_run() -> None:
@@ -147,8 +147,8 @@ def test_every_usage_error_has_a_problem_code() -> None:
             yield from all_of(each)
 
     for kind in all_of(errors.UsageError):
-        verdict = next(problems.ERROR_STATUSES[each] for each in kind.__mro__ if each in problems.ERROR_STATUSES)
-        assert verdict.code != "unexpected", kind
+        known = next(problems.ERROR_STATUSES[each] for each in kind.__mro__ if each in problems.ERROR_STATUSES)
+        assert known.code != "unexpected", kind
 
 
 def test_too_many_concurrent_store_calls_are_503(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +179,11 @@ def test_a_failed_batch_of_reads_does_not_fail_later_reads() -> None:
     with opened(driver) as site:
 
         async def many() -> list[Any]:
-            return await asyncio.gather(*(site.client.get(f"/v1/jobs/{NOBODY}") for _ in range(20)))
+            return await asyncio.gather(*(site.client.get(f"/v1/jobs/{MISSING_ID}") for _ in range(20)))
 
         assert {each.status_code for each in site.run(many())} == {503}
         driver.names = ()
-        assert site.get(f"/v1/jobs/{NOBODY}").status_code == 404
+        assert site.get(f"/v1/jobs/{MISSING_ID}").status_code == 404
 
 
 def test_a_store_with_another_codec_is_500_and_logged(

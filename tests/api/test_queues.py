@@ -1,4 +1,4 @@
-"""Queues, schedules, workers and figures."""
+"""Queues, schedules, workers and statistics."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_scaling_returns_how_many_workers_a_queue_needs(site: ApiRig) -> None:
     start_worker(site, "default")
     site.roll_up()
 
-    told = site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()
+    result = site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()
 
-    assert (told["backlog"], told["running"], told["workers"], told["hint"]) == (8, 1, 1, 3)
+    assert (result["backlog"], result["running"], result["workers"], result["hint"]) == (8, 1, 1, 3)
     site.post("/v1/queues/default/pause")
     assert site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()["hint"] == 1
 
@@ -101,11 +101,11 @@ def test_stats_contain_current_counts_and_those_of_the_last_hour(site: ApiRig) -
     start_worker(site, "default")
     site.roll_up()
 
-    told = site.get("/v1/stats").json()
+    result = site.get("/v1/stats").json()
 
-    assert (told["counts"]["SUCCEEDED"], told["counts"]["DEAD"], told["counts"]["PENDING"]) == (1, 1, 1)
-    assert told["finished_last_hour"] == {"SUCCEEDED": 1, "DEAD": 1, "CANCELED": 0}
-    assert (told["paused_queues"], told["workers_alive"]) == (["mail"], 1)
+    assert (result["counts"]["SUCCEEDED"], result["counts"]["DEAD"], result["counts"]["PENDING"]) == (1, 1, 1)
+    assert result["finished_last_hour"] == {"SUCCEEDED": 1, "DEAD": 1, "CANCELED": 0}
+    assert (result["paused_queues"], result["workers_alive"]) == (["mail"], 1)
 
 
 def test_the_time_series_counts_jobs_by_queue_and_state(site: ApiRig) -> None:
@@ -198,7 +198,9 @@ def test_a_schedules_name_may_hold_slashes_as_types_do(site: ApiRig) -> None:
     ],
     ids=repr,
 )
-def test_an_invalid_schedule_field_is_reported_with_its_pointer(site: ApiRig, fields: dict[str, Any], pointer: str) -> None:
+def test_an_invalid_schedule_field_is_reported_with_its_pointer(
+    site: ApiRig, fields: dict[str, Any], pointer: str
+) -> None:
     refused = put(site, **fields)
 
     assert refused.status_code == 422

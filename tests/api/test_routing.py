@@ -1,4 +1,4 @@
-"""What happens to a request before its endpoint runs."""
+"""Checks of requests before the endpoint runs."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_a_large_body_is_parsed_outside_the_event_loop(
 def test_a_large_payload_is_encoded_and_shown_outside_the_event_loop(
     site: ApiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded = recorded(monkeypatch, site.yard.codec, "encode")
-    shown = recorded(monkeypatch, site.yard.client, "prepare")
+    encoded = recorded(monkeypatch, site.backend.codec, "encode")
+    shown = recorded(monkeypatch, site.backend.client, "prepare")
 
     made = site.post("/v1/jobs", {"type": "t", "payload": LARGE})
 
@@ -82,14 +82,14 @@ def test_a_large_payload_is_encoded_and_shown_outside_the_event_loop(
 
 def test_other_requests_are_answered_while_a_batch_is_prepared(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
-    prepare = site.yard.client.prepare
+    prepare = site.backend.client.prepare
 
     def prepared(*args: Any) -> Any:
         begun.set()
         assert may_end.wait(LIMIT)
         return prepare(*args)
 
-    monkeypatch.setattr(site.yard.client, "prepare", prepared)
+    monkeypatch.setattr(site.backend.client, "prepare", prepared)
 
     async def both() -> tuple[int, int]:
         body = json.dumps({"jobs": [{"type": "t"}]})

@@ -1,4 +1,4 @@
-"""Who gets in, and what for."""
+"""Authentication, scopes, and requests from other origins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from taskharbor.api.openapi import routes_of
 from taskharbor.api.routing import PUBLIC
 from taskharbor.api_keys import SCOPES
-from tests.support.api_rig import NOBODY, bearer, opened, problem
+from tests.support.api_rig import MISSING_ID, bearer, opened, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from taskharbor.api.routing import ApiRoute
     from tests.support.api_rig import ApiRig
 
-STREAMS: Final = ("/v1/events",)  # it does not end by itself; that it needs its scope is seen all the same
+STREAMS: Final = ("/v1/events",)  # does not end by itself; its scope is tested separately
 OPEN: Final = {"/livez", "/readyz", "/openapi.json", "/docs"}
 GOOD_BODIES: Final = {
     "/v1/jobs": {"type": "greet"},
     "/v1/jobs/batch": {"jobs": [{"type": "greet"}]},
     "/v1/jobs/{job_id}/reschedule": {"priority": 1},
-    "/v1/dead-letters/requeue": {"ids": [NOBODY]},
+    "/v1/dead-letters/requeue": {"ids": [MISSING_ID]},
     "/v1/schedules/{name}": {"cron": "0 2 * * *", "type": "greet"},
 }
 
@@ -39,7 +39,7 @@ def locked() -> Iterator[ApiRig]:
 
 
 def call(site: ApiRig, route: ApiRoute, headers: dict[str, str]) -> httpx.Response:
-    path = route.path_format.format(job_id=NOBODY, name="nothing")
+    path = route.path_format.format(job_id=MISSING_ID, name="nothing")
     [method] = route.methods or {"GET"}
     body = GOOD_BODIES.get(route.path_format) if method in {"POST", "PUT"} else None
     return site.request(method, path, headers=headers, json=body)
@@ -58,11 +58,11 @@ def test_every_route_has_a_scope_and_few_are_public(site: ApiRig) -> None:
 
 
 def test_every_route_rejects_requests_without_a_valid_key(locked: ApiRig) -> None:
-    stranger, revoked = locked.key("admin"), locked.key("admin")
+    valid, revoked = locked.key("admin"), locked.key("admin")
     locked.driver.control.revoke_keys([revoked.split("_")[1]])
     expired = locked.key("admin", expires_at=locked.driver.inspector.now() - timedelta(seconds=1))
-    wrong = [{}, bearer(""), bearer("thk_x"), bearer(stranger[:-1] + "~"), bearer(revoked), bearer(expired)]
-    wrong.append({"Authorization": f"Basic {stranger}"})
+    wrong = [{}, bearer(""), bearer("thk_x"), bearer(valid[:-1] + "~"), bearer(revoked), bearer(expired)]
+    wrong.append({"Authorization": f"Basic {valid}"})
 
     for headers in wrong:
         for route in routes_of(locked.app):
@@ -100,7 +100,7 @@ def test_public_paths_need_no_key(locked: ApiRig) -> None:
 def test_unauthorized_responses_do_not_reveal_whether_a_job_exists(locked: ApiRig) -> None:
     there = locked.post("/v1/jobs", {"type": "greet"}, headers=bearer(locked.key("jobs:write"))).json()["id"]
 
-    answers = [locked.get(f"/v1/jobs/{each}").text for each in (there, NOBODY)]
+    answers = [locked.get(f"/v1/jobs/{each}").text for each in (there, MISSING_ID)]
 
     assert answers[0] == answers[1]
 

@@ -1,4 +1,4 @@
-"""What an application holds on to: whether keys are needed, and how much is open."""
+"""The state of an application: whether keys are required, and its open streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def keyless() -> Iterator[ApiRig]:
-    """The API as it is served from a store without keys."""
+    """The API of a store without keys."""
     with opened(needs_keys=None, only_local_hosts=True) as site:
         yield site
 
@@ -81,11 +81,11 @@ def test_a_revoked_key_does_not_make_keys_required(keyless: ApiRig) -> None:
 def test_an_api_that_cannot_check_for_keys_rejects_requests(
     keyless: ApiRig, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_reach(_ids: object = None) -> Any:
+    def unavailable(_ids: object = None) -> Any:
         raise StoreUnavailable("gone")
 
     keyless.get("/v1/jobs")
-    monkeypatch.setattr(keyless.driver.inspector, "keys", out_of_reach)
+    monkeypatch.setattr(keyless.driver.inspector, "keys", unavailable)
     clock.now += state.KEYS_CHECK_SECONDS
 
     assert problem(keyless.get("/v1/jobs"))["code"] == "store-unavailable"
@@ -133,22 +133,22 @@ async def _joined(site: ApiRig, key: str) -> int:
 
 
 def test_a_closed_stream_is_subtracted_once_from_its_key() -> None:
-    places = state.OpenStreams(max_per_key=1)
-    leave = places.enter(lambda: None, "k1")
+    streams = state.OpenStreams(max_per_key=1)
+    leave = streams.enter(lambda: None, "k1")
 
     leave()
     leave()
 
-    assert not places._by_key  # noqa: SLF001  what must not grow
-    places.enter(lambda: None, "k1")
+    assert not streams._by_key  # noqa: SLF001  it must not grow
+    streams.enter(lambda: None, "k1")
     with pytest.raises(HttpProblem):
-        places.enter(lambda: None, "k1")
+        streams.enter(lambda: None, "k1")
 
 
 def test_without_a_key_only_the_total_is_limited() -> None:
-    places = state.OpenStreams(max_open=3, max_per_key=1)
+    streams = state.OpenStreams(max_open=3, max_per_key=1)
     for _ in range(3):
-        places.enter(lambda: None, None)
+        streams.enter(lambda: None, None)
 
     with pytest.raises(HttpProblem):
-        places.enter(lambda: None, None)
+        streams.enter(lambda: None, None)

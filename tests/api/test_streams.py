@@ -1,4 +1,4 @@
-"""Server-sent events and long polls: many at once, and nothing left behind."""
+"""Server-sent events and long polls, many at the same time."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ def test_a_client_that_does_not_read_is_disconnected_and_others_continue(
 
 def test_a_full_buffer_ends_the_stream() -> None:
     async def listen() -> tuple[int, bytes]:
-        listener = sse.StreamBuffer(size=3)
+        buffer = sse.StreamBuffer(size=3)
         for _ in range(10):
-            listener.offer(b"x")
-        return listener._events.qsize(), await listener.next(1)  # noqa: SLF001  what must stay small
+            buffer.offer(b"x")
+        return buffer._events.qsize(), await buffer.next(1)  # noqa: SLF001  it must stay small
 
     assert asyncio.run(listen()) == (3, b"")
 
@@ -133,7 +133,7 @@ def test_the_store_is_not_polled_without_clients(site: ApiRig) -> None:
 
     def is_quiet() -> bool:
         before = site.driver.statements  # type: ignore[attr-defined]
-        site.run(asyncio.sleep(0.1))  # five looks, if anybody looked
+        site.run(asyncio.sleep(0.1))  # long enough for five polls
         return bool(site.driver.statements == before)  # type: ignore[attr-defined]
 
     site.run(listen())
@@ -167,7 +167,7 @@ def test_closing_ends_every_stream_and_answers_every_wait(site: ApiRig) -> None:
             await all_jobs.next()
             await one_job.next()
             async with asyncio.timeout(30):
-                while site.app.state.taskharbor.open.count < 3:  # noqa: ASYNC110  it is counted, not told
+                while site.app.state.taskharbor.open.count < 3:  # noqa: ASYNC110  no event signals it
                     await asyncio.sleep(0.01)
                 close_streams(site.app)
                 await asyncio.gather(all_jobs.ended.wait(), one_job.ended.wait())
@@ -182,7 +182,7 @@ def test_a_wait_ends_when_its_client_disconnects(site: ApiRig) -> None:
     async def leave() -> int:
         async with Stream(site, f"/v1/jobs/{job_id}?wait=60"):
             async with asyncio.timeout(30):
-                while site.app.state.taskharbor.open.count == 0:  # noqa: ASYNC110  it is counted, not told
+                while site.app.state.taskharbor.open.count == 0:  # noqa: ASYNC110  no event signals it
                     await asyncio.sleep(0.01)
         return int(site.app.state.taskharbor.open.count)
 

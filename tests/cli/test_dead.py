@@ -44,13 +44,13 @@ def test_groups_list_errors_of_dead_letters_the_most_frequent_first(any_console:
 def test_a_single_given_id_is_requeued_without_confirmation(any_console: Console) -> None:
     job_id, other = any_console.dead(), any_console.dead()
 
-    said = any_console("dead", "requeue", str(job_id), "--budget", "2", "--why", "mended")
+    said = any_console("dead", "requeue", str(job_id), "--budget", "2", "--why", "fixed")
 
     assert (said.code, said.out) == (ExitCode.OK, "requeued 1 of 1\n")
     assert (any_console.job(job_id).status, any_console.job(job_id).max_attempts) == (Status.PENDING, 3)
     assert any_console.job(other).status is Status.DEAD
     [entry] = any_console.audit()
-    assert (entry.action, entry.target, entry.detail) == ("dead-letters.requeue", "1 jobs", {"why": "mended"})
+    assert (entry.action, entry.target, entry.detail) == ("dead-letters.requeue", "1 jobs", {"why": "fixed"})
 
 
 @pytest.mark.parametrize("kind", ["queue", "type", "fingerprint", "all"])

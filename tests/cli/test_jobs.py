@@ -188,14 +188,14 @@ def test_dead_and_canceled_jobs_are_requeued(any_console: Console) -> None:
     dead, canceled = any_console.dead(), any_console.enqueue()
     any_console.driver.cancel([canceled])
 
-    said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--why", "mended")
+    said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--why", "fixed")
 
     job = any_console.job(dead)
     assert (said.code, said.out) == (ExitCode.OK, f"{dead}\tPENDING\n{canceled}\tPENDING\n")
     assert (job.status, job.attempt_count, job.max_attempts) == (Status.PENDING, 1, 4)
     history = any_console.driver.inspector.attempts([dead])[-1]
     assert history.failure is not None
-    assert (history.worker_id, history.failure.message) == (any_console.audit()[0].actor, "mended")
+    assert (history.worker_id, history.failure.message) == (any_console.audit()[0].actor, "fixed")
 
 
 def test_a_requeued_job_may_have_to_wait(console: Console) -> None:
@@ -212,7 +212,7 @@ def test_a_requeued_job_may_be_given_another_payload(
     (tmp_path / "body.json").write_text('["ä", 1]', encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", io.StringIO("null"))
     given = ('{"a": [1]}', f"@{tmp_path}/body.json", "-")
-    ids = [any_console.dead(payload={"to": "nobody"}) for _ in given]
+    ids = [any_console.dead(payload={"to": "Eve"}) for _ in given]
 
     pairs = zip(ids, given, strict=True)
     said = [any_console("jobs", "requeue", str(job_id), "--payload", text) for job_id, text in pairs]

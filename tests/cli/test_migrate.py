@@ -105,12 +105,12 @@ def test_json_status_of_a_missing_file_lists_all_migrations(
     ended = run(cli, ["migrate", verb, "--url", url, "--json"])
 
     assert ended == ExitCode.OK
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"store": "sqlite", "schema": 0, "wanted": len(NAMES), "pending": NAMES}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"store": "sqlite", "schema": 0, "wanted": len(NAMES), "pending": NAMES}
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
+def test_every_verb_prints_the_same_json_for_a_current_schema(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(cli, ["migrate", "up", "--url", url])
@@ -119,8 +119,8 @@ def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
     ended = run(cli, ["migrate", verb, "--url", url, "--json"])
 
     assert ended == ExitCode.OK
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"store": "sqlite", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"store": "sqlite", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
 
 
 def test_check_exits_with_9_and_says_how_to_migrate(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +155,8 @@ def test_status_of_a_newer_schema_shows_both_numbers(
 
     run(cli, ["migrate", "status", "--url", url, "--json"])
 
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"store": "sqlite", "schema": 99, "wanted": len(NAMES), "pending": []}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"store": "sqlite", "schema": 99, "wanted": len(NAMES), "pending": []}
 
 
 @pytest.mark.parametrize("verb", VERBS)
