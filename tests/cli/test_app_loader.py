@@ -1,4 +1,4 @@
-"""What `taskharbor worker APP` takes for an app, and how it refuses what is none."""
+"""The forms of an app that `taskharbor worker APP` accepts, and its errors."""
 
 from __future__ import annotations
 

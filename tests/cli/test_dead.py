@@ -178,11 +178,11 @@ def test_dead_letters_are_purged_for_good_and_no_others(kind: str, any_console: 
         "all": ["--all"],
     }[kind]
 
-    look = any_console("dead", "purge", "--dry-run", "--json", *words).data
+    preview = any_console("dead", "purge", "--dry-run", "--json", *words).data
     said = any_console("dead", "purge", "--yes", "--json", *words).data
 
     count = 2 if kind == "all" else 1
-    assert look == {"matched": count, "removed": 0, "dry_run": True, "kept": {}}
+    assert preview == {"matched": count, "removed": 0, "dry_run": True, "kept": {}}
     assert said == {"matched": count, "removed": count, "dry_run": False, "kept": {}}
     left = {*any_console.driver.inspector.get([wanted, other, done])}
     assert left == ({done} if kind == "all" else {other, done})
@@ -203,7 +203,7 @@ def test_dead_letters_that_are_younger_than_that_stay(console: Console) -> None:
 
 
 def test_a_dead_letter_with_an_unpublished_event_stays_unless_the_event_is_given_up(any_console: Console) -> None:
-    publish_all(any_console)  # from then on the store knows of a publisher
+    publish_all(any_console)  # so that the store has seen a publisher
     job_id = any_console.dead()
 
     kept = any_console("dead", "purge", str(job_id), "--yes")
@@ -232,10 +232,10 @@ def test_finished_jobs_are_pruned_and_dead_ones_stay(any_console: Console) -> No
     dead, waiting_job = any_console.dead(), any_console.enqueue()
     any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
 
-    look = any_console("prune", "--older-than", "0s", "--dry-run")
+    preview = any_console("prune", "--older-than", "0s", "--dry-run")
     said = any_console("prune", "--older-than", "0s", "--yes")
 
-    assert "would remove about " in look.err
+    assert "would remove about " in preview.err
     assert said.code == ExitCode.OK
     assert {*any_console.driver.inspector.get([dead, waiting_job])} == {dead, waiting_job}
 

@@ -1,4 +1,4 @@
-"""`taskharbor dev`: real processes, a file that is saved, and nothing left behind."""
+"""`taskharbor dev`: child processes, and a restart when a file is saved."""
 
 from __future__ import annotations
 
@@ -125,9 +125,7 @@ def test_file_changes_are_reported_once_and_only_for_python_files(tmp_path: Path
     assert files.changed() == []
 
 
-def test_the_watched_folder_is_that_of_the_file_or_current(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watched_folder_is_that_of_the_file_or_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     assert folder_of("shop/tasks.py:harbor") == tmp_path.resolve() / "shop"
@@ -160,20 +158,20 @@ def result_of(folder: Path) -> bytes | None:
 
 
 class Started(subprocess.Popen[bytes]):
-    told: Path
+    stderr_file: Path
 
     def log(self) -> str:
-        return self.told.read_text()
+        return self.stderr_file.read_text()
 
 
 @contextmanager
 def started(folder: Path, *words: str) -> Iterator[Started]:
-    """Start a command in *folder*, and end it and whatever it started."""
-    told = folder / "stderr"
-    with told.open("wb") as stderr:
+    """Start a command in *folder*; stop it at the end."""
+    stderr_file = folder / "stderr"
+    with stderr_file.open("wb") as stderr:
         environ: dict[str, str] = {"PYTHONDONTWRITEBYTECODE": "1"}
         process = Started([*PYTHON, "-m", "taskharbor.cli", *words], cwd=folder, stderr=stderr, env=environ)
-    process.told = told
+    process.stderr_file = stderr_file
     try:
         yield process
     finally:

@@ -1,4 +1,4 @@
-"""docs/cli.md says what is so."""
+"""docs/cli.md matches the commands."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_page_has_every_exit_code() -> None:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Give every line that begins with a prompt, and what stands below it."""
+    """Yield every documented command and the output below it."""
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
         for part in block.split("$ ")[1:]:
             line, _, shown = part.partition("\n")
@@ -69,8 +69,8 @@ def _real(known: dict[str, str], found: re.Match[str]) -> str:
 
 
 def form_of(text: str) -> str:
-    """Return *text* without what differs from run to run: ids, times, numbers, people and spaces."""
+    """Return *text* without the parts that differ between runs: ids, times, numbers, actors and spaces."""
     text = ID.sub("ID", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", text)
-    text = re.sub(r"by \S+@\S+", "by SOMEBODY", text)
+    text = re.sub(r"by \S+@\S+", "by ACTOR", text)
     return re.sub(r"[ ]+", " ", re.sub(r"\d+([.:]\d+)*", "#", text))

@@ -113,7 +113,7 @@ def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["two words"], "type is 'two words'"),
         (["t", "--queue", "a b"], "queue is 'a b'"),
@@ -131,11 +131,11 @@ def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
     ],
 )
 @pytest.mark.usefixtures("_in_a_folder")
-def test_what_breaks_a_rule_is_refused_and_nothing_is_stored(words: list[str], told: str, console: Console) -> None:
+def test_what_breaks_a_rule_is_refused_and_nothing_is_stored(words: list[str], message: str, console: Console) -> None:
     said = console("enqueue", *words)
 
     assert (said.code, said.out) == (ExitCode.USAGE, "")
-    assert told in said.err
+    assert message in said.err
     assert console("jobs", "list", "--json").data["jobs"] == []
 
 
@@ -187,9 +187,7 @@ def test_enqueue_adds_an_audit_entry_with_the_actor(console: Console) -> None:
     assert "@" in entry.actor
 
 
-def test_a_failed_audit_entry_does_not_fail_an_enqueue(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_audit_entry_does_not_fail_an_enqueue(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise StoreUnavailable("gone")
 

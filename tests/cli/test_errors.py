@@ -1,4 +1,4 @@
-"""How errors end a command: the words, the stable code, the exit code."""
+"""Errors of commands: message, stable code and exit code."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_every_error_has_an_exit_code_or_inherits_one() -> None:
 
 
 def test_codes_for_scripts_are_words_joined_by_hyphens() -> None:
-    words = [word for verdict in ERROR_EXITS.values() for word in verdict.code.split("-")]
+    words = [word for each in ERROR_EXITS.values() for word in each.code.split("-")]
 
     assert [word for word in words if not (word.isascii() and word.isalpha() and word.islower())] == []
 
@@ -254,7 +254,7 @@ def import_everything() -> None:
 
 
 def reaches_a_command(module: str) -> bool:
-    """Tell whether what is raised there can end a command; other tests may have imported what cannot."""
+    """Return whether errors of *module* can end a command; other tests may have imported further modules."""
     return f"{module}.".startswith("taskharbor.") and not module.startswith("taskharbor.testing")
 
 

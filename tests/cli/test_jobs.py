@@ -278,12 +278,12 @@ ON_ONE = ["show", "wait", "cancel", "requeue", "why"]
 
 @pytest.mark.parametrize("verb", ON_ONE)
 def test_a_job_that_is_not_there_ends_with_4(verb: str, console: Console) -> None:
-    nobody = str(uuid4())
+    missing = str(uuid4())
 
-    said = console("jobs", verb, nobody)
+    said = console("jobs", verb, missing)
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == f"error: there is no job {nobody}; check the id\n"
+    assert said.err == f"error: there is no job {missing}; check the id\n"
 
 
 @pytest.mark.parametrize("verb", ON_ONE)
@@ -303,19 +303,19 @@ def test_an_invalid_id_suggests_listing_jobs(console: Console) -> None:
 
 
 @pytest.mark.parametrize(
-    ("move", "told"),
+    ("act", "message"),
     [
         (lambda console, job_id: console("jobs", "cancel", str(job_id)), "cannot cancel"),
         (lambda console, job_id: console("jobs", "requeue", str(job_id)), "cannot requeue"),
     ],
 )
 def test_a_forbidden_transition_ends_with_5_without_an_audit_entry(
-    move: Callable[[Console, JobId], CliResult], told: str, console: Console
+    act: Callable[[Console, JobId], CliResult], message: str, console: Console
 ) -> None:
-    said = move(console, console.done())
+    said = act(console, console.done())
 
     assert (said.code, said.out) == (ExitCode.CONFLICT, "")
-    assert told in said.err
+    assert message in said.err
     assert console.audit() == []
 
 

@@ -1,4 +1,4 @@
-"""What only a real process shows: signals, pipes, terminals."""
+"""Signals, pipes and terminals, tested with real processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
 
-WAIT_FOR_EVER = """
+WAIT_FOR_SIGNAL = """
 import signal, sys, threading
 import click
 from taskharbor.cli.main import cli, run
@@ -23,7 +23,7 @@ def wait():
     click.echo("waiting")
     threading.Event().wait()
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background parent process may ignore it
 sys.exit(run(cli, ["wait"]))
 """
 
@@ -45,7 +45,7 @@ def test_the_exit_code_and_the_error_reach_the_shell() -> None:
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
-    command = [*PYTHON, "-c", WAIT_FOR_EVER]
+    command = [*PYTHON, "-c", WAIT_FOR_SIGNAL]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"

@@ -1,4 +1,4 @@
-"""What terminals and pipes get."""
+"""Output on terminals and in pipes."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_a_terminal_without_rich_gets_columns_and_relative_times(monkeypatch: py
 def test_a_terminal_gets_a_colored_table_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = at_a_screen(monkeypatch)
     print_table(TITLES, ROWS, now=NOON, empty="none")
-    coloured = screen.getvalue()
+    colored = screen.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
 
     print_table(TITLES, ROWS, now=NOON, empty="none")
 
-    assert "3m ago" in coloured
-    assert "\x1b[31mDEAD" in coloured
-    assert "[31m" not in screen.getvalue().removeprefix(coloured)
+    assert "3m ago" in colored
+    assert "\x1b[31mDEAD" in colored
+    assert "[31m" not in screen.getvalue().removeprefix(colored)
 
 
 def test_untrusted_text_is_not_interpreted_as_markup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_progress_shows_rate_and_remaining_time(capsys: pytest.CaptureFixture[st
     times = iter([0.0, 4.0, 10.0, 10.0])
 
     with ProgressLine("requeued", 400, monotonic=lambda: next(times)) as progress:
-        progress.advance(50)  # too early to say anything
+        progress.advance(50)  # too early to print anything
         progress.advance(50)
 
     assert capsys.readouterr() == ("", "requeued: 100 of 400 (25%), 10/s, 30s left\n")
@@ -129,7 +129,7 @@ def test_progress_shows_rate_and_remaining_time(capsys: pytest.CaptureFixture[st
 def test_progress_without_a_total_shows_count_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 10.0, 10.0])
 
-    with ProgressLine("looking", None, monotonic=lambda: next(times)) as progress:
+    with ProgressLine("searching", None, monotonic=lambda: next(times)) as progress:
         progress.advance(1_000)
 
-    assert capsys.readouterr().err == "looking: 1,000, 100/s\n"
+    assert capsys.readouterr().err == "searching: 1,000, 100/s\n"

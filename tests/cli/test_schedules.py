@@ -51,14 +51,14 @@ def test_a_schedule_runs_now_and_its_next_time_stays(nightly: Console) -> None:
 
 def test_a_paused_schedule_stays_paused_until_it_is_resumed(nightly: Console) -> None:
     paused, again = nightly("schedules", "pause", "nightly"), nightly("schedules", "pause", "nightly")
-    rests = nightly.driver.inspector.schedules()["nightly"].paused_at is not None
-    told = nightly("schedules", "next", "nightly").err
+    is_paused = nightly.driver.inspector.schedules()["nightly"].paused_at is not None
+    message = nightly("schedules", "next", "nightly").err
     resumed = nightly("schedules", "resume", "nightly", "--json").data
 
     assert (paused.code, paused.out, paused.err) == (ExitCode.OK, "nightly\n", "")
     assert again.err == "schedule nightly was already paused\n"
-    assert rests
-    assert "is paused" in told
+    assert is_paused
+    assert "is paused" in message
     assert resumed["schedules"][0]["paused_at"] is None
     assert [entry.action for entry in nightly.audit()] == ["schedules.resume", "schedules.pause"]
 

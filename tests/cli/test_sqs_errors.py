@@ -1,4 +1,4 @@
-"""What people read when SQS is not set up right: one line with the way out, and jobs are stored all the same."""
+"""Errors of an SQS that is not set up correctly: one line with a fix, and jobs are still stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DENIED: Final = EndpointFaults(errors={"AccessDenied": 1})
 BAD_KEY: Final = EndpointFaults(errors={"InvalidClientTokenId": 1})
 
 WRONG: Final = [
-    # A queue that is missing in this region may well be there in another.
+    # A queue that is missing in this region may exist in another.
     pytest.param(
         KEYS | REGION,
         EndpointFaults(),
@@ -98,7 +98,7 @@ def test_worker_and_enqueuer_log_an_sqs_error_once_and_continue(
 
 @contextmanager
 def started(folder: Path, environ: dict[str, str], *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command of `taskharbor`, whose log is in a file of its own name."""
+    """Start a command; its log is in a file with its name."""
     with (folder / args[0]).open("w") as stderr:
         command = [*PYTHON, "-m", "taskharbor.cli", *args]
         process = subprocess.Popen(command, cwd=folder, stderr=stderr, text=True, env=environ)

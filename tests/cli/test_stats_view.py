@@ -134,9 +134,7 @@ def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> No
 
 
 @pytest.mark.parametrize("without_rich", [False, True])
-def test_on_a_terminal_top_redraws_until_q_is_pressed(
-    without_rich: bool, console: Console
-) -> None:
+def test_on_a_terminal_top_redraws_until_q_is_pressed(without_rich: bool, console: Console) -> None:
     console.enqueue(queue="mail")
     with Terminal(console.url, without_rich=without_rich) as terminal:
         wait_until(lambda: "mail" in terminal.shown() and "1 waiting" in terminal.shown())
@@ -160,7 +158,7 @@ def test_ctrl_c_ends_top_without_a_traceback(console: Console) -> None:
 
 
 class Terminal:
-    """`taskharbor top` on a terminal of its own."""
+    """`taskharbor top` on a pseudo-terminal."""
 
     SCRIPT = """
 import signal, sys
