@@ -112,7 +112,7 @@ def _requeue(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str,
     ids, more = _select(driver, body)
     refused: list[dict[str, Any]] = []
     for batch, delay in () if body.dry_run else paced_batches(ids, body.rate):
-        answers = driver.requeue(
+        results = driver.requeue(
             batch,
             token=new_token(),
             budget=body.budget or DEFAULT_MAX_ATTEMPTS,
@@ -121,9 +121,9 @@ def _requeue(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str,
             delay=delay,
         )
         refused += [
-            {"id": str(job_id), "problem": problem_of(answer)}
-            for job_id, answer in zip(batch, answers, strict=True)
-            if not isinstance(answer, Transitioned)
+            {"id": str(job_id), "problem": problem_of(result)}
+            for job_id, result in zip(batch, results, strict=True)
+            if not isinstance(result, Transitioned)
         ]
     return {
         "matched": len(ids),
