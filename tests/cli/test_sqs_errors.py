@@ -1,4 +1,4 @@
-"""What people read when SQS is not set up right: one line with the way out, and jobs are stored all the same."""
+"""Errors of an SQS that is not set up correctly: one line with a fix, and jobs are still stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DENIED: Final = EndpointFaults(errors={"AccessDenied": 1})
 BAD_KEY: Final = EndpointFaults(errors={"InvalidClientTokenId": 1})
 
 WRONG: Final = [
-    # A queue that is missing in this region may well be there in another.
+    # A queue that is missing in this region may exist in another.
     pytest.param(
         KEYS | REGION,
         EndpointFaults(),
@@ -44,7 +44,7 @@ WRONG: Final = [
 
 
 @pytest.mark.parametrize(("given", "faults", "words"), WRONG)
-def test_a_command_that_asks_sqs_ends_with_one_line_and_the_way_out(
+def test_an_sqs_error_ends_a_command_with_one_line_and_a_fix(
     given: dict[str, str], faults: EndpointFaults, words: list[str]
 ) -> None:
     with Endpoint.start(faults=faults) as endpoint:
@@ -57,7 +57,7 @@ def test_a_command_that_asks_sqs_ends_with_one_line_and_the_way_out(
     assert [word for word in words if word not in done.stderr] == []
 
 
-def test_an_sqs_that_is_away_is_told_from_one_that_refuses() -> None:
+def test_an_unavailable_sqs_ends_a_command_with_3() -> None:
     with Endpoint.start() as endpoint:
         endpoint.go_away()
         done = taskharbor("sqs", "status", **BARE, **KEYS, **REGION, AWS_ENDPOINT_URL_SQS=endpoint.url)
@@ -68,7 +68,7 @@ def test_an_sqs_that_is_away_is_told_from_one_that_refuses() -> None:
 
 
 @pytest.mark.parametrize(("given", "faults", "words"), WRONG)
-def test_a_worker_and_an_enqueuer_say_so_once_and_go_on_and_jobs_are_stored(
+def test_worker_and_enqueuer_log_an_sqs_error_once_and_continue(
     tmp_path: Path, given: dict[str, str], faults: EndpointFaults, words: list[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
@@ -98,7 +98,7 @@ def test_a_worker_and_an_enqueuer_say_so_once_and_go_on_and_jobs_are_stored(
 
 @contextmanager
 def started(folder: Path, environ: dict[str, str], *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command of `taskharbor`, whose log is in a file of its own name."""
+    """Start a command; its log is in a file with its name."""
     with (folder / args[0]).open("w") as stderr:
         command = [*PYTHON, "-m", "taskharbor.cli", *args]
         process = subprocess.Popen(command, cwd=folder, stderr=stderr, text=True, env=environ)

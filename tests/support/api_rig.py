@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LEASE: Final = timedelta(seconds=30)
 BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f00d")
-NOBODY: Final = "01890a5d-ac96-774b-bcce-b302099a8057"
+MISSING_ID: Final = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 class FakeBackend:
@@ -48,8 +48,8 @@ class ApiRig:
     """One application and its client, on an event loop that runs only during calls."""
 
     def __init__(self, driver: Driver | None = None, **options: Any) -> None:
-        self.yard = FakeBackend(driver or MemoryDriver())
-        self.app = create_app(self.yard, **{"needs_keys": False} | options)
+        self.backend = FakeBackend(driver or MemoryDriver())
+        self.app = create_app(self.backend, **{"needs_keys": False} | options)
         self._runner = asyncio.Runner()
         # An error that reaches the server must become a 500 response, which the tests check.
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
@@ -57,7 +57,7 @@ class ApiRig:
 
     @property
     def driver(self) -> Driver:
-        return self.yard.driver
+        return self.backend.driver
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
@@ -112,7 +112,7 @@ class ApiRig:
     def close(self) -> None:
         self.run(self.client.aclose())
         self._runner.close()
-        self.yard.close()
+        self.backend.close()
 
 
 @contextmanager

@@ -120,13 +120,13 @@ def _known(site: ApiRig) -> dict[str, Any]:
 
 # Rules that a schema cannot express. A request that matches the schema may still break one, and is refused with this.
 BEYOND_THE_SCHEMA: Final = {
-    ("POST", "/v1/jobs"): "idempotency key .* belongs to|is not that of the header",
-    ("POST", "/v1/jobs/batch"): "rules are broken|takes no idempotency keys",
-    ("GET", "/v1/jobs"): "goes with no other filter",
+    ("POST", "/v1/jobs"): "idempotency key .* belongs to|differs from the Idempotency-Key header",
+    ("POST", "/v1/jobs/batch"): "errors; no job was stored|not allowed in an atomic batch",
+    ("GET", "/v1/jobs"): "cannot be combined with other filters",
     ("POST", "/v1/jobs/{job_id}/cancel"): "has changed since",
     ("POST", "/v1/jobs/{job_id}/requeue"): "has changed since",
     ("POST", "/v1/jobs/{job_id}/reschedule"): "has changed since",
-    ("POST", "/v1/dead-letters/requeue"): "one of them",
+    ("POST", "/v1/dead-letters/requeue"): "give either ids or a filter",
     ("PUT", "/v1/schedules/{name}"): "^(cron|timezone) is ",
     ("POST", "/v1/schedules/{name}/run"): "idempotency key .* belongs to",
 }

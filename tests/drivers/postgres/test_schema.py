@@ -234,7 +234,7 @@ def test_up_names_what_it_applied_and_the_second_time_says_that_nothing_is_left(
     assert capsys.readouterr() == ("\n".join(NAMES) + "\n", "")
 
     assert run(cli, ["migrate", "up", "--url", bare]) == ExitCode.OK
-    assert capsys.readouterr() == ("", f"the schema is up to date: {len(NAMES)}\n")
+    assert capsys.readouterr() == ("", f"schema is up to date: {len(NAMES)}\n")
 
 
 @pytest.mark.parametrize("verb", ["status", "sql", "check"])
