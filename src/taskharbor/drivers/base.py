@@ -335,8 +335,9 @@ class Driver(Protocol):
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        """Change the due time of waiting jobs to *scheduled_for* or now + *delay*, or their priority; None changes nothing.
+        """Change the due time of waiting jobs to *scheduled_for* or now + *delay*, or change their priority.
 
+        An argument that is None changes nothing.
         A message that was already sent for the job becomes void.
         """
 

@@ -137,7 +137,7 @@ def plan(file: Path, statement: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize("take", [claim.TAKE_ANY, claim.TAKE_HANDLED], ids=["any", "handled"])
+@pytest.mark.parametrize("take", [claim.CLAIM_ANY_TYPE, claim.CLAIM_HANDLED_TYPES], ids=["any", "handled"])
 def test_a_claim_walks_what_waits_in_its_order_and_sorts_nothing(take: str, file: Path) -> None:
     steps = plan(file, take)
 
@@ -158,7 +158,7 @@ def test_the_next_due_time_is_found_by_leaps_over_what_waits(file: Path) -> None
 
 @pytest.mark.usefixtures("driver")
 def test_an_ended_lease_is_found_without_a_look_at_the_history(file: Path) -> None:
-    steps = plan(file, claim.TAKE_ENDED)
+    steps = plan(file, claim.RECLAIM_EXPIRED)
 
     assert "SEARCH th_jobs USING INDEX th_jobs_processing (lease_expires_at<?)" in steps
     assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
@@ -175,9 +175,9 @@ def test_those_who_live_are_counted_without_a_look_at_the_history(file: Path) ->
 
 
 FINDERS: Final = {
-    search.AT_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
-    search.AT_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
-    search.AT_KILLED: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
+    search.SCAN_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
+    search.SCAN_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
+    search.SCAN_FINGERPRINT: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
 }
 
 

@@ -1,4 +1,4 @@
-"""Connections to the file, and the one way to write to it."""
+"""Connections to the SQLite file, serialized write transactions, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SqlExecutor(Protocol):
-    """What runs statements: a connection of ours, or a user's that was joined."""
+    """Runs statements: the driver's own connection, or a joined one."""
 
     def execute(self, statement: str, values: Any = ..., /) -> sqlite3.Cursor: ...
 
@@ -29,11 +29,10 @@ class SqlExecutor(Protocol):
 
 
 class SqlitePool:
-    """Gives each call a connection of its own, and lets one thread of the process write at a time.
+    """A connection pool that lets one thread of the process write at a time.
 
-    SQLite has one writer; those who wait for it poll, and may starve. So the threads
-    of a process queue up for a lock of ours first, and only processes compete for the
-    file. Every wait ends by the deadline.
+    SQLite allows one writer. Waiting connections poll for its lock and may starve. So the threads of a process
+    first wait for a lock of the pool, and only processes compete for the file. Every wait has a deadline.
     """
 
     def __init__(self, path: Path, *, clock: Clock | None, deadline: timedelta, synchronous: str) -> None:
@@ -45,67 +44,67 @@ class SqlitePool:
         self._reset()
 
     def _reset(self) -> None:
-        self._abandoned = getattr(self, "_idle", [])  # kept, or Python would close them
+        self._abandoned = getattr(self, "_idle", [])  # keep references, or Python closes the parent's connections
         self._idle: list[WriteTransaction] = []
         self._writing = threading.Lock()
         self._counting = threading.Lock()
-        self._urgent = 0  # writers that wait, and go before all others
+        self._urgent = 0  # waiting writers that precede all others
         self._none_urgent = threading.Event()
         self._is_file_locked = False
         self._is_closed = False
-        self._pid = os.getpid()  # last: whoever sees it sees the others
+        self._pid = os.getpid()  # last: threads that see it also see the other attributes
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection whose statements see one snapshot each."""
-        taken = self._take()
+        """Provide a connection. Each of its statements sees its own snapshot."""
+        pooled = self._acquire_connection()
         try:
-            yield taken.connection
+            yield pooled.connection
         except sqlite3.Error as error:
             raise translate_error(error, self.path) from error
         finally:
-            self._release(taken)
+            self._release_connection(pooled)
 
     def write(self, *, urgent: bool = False) -> WriteTransaction:
-        """Return what runs one IMMEDIATE transaction, in a ``with`` statement.
+        """Return a context manager for one IMMEDIATE transaction.
 
-        An *urgent* one goes before all others of this process that wait: leases end while it waits.
+        An *urgent* transaction precedes all others of this process that wait, since leases may expire meanwhile.
         """
-        taken = self._take()
-        taken.is_urgent = urgent
-        return taken
+        pooled = self._acquire_connection()
+        pooled.is_urgent = urgent
+        return pooled
 
-    def begin(self, taken: WriteTransaction) -> int:
-        """Begin; the time is read once it is alone, so that times follow its order."""
-        if not (self._acquire_urgently() if taken.is_urgent else self._acquire()):
-            self._release(taken)
-            reason = _HELD if self._is_file_locked else _CROWDED
+    def begin(self, pooled: WriteTransaction) -> int:
+        """Begin a transaction and return the time, read under the write lock so that times follow commit order."""
+        if not (self._lock_urgently() if pooled.is_urgent else self._lock()):
+            self._release_connection(pooled)
+            reason = _LOCKED_BY_OTHERS if self._is_file_locked else _LOCKED_BY_THREADS
             raise StoreUnavailable(f"{self.path}: {reason}")  # noqa: TRY003  it says which file
         try:
             self.statements += 1
-            self._is_file_locked = True  # by another connection, for as long as this one does not begin
-            taken.run("BEGIN IMMEDIATE")
+            self._is_file_locked = True  # by another connection, until this one has begun
+            pooled.run("BEGIN IMMEDIATE")
             self._is_file_locked = False
             return self.now()
         except BaseException:
-            self.end(taken)
+            self.end(pooled)
             raise
 
-    def _acquire(self) -> bool:
-        """Wait for the turn to write, behind every urgent writer; False if it does not come in time."""
-        # At once, where that can be: to set a time takes longer than all the rest.
-        give_up_at, has_turn = 0.0, self._writing.acquire(blocking=False)
-        while not has_turn or self._urgent:
-            give_up_at = give_up_at or time.monotonic() + self._seconds
-            if has_turn:
+    def _lock(self) -> bool:
+        """Wait for the write lock, after all urgent writers. Return False if the deadline passes."""
+        # Try without a timeout first: reading the clock takes longer than all the rest.
+        deadline, is_locked = 0.0, self._writing.acquire(blocking=False)
+        while not is_locked or self._urgent:
+            deadline = deadline or time.monotonic() + self._seconds
+            if is_locked:
                 self._writing.release()
-                self._none_urgent.wait(max(0.0, give_up_at - time.monotonic()))
-            has_turn = self._writing.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
-            if not has_turn:
+                self._none_urgent.wait(max(0.0, deadline - time.monotonic()))
+            is_locked = self._writing.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            if not is_locked:
                 return False
         return True
 
-    def _acquire_urgently(self) -> bool:
+    def _lock_urgently(self) -> bool:
         with self._counting:
             self._urgent += 1
             self._none_urgent.clear()
@@ -117,39 +116,39 @@ class SqlitePool:
                 if not self._urgent:
                     self._none_urgent.set()
 
-    def end(self, taken: WriteTransaction) -> None:
-        """Let the next one write; what was not committed is undone."""
+    def end(self, pooled: WriteTransaction) -> None:
+        """Roll back what was not committed, and release the write lock and the connection."""
         try:
-            if taken.connection.in_transaction:
-                taken.run("ROLLBACK")
+            if pooled.connection.in_transaction:
+                pooled.run("ROLLBACK")
         finally:
             self._writing.release()
-            self._release(taken)
+            self._release_connection(pooled)
 
     def close(self) -> None:
-        """Close what is not in use; what is, is closed when it is given back."""
+        """Close idle connections now, and each one in use when it is released."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().connection.close()
 
-    def _take(self) -> WriteTransaction:
+    def _acquire_connection(self) -> WriteTransaction:
         if self._pid != os.getpid():
-            self._reset()  # a connection must not be used, nor closed, on the other side of a fork
+            self._reset()  # SQLite connections must not be used or closed after a fork
         if self._is_closed:
             raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
         try:
-            taken = self._idle.pop()
+            pooled = self._idle.pop()
         except IndexError:
-            taken = WriteTransaction(self._open())
-        taken.connections = self
-        return taken
+            pooled = WriteTransaction(self._open())
+        pooled.connections = self
+        return pooled
 
-    def _release(self, taken: WriteTransaction) -> None:
-        del taken.connections  # or it would keep alive whoever keeps it
+    def _release_connection(self, pooled: WriteTransaction) -> None:
+        del pooled.connections  # it forms a reference cycle with the pool
         if self._is_closed:
-            taken.connection.close()
+            pooled.connection.close()
         else:
-            self._idle.append(taken)
+            self._idle.append(pooled)
 
     def _open(self) -> sqlite3.Connection:
         create_private(self.path)
@@ -165,7 +164,7 @@ class SqlitePool:
                 on_error.callback(connection.close)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-                # What a statement lays aside is small; a cache for each such table would cost a single claim 100 µs.
+                # Temporary tables are small; creating a page cache for each would cost a single claim 100 µs.
                 connection.execute("PRAGMA temp_store = MEMORY")
             except sqlite3.Error as error:
                 raise translate_error(error, self.path) from error
@@ -174,9 +173,9 @@ class SqlitePool:
 
 
 class WriteTransaction:
-    """A connection, and one transaction after the other on it.
+    """A pooled connection, and the context manager of its transactions.
 
-    A class, since a generator for a context would cost a single job 2 µs of each of its calls.
+    A class, since a generator-based context manager would add 2 µs to each call of a single job.
     """
 
     __slots__ = ("connection", "connections", "is_urgent", "run")
@@ -185,7 +184,7 @@ class WriteTransaction:
         self.connection = connection
         self.connections: SqlitePool
         self.is_urgent = False
-        self.run = connection.cursor().execute  # the connection's own makes a cursor each time
+        self.run = connection.cursor().execute  # Connection.execute creates a cursor for each call
 
     def __enter__(self) -> tuple[sqlite3.Connection, int]:
         connections = self.connections
@@ -208,35 +207,38 @@ class WriteTransaction:
 
 
 def create_private(path: Path) -> None:
-    """Create the file for its owner alone; SQLite gives the mode to what it makes beside it. A file keeps its mode."""
-    with suppress(OSError):  # it exists, or cannot be made: then SQLite gives the reason
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE))
+    """Create the file, accessible by its owner only, unless it exists.
+
+    SQLite uses the same mode for the files that it creates beside it. An existing file keeps its mode.
+    """
+    with suppress(OSError):  # it exists, or cannot be created: then SQLite reports the reason
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
 
 
 def _machine_time() -> int:
     return time.time_ns() // 1_000
 
 
-PRIVATE: Final = 0o600
-_CROWDED: Final = "other threads of this process have been writing to it for too long; try again"
-_HELD: Final = (
-    "another process, or a handler's own write transaction, has kept its write lock for too long; "
+FILE_MODE: Final = 0o600
+_LOCKED_BY_THREADS: Final = "other threads of this process have held the write lock for too long; try again"
+_LOCKED_BY_OTHERS: Final = (
+    "another process, or a handler's own write transaction, has held the write lock for too long; "
     "no lease can be extended meanwhile. Keep write transactions short, and try again"
 )
 _CLOSED: Final = "this driver was closed"
 _HINTS: Final = {
-    "SQLITE_BUSY": _HELD,
-    "SQLITE_FULL": "the disk is full; nothing of this call was stored. Make room and try again",
-    "SQLITE_CANTOPEN": "it cannot be opened; does its folder exist, and may this user write there?",
-    "SQLITE_READONLY": "it is read-only for this user",
-    "SQLITE_NOTADB": "it is no SQLite database",
-    "SQLITE_CORRUPT": "it is damaged; restore it from a copy",
-    "SQLITE_IOERR": "the disk does not answer as it should",
+    "SQLITE_BUSY": _LOCKED_BY_OTHERS,
+    "SQLITE_FULL": "disk full; nothing of this call was stored. Free disk space and try again",
+    "SQLITE_CANTOPEN": "cannot be opened; check that its directory exists and that this user may write there",
+    "SQLITE_READONLY": "read-only for this user",
+    "SQLITE_NOTADB": "not a SQLite database",
+    "SQLITE_CORRUPT": "database file damaged; restore it from a backup",
+    "SQLITE_IOERR": "disk I/O error",
 }
 
 
 def translate_error(error: sqlite3.Error, path: Path) -> Exception:
-    """Turn what means that the store is away into that; a mistake in our own SQL stays what it is."""
+    """Return a `StoreUnavailable` for errors of the file or its lock, and any other error unchanged."""
     name = getattr(error, "sqlite_errorname", "")
     hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
     return error if hint is None else StoreUnavailable(f"{path}: {hint} ({error})")
