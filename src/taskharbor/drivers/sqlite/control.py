@@ -41,7 +41,7 @@ def cancel(db: sqlite3.Connection, job_id: JobId, now: int) -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqliteRequeue:
-    """The changes that a requeue makes to a job, and who requested it."""
+    """What a requeue gives, and who gives it."""
 
     token: Token
     budget: int
