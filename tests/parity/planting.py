@@ -30,7 +30,7 @@ FOLDER: Final = Path(memory.__path__[0])
 
 
 def all_differences() -> list[Bug]:
-    return list(read(Path(__file__).with_name("differences.txt")))
+    return list(read(Path(__file__).with_name("differences.txt"), "parity"))
 
 
 def differing(difference: Bug) -> Callable[[], Subject]:

@@ -62,10 +62,11 @@ class Bug:
 
 
 def all_bugs() -> list[Bug]:
-    return [bug for file in sorted(HERE.rglob("*.txt")) for bug in read(file)]
+    files = {str(file.relative_to(HERE).with_suffix("")): file for file in sorted(HERE.rglob("*.txt"))}
+    return [bug for tests, file in files.items() for bug in read(file, tests)]
 
 
-def read(file: Path) -> Iterator[Bug]:
+def read(file: Path, tests: str) -> Iterator[Bug]:
     for block in re.split(r"\n(?=# )", file.read_text()):
         name, *lines = block.strip("\n").split("\n")
         by = lines.pop(0).removeprefix("> ") if lines[0].startswith("> ") else None
@@ -73,7 +74,6 @@ def read(file: Path) -> Iterator[Bug]:
         modules = {edit.found().module for edit in edits}
         if len(modules) != 1:
             raise LookupError(f"{name!r} edits {modules or 'nothing'}")
-        tests = str(file.relative_to(HERE).with_suffix(""))
         yield Bug(name.removeprefix("# "), modules.pop(), tests, edits, by)
 
 
