@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import logging
 import os
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -26,12 +28,10 @@ from taskharbor.core.request import is_simple, validate
 from taskharbor.core.results import Enqueued
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.text import exact_str
-from taskharbor.group_commit import AsyncGroupCommit, GroupCommit, KeyLocks, keys_of
-from taskharbor.runtime import SystemClock
+from taskharbor.group_commit import AsyncGroupCommit, GroupCommit, KeyLocks, insert_or_repeat, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from taskharbor.core.clocks import Clock
     from taskharbor.core.codec import Codec
@@ -76,13 +76,13 @@ class Client:
         self._codec = codec
         self._json = codec if type(codec) is JsonCodec else None  # which ignores what it could bind a payload to
         self._attempts = int(policy.max_attempts)
-        self._clock = clock or SystemClock()
+        self._now: Callable[[], datetime] = partial(datetime.now, UTC) if clock is None else clock.now
         self._ids = ids
         self._hooks = tuple(hooks)
         self._group_commits: bool = getattr(driver, "group_commits", False)
-        self._line = GroupCommit(self._store)
-        self._turns = KeyLocks()
-        self._flusher: AsyncGroupCommit | None = None
+        self._group_commit = GroupCommit(driver.insert)
+        self._key_locks = KeyLocks()
+        self._async_group_commit: AsyncGroupCommit | None = None
         self._is_checked = False
 
     def enqueue(self, request: JobRequest) -> Enqueued:
@@ -99,12 +99,22 @@ class Client:
         If the store is known to be away it is raised within half a second, and its
         ``retry_in`` says when the store is tried next.
         """
-        job = self._prepare(request, self._clock.now(), self._ids())
-        is_alone = job.idempotency_key is not None or not self._group_commits
-        [answer] = self._report_all(
-            [job], self._insert_with_key_lock([job]) if is_alone else [self._group_commit().insert(job)]
-        )
-        return _check_accepted(answer)
+        job = self._prepare(request, self._now(), self._ids())
+        answer: Enqueued | IdempotencyConflict
+        if job.idempotency_key is not None or not self._group_commits:
+            [answer] = self._insert([job])
+        else:
+            if not self._is_checked:
+                self._check_codec()
+            group_commit = self._group_commit
+            if group_commit.pid != os.getpid():  # callers that waited before a fork are in the other process
+                group_commit = self._group_commit = GroupCommit(self._driver.insert)
+            answer = group_commit.insert(job)
+        if self._hooks:
+            self._notify_hooks([job], [answer])
+        if isinstance(answer, IdempotencyConflict):
+            raise answer
+        return answer
 
     async def aenqueue(self, request: JobRequest) -> Enqueued:
         """Store one job as `enqueue` does, from a coroutine, without holding up its event loop or taking a thread.
@@ -112,16 +122,17 @@ class Client:
         Where it is cancelled, the job may be stored all the same, and hooks are told if it is.
         In a transaction that a driver has joined, and on the memory store, it does hold up the loop.
         """
-        [answer] = await self._submit([self._prepare(request, self._clock.now(), self._ids())])
+        [answer] = await self._submit([self._prepare(request, self._now(), self._ids())])
         return _check_accepted(answer)
 
     async def aenqueue_in(self, joined: AsyncInserter, request: JobRequest) -> Enqueued:
         """Store one job in a transaction of an async connection, which a driver has joined."""
-        job = self._prepare(request, self._clock.now(), self._ids())
+        job = self._prepare(request, self._now(), self._ids())
         if not self._is_checked:
             check_codec(await joined.remember(CODEC_SETTING, codec_name(self._codec)), self._codec)
-        [answer] = self._report_all([job], await joined.insert([job]))
-        return _check_accepted(answer)
+        answers = await joined.insert([job])
+        self._notify_hooks([job], answers)
+        return _check_accepted(answers[0])
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
         """Store jobs in one statement, and return what became of each, in order.
@@ -131,7 +142,9 @@ class Client:
         which, and every other job is stored.
         """
         jobs = self._prepare_all(requests)
-        return _check_all_accepted(self._report_all(jobs, self._insert_with_key_lock(jobs)))
+        answers = self._insert(jobs)
+        self._notify_hooks(jobs, answers)
+        return _check_all_accepted(answers)
 
     async def aenqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
         """Store jobs as `enqueue_many` does, from a coroutine; they are prepared in its thread and stored from another.
@@ -145,7 +158,7 @@ class Client:
 
         Raises `InvalidRequest`, as `enqueue` does.
         """
-        return self._prepare(request, self._clock.now(), self._ids())
+        return self._prepare(request, self._now(), self._ids())
 
     def prepare_many(self, requests: Iterable[JobRequest]) -> list[NewJob]:
         """Validate and encode requests as `prepare` does; errors are those of `enqueue_many`."""
@@ -176,95 +189,74 @@ class Client:
         Who does not call it loses nothing: they end by themselves a few seconds later, and
         come back when they are needed.
         """
-        flusher, self._flusher = self._flusher, None
-        if flusher is not None and flusher.pid == os.getpid():
-            flusher.close()
+        group_commit, self._async_group_commit = self._async_group_commit, None
+        if group_commit is not None and group_commit.pid == os.getpid():
+            group_commit.close()
 
-    def _store(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        """Insert, and once more where the reply was lost: under the same ids, so that nothing is doubled.
+    def _insert_checked(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
+        """Insert *jobs* after the codec was compared with the store's."""
+        if not self._is_checked:
+            self._check_codec()
+        return self._driver.insert(jobs, repeat=repeat)
 
-        A store that is known to be away is not asked again: that call fails as well.
-        """
+    def _insert(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+        """Insert *jobs* in this thread, while no other statement with one of their keys is in the store."""
+        if not self._group_commits:
+            return insert_or_repeat(self._insert_checked, jobs)
+        with self._current_key_locks().hold(keys_of(jobs)):
+            return insert_or_repeat(self._insert_checked, jobs)
+
+    def _check_codec(self) -> None:
         try:
-            if not self._is_checked:
-                self._check_codec()
-            return self._driver.insert(jobs, repeat=repeat)
+            agree_on_codec(self._driver, self._codec)
         except StoreUnavailable as error:
             if error.retry_in is not None:
                 raise
-            if not self._is_checked:
-                self._check_codec()
-            return self._driver.insert(jobs, repeat=True)
-
-    def _insert_with_key_lock(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
-        """Store *jobs* in this thread, when no other statement with one of their keys is in the store."""
-        if not self._group_commits:
-            return self._store(jobs)
-        with self._key_locks().hold(keys_of(jobs)):
-            return self._store(jobs)
-
-    def _key_locks(self) -> KeyLocks:
-        turns = self._turns
-        if turns.pid != os.getpid():
-            turns = self._turns = KeyLocks()
-        return turns
-
-    def _check_codec(self) -> None:
-        agree_on_codec(self._driver, self._codec)
+            agree_on_codec(self._driver, self._codec)  # as an insert is repeated
         self._is_checked = not getattr(self._driver, "undoes_settings", False)
 
-    def _group_commit(self) -> GroupCommit:
-        """Return where threads of this process wait; who waited before a fork stayed on the other side."""
-        line = self._line
-        if line.pid != os.getpid():
-            line = self._line = GroupCommit(self._store)
-        return line
-
-    def _async_group_commit(self) -> AsyncGroupCommit:
-        flusher = self._flusher
-        if flusher is None or flusher.pid != os.getpid():
-            flusher = self._flusher = AsyncGroupCommit(self._store, self._key_locks())
-        return flusher
+    def _current_key_locks(self) -> KeyLocks:
+        if self._key_locks.pid != os.getpid():
+            self._key_locks = KeyLocks()
+        return self._key_locks
 
     async def _submit(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
         if not self._group_commits:
-            return self._report_all(jobs, self._store(jobs))
-        future = self._async_group_commit().submit(jobs)
+            inserted = insert_or_repeat(self._insert_checked, jobs)
+            self._notify_hooks(jobs, inserted)
+            return inserted
+        group_commit = self._async_group_commit
+        if group_commit is None or group_commit.pid != os.getpid():
+            group_commit = self._async_group_commit = AsyncGroupCommit(self._insert_checked, self._current_key_locks())
+        future = group_commit.submit(jobs)
         if not self._hooks:
             answers = await future
         else:
-            # What a cancelled coroutine does not wait for is stored all the same, and told.
-            future.add_done_callback(lambda done: self._notify_all(jobs, done.result()))
+            # A canceled coroutine does not wait for its jobs; they are stored, and hooks are called.
+            future.add_done_callback(lambda done: self._notify_hooks(jobs, done.result()))
             answers = await asyncio.shield(future)
         if isinstance(answers, Exception):
             raise answers
         return [*answers]
 
-    def _report_all(
-        self, jobs: list[NewJob], answers: list[Enqueued | IdempotencyConflict]
-    ) -> list[Enqueued | IdempotencyConflict]:
-        self._notify_all(jobs, answers)
-        return answers
-
-    def _notify_all(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
-        if not self._hooks or isinstance(answers, Exception):
+    def _notify_hooks(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
+        """Call each hook for each job that was stored."""
+        if isinstance(answers, Exception):
             return
-        for job, answer in zip(jobs, answers, strict=True):
-            if not isinstance(answer, IdempotencyConflict):
-                self._notify_hooks(
-                    JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed)
-                )
-
-    def _notify_hooks(self, fact: JobEnqueued) -> None:
-        for hook in self._hooks:
+        events = [
+            JobEnqueued(job_id=answer.id, type=job.type, queue=job.queue, existed=answer.existed)
+            for job, answer in (zip(jobs, answers, strict=True) if self._hooks else ())
+            if not isinstance(answer, IdempotencyConflict)
+        ]
+        for event, hook in product(events, self._hooks):
             try:
-                hook(fact)
+                hook(event)
             except Exception:  # noqa: BLE001  the job is stored: a hook's error must not look like a refusal
-                _LOG.exception("a hook failed on %r", fact)
+                _LOG.exception("hook failed on %r", event)
 
     def _prepare_all(self, requests: Iterable[JobRequest]) -> list[NewJob]:
         jobs: list[NewJob] = []
-        now = self._clock.now()
+        now = self._now()
         asked = [*requests]
         try:
             for request, job_id in zip(asked, self._new_ids(len(asked)), strict=True):
@@ -280,8 +272,15 @@ class Client:
         is_usual = is_simple(request)
         if not is_usual:
             validate(request)
-        payload, digest = self._encoded(request, job_id)
-        key, attempts = request.idempotency_key, self._attempts
+        json, key = self._json, request.idempotency_key
+        if json is None or key is not None:
+            payload, digest = self._encoded(request, job_id)
+        else:
+            try:
+                payload, digest = json.encode(request.payload, context=b""), b""
+            except PayloadNotEncodable as error:
+                raise InvalidRequest([_payload_problem(error)]) from error
+        attempts = self._attempts
         if is_usual:
             usual = (None, _NO_DELAY, None, 0, key, digest, _NO_METADATA)
             return new_job((job_id, request.type, request.queue, payload, now, attempts, *usual))
@@ -305,14 +304,12 @@ class Client:
         )
 
     def _encoded(self, request: JobRequest, job_id: JobId) -> tuple[bytes, bytes]:
-        """Return the payload; and under a key what stands for that and the type: all else may differ in a repeat."""
+        """Return the payload; for a job with a key also a digest of payload and type, which a repeat must match."""
         json, key = self._json, request.idempotency_key
         try:
             if json is None:
                 payload = self._payload(request.payload, job_id, request.type)
                 digest = b"" if key is None else self._codec.digest(request.payload)
-            elif key is None:
-                return json.encode(request.payload, context=b""), b""
             else:
                 payload, digest = json.encode_with_digest(request.payload)
         except PayloadNotEncodable as error:

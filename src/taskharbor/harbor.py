@@ -300,7 +300,9 @@ class Harbor:
 
     def enqueue_request(self, request: JobRequest, connection: Any = None) -> Enqueued:
         """Store a job, in the transaction of *connection* if that is not None."""
-        return (self.client if connection is None else self._joined_client(connection)).enqueue(request)
+        if connection is not None:
+            return self._joined_client(connection).enqueue(request)
+        return (self._lent or self._store or self.store).client.enqueue(request)
 
     async def aenqueue_request(self, request: JobRequest, connection: Any = None) -> Enqueued:
         """Store a job without blocking the event loop."""

@@ -72,36 +72,68 @@ def tuned_interpreter() -> Iterator[None]:
 
 
 class ServiceLoops:
-    """Ticks that run together, each in a loop of its own, from `start` to `stop`."""
+    """Named loops that run together, from `start` to `stop`.
+
+    A loop named ``source:mail`` belongs to the group ``source``; `wake` takes the name of a loop or of a group.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._ticks: dict[str, Callable[[], timedelta]] = {}
+        self._lock = runtime.lock()
+        self._ticks: dict[str, Callable[[], timedelta | None]] = {}
+        self._on_demand: dict[str, Callable[[], timedelta | None]] = {}
         self._loops: dict[str, ServiceLoop] = {}
-        self._is_stopped = False
+        self._groups: dict[str, list[ServiceLoop]] = {}
+        self.is_started = self.is_stopped = False
 
-    def add(self, name: str, tick: Callable[[], timedelta]) -> None:
-        self._ticks[name] = tick
+    def add(self, name: str, tick: Callable[[], timedelta | None], *, on_demand: bool = False) -> None:
+        """Register a loop. One that is *on_demand* is not started by `start`, and outlives `stop`."""
+        (self._on_demand if on_demand else self._ticks)[name] = tick
 
     def start(self) -> None:
+        self.is_started = True
         for name, tick in self._ticks.items():
-            self._loops[name] = self._runtime.serve(name, self._unless_stopped(tick))
+            loop = self._loops[name] = self._runtime.serve(name, self._unless_stopped(tick))
+            for key in dict.fromkeys((name, name.partition(":")[0])):
+                self._groups.setdefault(key, []).append(loop)
+
+    def start_on_demand(self, name: str) -> None:
+        """Start this loop unless it was started before."""
+        with self._lock:
+            if name not in self._loops:
+                self._loops[name] = self._runtime.serve(name, self._on_demand[name])
 
     def wake(self, name: str) -> None:
-        """End the pause of a loop; it does nothing before `start`."""
-        if (loop := self._loops.get(name)) is not None:
+        """End the pause of a loop or of a group; it does nothing before `start`."""
+        for loop in self._groups.get(name, ()):
             loop.wake()
+
+    def wake_all(self) -> None:
+        for name in self._ticks:
+            self.wake(name)
+
+    def join(self, name: str, timeout: timedelta) -> None:
+        """Wait until this loop has ended, if it was started."""
+        if (loop := self._loops.get(name)) is not None:
+            loop.join(timeout)
+
+    def join_all(self, timeout: timedelta) -> None:
+        """Wait for each loop that `start` has started."""
+        for name in self._ticks:
+            self.join(name, timeout)
 
     def stop(self) -> None:
-        """Let the ticks under way be the last, and wait for them."""
-        self._is_stopped = True
-        for loop in self._loops.values():
-            loop.wake()
-        for loop in self._loops.values():
-            loop.join(STOP_TIMEOUT)
+        """Let the current ticks be the last, and wait for them."""
+        self.begin_stop()
+        self.join_all(STOP_TIMEOUT)
 
-    def _unless_stopped(self, tick: Callable[[], timedelta]) -> Callable[[], timedelta | None]:
-        return lambda: None if self._is_stopped else tick()
+    def begin_stop(self) -> None:
+        """Let the current ticks be the last, and return immediately."""
+        self.is_stopped = True
+        self.wake_all()
+
+    def _unless_stopped(self, tick: Callable[[], timedelta | None]) -> Callable[[], timedelta | None]:
+        return lambda: None if self.is_stopped else tick()
 
 
 def tick_until_signal(runtime: Runtime, name: str, tick: Callable[[], timedelta]) -> None:

@@ -57,6 +57,9 @@ class CallOptions(TypedDict, total=False):
     connection: Any
 
 
+_NO_OPTIONS: Final[CallOptions] = {}
+
+
 class TaskOptions(TypedDict, total=False):
     """What `Harbor.task` takes. *type* is the name that jobs are stored under, *aliases* are earlier ones."""
 
@@ -108,7 +111,7 @@ class Task(Generic[P, R, F]):
 
     def __init__(
         self,
-        sender: TaskBackend,
+        backend: TaskBackend,
         function: F,
         arguments: CallSignature,
         *,
@@ -117,7 +120,7 @@ class Task(Generic[P, R, F]):
         type: str,
     ) -> None:
         update_wrapper(cast("Any", self), cast("Any", function))
-        self._sender = sender
+        self.backend = backend
         self._function = function
         self._options = options
         self.__name__: str
@@ -127,7 +130,7 @@ class Task(Generic[P, R, F]):
         self.type = type
         _check_own(options)
         for each in self.types:
-            validate(replace(self._request(None, {}), type=each))
+            validate(replace(self.request(None, _NO_OPTIONS), type=each))
 
     def __repr__(self) -> str:
         return f"Task({self.type!r})"
@@ -139,15 +142,19 @@ class Task(Generic[P, R, F]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job. When this returns, it is committed."""
-        return BoundTask[P, R](self, {}).enqueue(*args, **kwargs)
+        request = self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS)
+        enqueued = self.backend.enqueue_request(request, None)
+        return Handle(self.backend, enqueued.id, arguments=self.arguments, existed=enqueued.existed)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job, without blocking the event loop."""
-        return await BoundTask[P, R](self, {}).aenqueue(*args, **kwargs)
+        request = self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS)
+        enqueued = await self.backend.aenqueue_request(request, None)
+        return Handle(self.backend, enqueued.id, arguments=self.arguments, existed=enqueued.existed)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call that is not stored yet, for `Harbor.enqueue_many`."""
-        return BoundTask[P, R](self, {}).call(*args, **kwargs)
+        return Call(self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS), self)
 
     def using(self, **options: Unpack[CallOptions]) -> BoundTask[P, R]:
         """Return the task with options for the calls that are enqueued through it."""
@@ -156,12 +163,7 @@ class Task(Generic[P, R, F]):
 
     def handle(self, job_id: JobId) -> Handle[R]:
         """Return the handle on a job of this task that was enqueued earlier, perhaps elsewhere."""
-        return Handle(self._sender, job_id, arguments=self.arguments)
-
-    @property
-    def sender(self) -> TaskBackend:
-        """The harbor that it belongs to."""
-        return self._sender
+        return Handle(self.backend, job_id, arguments=self.arguments)
 
     @property
     def queue(self) -> str:
@@ -178,11 +180,8 @@ class Task(Generic[P, R, F]):
         """How it is tried again; None leaves that to its harbor."""
         return self._options.get("retry")
 
-    def request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: CallOptions) -> JobRequest:
-        """Return a call as a request for a job."""
-        return self._request(self.arguments.pack(args, kwargs), options)
-
-    def _request(self, payload: object, options: CallOptions) -> JobRequest:
+    def request(self, payload: object, options: CallOptions) -> JobRequest:
+        """Return the request for a job of this task."""
         own = self._options
         policy = own.get("retry")
         attempts = options.get("max_attempts", own.get("max_attempts", policy.max_attempts if policy else None))
@@ -191,7 +190,7 @@ class Task(Generic[P, R, F]):
         return JobRequest(
             type=self.type,
             payload=payload,
-            queue=options.get("queue", self.queue),
+            queue=options.get("queue", own.get("queue", "default")),
             scheduled_for=options.get("scheduled_for"),
             delay=None if delay is None else as_timedelta(delay, "delay"),
             timeout=None if timeout is None else as_timedelta(timeout, "timeout"),
@@ -233,32 +232,28 @@ class BoundTask(Generic[P, R]):
     def __init__(self, task: Task[P, R, Any], options: CallOptions) -> None:
         self._task = task
         self._options = options
+        self._connection = options.get("connection")
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job. When this returns it is committed, or with a *connection* will be with it."""
-        enqueued = self._task.sender.enqueue_request(self._request(args, kwargs), self._options.get("connection"))
-        return self._handle(enqueued)
+        return self._handle(self._task.backend.enqueue_request(self._request(args, kwargs), self._connection))
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Store a call as a job, without blocking the event loop."""
-        enqueued = await self._task.sender.aenqueue_request(
-            self._request(args, kwargs), self._options.get("connection")
-        )
-        return self._handle(enqueued)
+        return self._handle(await self._task.backend.aenqueue_request(self._request(args, kwargs), self._connection))
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call that is not stored yet, for `Harbor.enqueue_many`."""
-        if self._options.get("connection") is not None:
+        if self._connection is not None:
             rule = "give it to enqueue_many(…, connection=…), which stores all calls in one transaction"
             raise UsageError(Problem(field="connection", value="given to a single call", rule=rule))
         return Call(self._request(args, kwargs), self._task)
 
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobRequest:
-        return self._task.request(args, kwargs, self._options)
+        return self._task.request(self._task.arguments.pack(args, kwargs), self._options)
 
     def _handle(self, enqueued: Enqueued) -> Handle[R]:
-        task = self._task
-        return Handle(task.sender, enqueued.id, arguments=task.arguments, existed=enqueued.existed)
+        return Handle(self._task.backend, enqueued.id, arguments=self._task.arguments, existed=enqueued.existed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +268,9 @@ class Handle(Generic[R_co]):
     """A job that was enqueued. ``existed``: its idempotency key was taken, and this is the earlier job."""
 
     def __init__(
-        self, sender: TaskBackend, job_id: JobId, *, arguments: CallSignature | None = None, existed: bool = False
+        self, backend: TaskBackend, job_id: JobId, *, arguments: CallSignature | None = None, existed: bool = False
     ) -> None:
-        self._sender = sender
+        self._backend = backend
         self._arguments = arguments
         self.id = job_id
         self.existed = existed
@@ -285,7 +280,7 @@ class Handle(Generic[R_co]):
 
     def job(self) -> Job:
         """Return the job as it is now. Raises `JobNotFound` where retention has removed it."""
-        found = self._sender.driver.inspector.get([self.id])
+        found = self._backend.driver.inspector.get([self.id])
         if self.id not in found:
             raise JobNotFound(self.id)
         return found[self.id]
@@ -300,7 +295,7 @@ class Handle(Generic[R_co]):
 
     def cancel(self) -> bool:
         """Call the job off: at once where it waits, or else as soon as its handler stops. False if it has ended."""
-        [answer] = self._sender.driver.cancel([self.id])
+        [answer] = self._backend.driver.cancel([self.id])
         if isinstance(answer, JobNotFound):
             raise answer
         return not isinstance(answer, TaskHarborError)
@@ -312,44 +307,44 @@ class Handle(Generic[R_co]):
         A handler that waits so keeps its own slot meanwhile: where all slots of the workers do, nobody is
         left to run what they wait for, and they time out. In a coroutine `aresult` is the one to use.
         """
-        return self._result_of(self._sender.watcher.wait(self.id, as_timedelta(timeout, "timeout")))
+        return self._result_of(self._backend.watcher.wait(self.id, as_timedelta(timeout, "timeout")))
 
     async def aresult(self, timeout: Duration = RESULT_TIMEOUT) -> R_co:  # noqa: ASYNC109  as in result
         """Wait as `result` does, without blocking the event loop."""
-        return self._result_of(await self._sender.watcher.await_final(self.id, as_timedelta(timeout, "timeout")))
+        return self._result_of(await self._backend.watcher.await_final(self.id, as_timedelta(timeout, "timeout")))
 
     def _result_of(self, job: Job) -> R_co:
         if job.status is not Status.SUCCEEDED:
             raise JobFailed(job.id, job.status, job.last_error or job.dead_reason or "")
         if job.result is None:
             return cast("R_co", None)  # which is what the task returned
-        stored = self._sender.codec.decode(job.result, context=result_context(job.id))
+        stored = self._backend.codec.decode(job.result, context=result_context(job.id))
         return cast("R_co", stored if self._arguments is None else self._arguments.unpack_result(stored))
 
 
-def check_calls(sender: TaskBackend, calls: Iterable[Call[R]]) -> list[Call[R]]:
+def check_calls(backend: TaskBackend, calls: Iterable[Call[R]]) -> list[Call[R]]:
     """Return *calls* as a list; raise `UsageError` where one is of a task that belongs to another harbor."""
     made = list(calls)
     for call in made:
-        _check_sender(call.task, sender)
+        _check_backend(call.task, backend)
     return made
 
 
-def request_for_schedule(sender: TaskBackend, task: Any) -> JobRequest:
+def request_for_schedule(backend: TaskBackend, task: Any) -> JobRequest:
     """Return what a schedule of *task* enqueues; raise `UsageError` where it cannot."""
     if not isinstance(task, Task):
         rule = "it is no task yet: write @harbor.schedule(…) above @harbor.task"
         raise UsageError(Problem(field="schedule", value=repr(getattr(task, "__name__", task)), rule=rule))
-    _check_sender(task, sender)
+    _check_backend(task, backend)
     try:
-        return task.request((), {}, {})
+        return task.request(task.arguments.pack((), {}), _NO_OPTIONS)
     except InvalidRequest as error:
         rule = f"it is called without arguments, and needs some ({error.problems[0].rule}): give them defaults"
         raise UsageError(Problem(field="schedule", value=repr(task.type), rule=rule)) from error
 
 
-def _check_sender(task: Task[..., Any, Any], sender: TaskBackend) -> None:
-    if task.sender is not sender:
+def _check_backend(task: Task[..., Any, Any], backend: TaskBackend) -> None:
+    if task.backend is not backend:
         rule = "it belongs to another harbor, which has a store of its own: use that one"
         raise UsageError(Problem(field="task", value=repr(task.type), rule=rule))
 

@@ -157,7 +157,7 @@ def test_no_secret_reaches_the_log(locked: ApiRig, caplog: pytest.LogCaptureFixt
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://localhost:3000"},
-        {"Sec-Fetch-ApiRig": "cross-site"},
+        {"Sec-Fetch-Site": "cross-site"},
         {"Origin": "http://["},
     ],
     ids=repr,

@@ -167,8 +167,8 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if {hide!r}:
     sys.modules["rich"] = None
-    from taskharbor.cli import tables, watching
-    tables.has_rich = watching.has_rich = lambda: False
+    from taskharbor.cli import render, stats_view
+    render.has_rich = stats_view.has_rich = lambda: False
 from taskharbor.cli.main import cli, run
 sys.exit(run(cli, ["top", "--every", "100ms", "--url", {url!r}]))
 """

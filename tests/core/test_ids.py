@@ -54,7 +54,7 @@ def test_an_id_is_a_uuid_of_version_seven() -> None:
 @few
 @given(st.lists(st.integers(0, 2**48 - 1_000), min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_version_and_variant_stay_right_whatever_time_and_chance_say(times: list[int], chance: Random) -> None:
-    ids = JobIdGenerator(milliseconds=ticking(times), entropy=chance.randbytes)
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking(times)), entropy=chance.randbytes)
 
     made = [ids() for _ in times]
 
@@ -64,7 +64,7 @@ def test_version_and_variant_stay_right_whatever_time_and_chance_say(times: list
 @few
 @given(st.lists(st.integers(0, 2**48 - 1_000), min_size=2, max_size=50), st.randoms(use_true_random=False))
 def test_ids_grow_whatever_the_clock_does(times: list[int], chance: Random) -> None:
-    ids = JobIdGenerator(milliseconds=ticking(times), entropy=chance.randbytes)
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking(times)), entropy=chance.randbytes)
 
     made = [ids() for _ in times]
 
@@ -80,7 +80,7 @@ def test_an_id_tells_when_it_was_made() -> None:
 
 
 def test_a_clock_that_stands_still_makes_the_random_part_grow() -> None:
-    ids = JobIdGenerator(milliseconds=lambda: NOON)
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON))
 
     made = [ids() for _ in range(1_000)]
 
@@ -89,7 +89,7 @@ def test_a_clock_that_stands_still_makes_the_random_part_grow() -> None:
 
 
 def test_ids_of_one_millisecond_are_not_neighbours_that_can_be_guessed() -> None:
-    ids = JobIdGenerator(milliseconds=lambda: NOON)
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON))
 
     steps = {tail(later) - tail(earlier) for earlier, later in pairwise([ids() for _ in range(100)])}
 
@@ -98,7 +98,7 @@ def test_ids_of_one_millisecond_are_not_neighbours_that_can_be_guessed() -> None
 
 
 def test_a_clock_that_runs_back_does_not_take_the_ids_with_it() -> None:
-    ids = JobIdGenerator(milliseconds=ticking([NOON, NOON - 3_600_000, NOON - 1]))
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking([NOON, NOON - 3_600_000, NOON - 1])))
 
     made = [ids() for _ in range(3)]
 
@@ -107,7 +107,7 @@ def test_a_clock_that_runs_back_does_not_take_the_ids_with_it() -> None:
 
 
 def test_a_clock_that_caught_up_is_followed_again() -> None:
-    ids = JobIdGenerator(milliseconds=ticking([NOON, NOON - 5, NOON + 1]))
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking([NOON, NOON - 5, NOON + 1])))
 
     made = [ids() for _ in range(3)]
 
@@ -115,7 +115,7 @@ def test_a_clock_that_caught_up_is_followed_again() -> None:
 
 
 def test_a_random_part_without_room_left_moves_the_time_part_on() -> None:
-    ids = JobIdGenerator(milliseconds=lambda: NOON, entropy=constant(0xFF))
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON), entropy=constant(0xFF))
     room = 2 ** (TAIL_BITS - 1)
     first = ids()
 
@@ -128,7 +128,7 @@ def test_a_random_part_without_room_left_moves_the_time_part_on() -> None:
 
 
 def test_a_new_random_part_leaves_room_to_grow() -> None:
-    first = JobIdGenerator(milliseconds=lambda: NOON, entropy=constant(0xFF))()
+    first = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON), entropy=constant(0xFF))()
 
     assert tail(first) == 2 ** (TAIL_BITS - 1) - 1
 
@@ -136,7 +136,7 @@ def test_a_new_random_part_leaves_room_to_grow() -> None:
 @few
 @given(st.lists(st.integers(0, 30), max_size=10), st.randoms(use_true_random=False))
 def test_ids_made_many_at_once_grow_and_those_after_them_too(counts: list[int], chance: Random) -> None:
-    ids = JobIdGenerator(milliseconds=lambda: NOON - chance.randrange(3), entropy=chance.randbytes)
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON - chance.randrange(3)), entropy=chance.randbytes)
 
     made = [[ids(), *ids.many(count)] for count in counts]
 
@@ -146,7 +146,7 @@ def test_ids_made_many_at_once_grow_and_those_after_them_too(counts: list[int], 
 
 
 def test_many_ids_without_room_left_move_the_time_part_on() -> None:
-    ids = JobIdGenerator(milliseconds=lambda: NOON, entropy=constant(0xFF))
+    ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON), entropy=constant(0xFF))
     first = ids()
 
     ids._last_tail += 2 ** (TAIL_BITS - 1) - 2**34  # noqa: SLF001  as above
@@ -157,7 +157,10 @@ def test_many_ids_without_room_left_move_the_time_part_on() -> None:
 
 
 def test_two_factories_do_not_make_the_same_ids() -> None:
-    one, other = JobIdGenerator(milliseconds=lambda: NOON), JobIdGenerator(milliseconds=lambda: NOON)
+    one, other = (
+        JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON)),
+        JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON)),
+    )
 
     assert {one() for _ in range(1_000)}.isdisjoint({other() for _ in range(1_000)})
 
@@ -174,7 +177,7 @@ def test_no_other_thread_can_make_an_id_before_the_last_one_is_noted(
         depths.append(lock.depth)
         return NOON
 
-    make(JobIdGenerator(milliseconds=asked))
+    make(JobIdGenerator(nanoseconds=in_nanoseconds(asked)))
 
     assert depths
     assert min(depths) > 0
@@ -222,7 +225,7 @@ CHILD_GOES_ITS_OWN_WAY: Final = """
 import os
 from taskharbor.core.ids import JobIdGenerator
 
-ids = JobIdGenerator(milliseconds=lambda: 1_900_000_000_000)
+ids = JobIdGenerator(nanoseconds=lambda: 1_900_000_000_000_000_000)
 print(ids(), flush=True)
 child = os.fork()
 if child:  # it prints after the child has
@@ -282,3 +285,7 @@ def test_a_child_forked_while_a_thread_made_an_id_does_not_wait_for_that_thread(
     done = run(FORKED_UNDER_LOAD)
 
     assert done.returncode == 0, done.stderr
+
+
+def in_nanoseconds(milliseconds: Callable[[], int]) -> Callable[[], int]:
+    return lambda: milliseconds() * 1_000_000

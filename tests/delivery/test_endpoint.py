@@ -136,7 +136,7 @@ def test_as_a_process_it_can_be_told_asked_killed_and_started_on_the_same_port()
 
 
 def test_a_fault_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match="no such fault: loose; there are lose, duplicate"):
+    with pytest.raises(ValueError, match="no such fault: loose; known faults: lose, duplicate"):
         EndpointFaults.from_json('{"loose": 1}')
 
 

@@ -149,7 +149,7 @@ def test_a_client_that_is_closed_has_stored_what_waited_for_a_key(driver: Counti
             await asyncio.sleep(0)
             await asyncio.to_thread(release_and_close, holder)
         names = {each.name for each in threading.enumerate()}
-        assert names.isdisjoint({"taskharbor-inserter", "taskharbor-batches"})
+        assert names.isdisjoint({"taskharbor-keyed-insert", "taskharbor-batch-insert"})
         return await asyncio.gather(*waiters)
 
     assert len(run(enqueue_and_close())) == 4

@@ -117,9 +117,7 @@ def test_a_statement_that_never_left_is_forgotten(queue: Queue, monkeypatch: pyt
 
 
 def test_keys_of_the_same_name_in_two_queues_are_two(client: Client) -> None:
-    jobs = [client._prepare(each, client._clock.now(), client._ids()) for each in (  # noqa: SLF001  as it stores them
-        request(idempotency_key="a"), request(idempotency_key="a", queue="mail"), request(),
-    )]  # fmt: skip
+    jobs = client.prepare_many([request(idempotency_key="a"), request(idempotency_key="a", queue="mail"), request()])
 
     assert keys_of(jobs) == {("default", "a"), ("mail", "a")}
 
@@ -157,7 +155,7 @@ def batch(client: Client, number: int) -> object:
 
 def waiting(client: Client) -> int:
     """Return how many statements wait for the held key, with the one that is in the store."""
-    ticket = client._turns._last.get(("default", HELD))  # noqa: SLF001  only a test counts them
+    ticket = client._key_locks._last.get(("default", HELD))  # noqa: SLF001  only a test counts them
     ahead = 0
     while ticket is not None:
         ahead += 1
@@ -217,7 +215,7 @@ def test_a_signal_handler_that_enqueues_does_not_wait_for_the_thread_it_interrup
     answers: list[Any] = []
     before = signal.signal(signal.SIGUSR1, lambda *_: answers.append(single(client, 1)))
     try:
-        with client._turns.hold(frozenset({("default", HELD)})):  # noqa: SLF001  as an enqueue does
+        with client._key_locks.hold(frozenset({("default", HELD)})):  # noqa: SLF001  as an enqueue does
             signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -232,7 +230,7 @@ def test_a_forked_process_does_not_wait_for_threads_of_its_parent(
     may_leave = threading.Event()
 
     def hold() -> None:
-        with client._turns.hold(frozenset({("default", HELD)})):  # noqa: SLF001  as an enqueue does
+        with client._key_locks.hold(frozenset({("default", HELD)})):  # noqa: SLF001  as an enqueue does
             entered.set()
             may_leave.wait(LIMIT)
 

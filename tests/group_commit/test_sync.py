@@ -100,7 +100,7 @@ def request(**fields: Any) -> JobRequest:
 
 
 def waiting(client: Client) -> int:
-    return len(client._line._waiting)  # noqa: SLF001  nobody but a test asks who waits
+    return len(client._group_commit._waiting)  # noqa: SLF001  nobody but a test asks who waits
 
 
 def gathered(
@@ -188,10 +188,10 @@ def test_who_comes_back_first_waits_a_moment_for_the_others_and_no_longer_than_u
     first, behind = gathered(client, driver, pool, *[request()] * 3)
     driver.may_go.set()
     wait_for([first, *behind])
-    client._line._expected, client._line._pause = 4, LIMIT  # noqa: SLF001  a moment that no machine is too slow for
+    client._group_commit._expected, client._group_commit._pause = 4, LIMIT  # noqa: SLF001  a moment that no machine is too slow for
 
     leader = pool.submit(client.enqueue, request())
-    wait_until(lambda: client._line._gathering is not None)  # noqa: SLF001  as above
+    wait_until(lambda: client._group_commit._gathering is not None)  # noqa: SLF001  as above
     others = [pool.submit(client.enqueue, request()) for _ in range(3)]
 
     wait_for([leader, *others])
@@ -200,10 +200,10 @@ def test_who_comes_back_first_waits_a_moment_for_the_others_and_no_longer_than_u
 
 def test_a_lone_caller_waits_for_nobody_and_after_a_crowd_only_once(client: Client, driver: Gated) -> None:
     driver.may_go.set()
-    client._line._expected = 32  # noqa: SLF001  as after a crowd, which is gone
+    client._group_commit._expected = 32  # noqa: SLF001  as after a crowd, which is gone
 
     client.enqueue(request())
-    client._line._pause = LIMIT  # noqa: SLF001  would be too long for this test
+    client._group_commit._pause = LIMIT  # noqa: SLF001  would be too long for this test
 
     client.enqueue(request())
     assert driver.sizes == [1, 1]
@@ -439,9 +439,9 @@ def test_a_leader_that_does_not_come_back_holds_up_those_behind_it_for_a_moment_
 def test_who_is_never_answered_is_told_that_nobody_knows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(sync, "GIVE_UP_SECONDS", 0.05)
-    monkeypatch.setattr(
-        sync.GroupCommit, "_has_room", lambda _: False
-    )  # as if a leader had vanished, and kept its place
+    # As if a leader had vanished, and kept its place.
+    monkeypatch.setattr(sync.GroupCommit, "_has_room", lambda _: False)
+    monkeypatch.setattr(client._group_commit, "_expected", 2)  # noqa: SLF001  no public sign of it
 
     with pytest.raises(StoreUnavailable, match="was not heard of since"):
         client.enqueue(request())
@@ -597,7 +597,7 @@ def test_coroutines_that_enqueue_while_the_flusher_is_in_the_store_go_out_togeth
     assert driver.sizes[0] == 1
     assert sum(driver.sizes) == N
     assert len(driver.sizes) <= 3
-    assert {each.name for each in driver.threads} == {"taskharbor-flusher"}
+    assert {each.name for each in driver.threads} == {"taskharbor-group-commit"}
 
 
 def test_two_event_loops_share_a_statement_and_each_is_answered_at_home(
@@ -610,7 +610,7 @@ def test_two_event_loops_share_a_statement_and_each_is_answered_at_home(
         return await asyncio.gather(*(client.aenqueue(request()) for _ in range(3)))
 
     both = [pool.submit(run, enqueue_three()) for _ in range(2)]
-    flusher = client._flusher  # noqa: SLF001  nobody but a test asks who waits
+    flusher = client._async_group_commit  # noqa: SLF001  nobody but a test asks who waits
     assert flusher is not None
     wait_until(lambda: len(flusher._handed) == 6)  # noqa: SLF001  as above
     driver.may_go.set()
@@ -859,7 +859,11 @@ def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves_and_come_bac
 
 def flushers() -> list[str]:
     names = [each.name for each in threading.enumerate()]
-    return [name for name in names if name in {"taskharbor-flusher", "taskharbor-inserter", "taskharbor-batches"}]
+    return [
+        name
+        for name in names
+        if name in {"taskharbor-group-commit", "taskharbor-keyed-insert", "taskharbor-batch-insert"}
+    ]
 
 
 def test_what_was_handed_over_is_stored_before_a_client_is_closed(driver: Gated, pool: ThreadPoolExecutor) -> None:

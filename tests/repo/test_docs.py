@@ -1,4 +1,4 @@
-"""The docs say what is so."""
+"""The documentation matches the code: named tests and files exist, examples run, rendered pages are current."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tools import render_states
+from tools import render_picture, render_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TESTS: Final = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("src/taskharbor/testing/conformance/*.py")]
+PAGES: Final = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SOURCES: Final = sorted(ROOT.glob("src/**/*.py"))
 COVERED: Final = tomllib.loads((ROOT / "tests" / "repo" / "requirements.toml").read_text())
 
 
@@ -34,7 +36,7 @@ def named_tests(page: str) -> dict[str, list[str]]:
     return {row: re.findall(r"`(test_\w+)`", row) for row in re.findall(r"^\|(.+)\|$", rows, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", ["delivery.md", "guarantees.md", "mapping.md"])
+@pytest.mark.parametrize("page", ["dead-letters.md", "delivery.md", "guarantees.md", "internals/requirements.md"])
 def test_every_test_that_a_table_names_exists(page: str) -> None:
     assert {name for names in named_tests(page).values() for name in names} <= known_tests()
 
@@ -44,11 +46,11 @@ def test_every_promise_names_a_test() -> None:
 
 
 def test_every_name_and_rule_of_the_original_documents_has_a_test() -> None:
-    rows = named_tests("mapping.md")
+    rows = named_tests("internals/requirements.md")
 
     assert rows
     assert not [row for row, names in rows.items() if not names]
-    assert "not there yet" not in (ROOT / "docs" / "mapping.md").read_text().lower()
+    assert "not there yet" not in (ROOT / "docs" / "internals" / "requirements.md").read_text().lower()
 
 
 def test_the_two_modes_are_compared_by_figures_that_were_measured() -> None:
@@ -81,7 +83,38 @@ def test_no_two_cases_of_the_kit_have_the_same_name() -> None:
 
 
 def test_the_page_of_states_is_the_table() -> None:
-    assert render_states.PAGE.read_text() == render_states.page(), "render it anew: python -m tools.render_states"
+    assert render_states.PAGE.read_text() == render_states.page(), "run python -m tools.render_states"
+
+
+@pytest.mark.parametrize("path", render_picture.pictures(), ids=lambda path: path.stem)
+def test_the_picture_is_what_its_tool_draws(path: Path) -> None:
+    assert path.read_text("utf-8") == render_picture.pictures()[path], "run python -m tools.render_picture"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_python_file_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w./-])\w[\w.-]*/(?:[\w.-]+/)*\w+\.py\b", page.read_text("utf-8")))
+
+    assert [path for path in sorted(named) if not is_in_the_repository(path)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
+    links = re.findall(r"(?:\]\(|src=\"|srcset=\")(?!https?:)([^)\"#\s]*)(?:#([\w-]+))?[)\"]", page.read_text("utf-8"))
+    targets = [(page.parent / path if path else page, anchor) for path, anchor in links]
+
+    assert [str(path) for path, _ in targets if not path.exists()] == []
+    assert [f"{path}#{anchor}" for path, anchor in targets if anchor and anchor not in anchors_of(path)] == []
+
+
+def is_in_the_repository(path: str) -> bool:
+    """Return whether *path* is a file below the root, the package, or a package inside it."""
+    return (ROOT / path).exists() or any(file.as_posix().endswith(f"/{path}") for file in SOURCES)
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def blocks_of_the_readme() -> list[tuple[str, str]]:
@@ -95,19 +128,35 @@ def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     blocks = blocks_of_the_readme()
-    [place] = [n for n, (_, block) in enumerate(blocks) if block.startswith("$ taskharbor worker greetings.py ")]
-    (tmp_path / "greetings.py").write_text(blocks[place - 1][1])
+    place = place_of_the_worker(blocks)
+    (tmp_path / "greetings.py").write_text(blocks[0][1])
     names: dict[str, Any] = {}
     printed = None
-    for number, (language, block) in enumerate(blocks):
+    for number, (language, block) in enumerate(blocks[1:], 1):
         with worker_of(blocks[place][1], tmp_path) if number == place + 1 else contextlib.nullcontext():
-            if language == "python" and number != place - 1:
+            if language == "python":
                 printed = printed_by(block, names)
             elif language == "text" and printed is not None:
                 assert printed == block
     names["harbor"].close()
     names["shop"].close()
     sys.modules.pop("greetings")
+
+
+@pytest.mark.parametrize("page", ["client.md", "dead-letters.md"])
+def test_every_python_block_of_a_page_prints_the_text_below_it(page: str) -> None:
+    names: dict[str, Any] = {}
+    printed = ""
+    for language, block in re.findall(r"```(python|text)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
+        if language == "python":
+            printed = printed_by(block, names)
+        else:
+            assert printed == block
+
+
+def place_of_the_worker(blocks: list[tuple[str, str]]) -> int:
+    [place] = [n for n, (_, block) in enumerate(blocks) if block.startswith("$ taskharbor worker greetings.py --grace")]
+    return place
 
 
 def printed_by(block: str, names: dict[str, Any]) -> str:
@@ -119,13 +168,13 @@ def printed_by(block: str, names: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def worker_of(command: str, folder: Path) -> Iterator[Path]:
-    """Run the command of a worker in *folder*, and give the file that holds what it says."""
-    told = folder / "stderr"
-    with told.open("w") as stderr:
+    """Run a worker's command in *folder*, and yield the file with its log."""
+    log = folder / "stderr"
+    with log.open("w") as stderr:
         words = command.removeprefix("$ taskharbor").split()
         worker = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], cwd=folder, stderr=stderr)
     try:
-        yield told
+        yield log
         worker.terminate()
         assert worker.wait(timeout=30) == 0
     finally:
@@ -134,19 +183,19 @@ def worker_of(command: str, folder: Path) -> Iterator[Path]:
 
 
 def test_the_worker_of_the_readme_runs_the_job_that_follows_it_and_says_so(tmp_path: Path) -> None:
-    blocks = [block for _, block in blocks_of_the_readme()]
-    [place] = [n for n, block in enumerate(blocks) if block.startswith("$ taskharbor worker greetings.py ")]
-    app, command, enqueue, log = blocks[place - 1 : place + 3]
-    (tmp_path / "greetings.py").write_text(app)
+    blocks = blocks_of_the_readme()
+    place = place_of_the_worker(blocks)
+    command, enqueue, log = [block for _, block in blocks[place : place + 3]]
+    (tmp_path / "greetings.py").write_text(blocks[0][1])
 
-    with worker_of(command, tmp_path) as told:
+    with worker_of(command, tmp_path) as stderr:
         done = subprocess.run(
             [sys.executable, "-c", enqueue], cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True
         )
-        assert done.stdout == "greeted Grace\n"
+        assert done.stdout == "hello Grace\n"
 
     assert {form_of(line) for line in log.splitlines()} <= {
-        form_of(line[24:]) for line in told.read_text().splitlines()
+        form_of(line[24:]) for line in stderr.read_text().splitlines()
     }
 
 
@@ -160,7 +209,7 @@ def test_the_readme_shows_what_the_demo_prints_and_nothing_is_lost_or_runs_twice
     assert done.returncode == 0, done.stdout + done.stderr
     assert_ledger_is_clean(shown)
     assert_ledger_is_clean(done.stdout)
-    # Times and counts differ from run to run. What is said does not.
+    # Times and counts differ from run to run; the texts do not.
     assert {*map(form_of, shown.splitlines()[1:])} == {*map(form_of, done.stdout.splitlines())}
 
 
@@ -175,5 +224,5 @@ def assert_ledger_is_clean(text: str) -> None:
 
 
 def form_of(line: str) -> str:
-    """Return *line* without what differs from run to run: ids and numbers."""
+    """Return *line* without ids and numbers, which differ from run to run."""
     return re.sub(r" *\d+(\.\d+)?", "#", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", line))

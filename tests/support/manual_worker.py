@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.ids import new_token
@@ -15,9 +16,10 @@ from taskharbor.testing.conformance.subject import new_job
 from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.execution import Execution, ExecutionSlots
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.handlers import handler
+from taskharbor.worker.handlers import HandlerRegistry
 from taskharbor.worker.heartbeats import LeaseHeartbeat
 from taskharbor.worker.timeouts import TimeoutMonitor
+from tests.support.stages import worker_config
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import LIMIT
 
@@ -51,22 +53,19 @@ class Rig:
         self.ends: list[bool] = []
         self.kept: list[list[Execution]] = []
         self.reported: list[tuple[Execution, Outcome | None]] = []
-        self.timeouts = TimeoutMonitor(
-            self.runtime,
-            self.hands,
-            lease=LEASE,
+        around: Any = SimpleNamespace(
             wake=lambda _name: self.changes.append(self.hands.lost_slots),
-            end=lambda: self.ends.append(True),
+            set=lambda: self.ends.append(True),
+            extend_visibility=self.kept.append,
         )
+        self.timeouts = TimeoutMonitor(self.runtime, self.hands, around, around, lease=LEASE)
         self.heartbeat = LeaseHeartbeat(
             self.runtime,
             self.driver,
             self.hands,
-            lease=LEASE,
-            every=LEASE / 3,
-            margin=0.5,
             timeouts=self.timeouts,
-            kept=self.kept.append,
+            acks=around,
+            config=worker_config(LEASE),
         )
         self.began, self.may_end, self.has_ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -82,14 +81,10 @@ class Rig:
             for claim in claims
         ]
         self.hands.fill("default", self.hands.acquire("default", jobs), executions)
-        executor = Executor(
-            self.runtime,
-            {"greet": handler(self._wait, ())},
-            {},
-            services=HandlerServices(self.driver, JsonCodec(), save=lambda _hand, _progress: None),
-            report=self._report,
-        )
-        executor.start(executions)
+        handlers = HandlerRegistry()
+        handlers.register("greet", self._wait)
+        services = HandlerServices(self.driver, JsonCodec(), save=lambda _execution, _progress: None)
+        Executor(self.runtime, handlers, self, services).start(executions)
         wait_until(lambda: all(execution.thread is not None for execution in executions))
         return executions
 
@@ -111,7 +106,7 @@ class Rig:
         assert self.may_end.wait(LIMIT)
         return "late"
 
-    def _report(self, execution: Execution, outcome: Outcome | None) -> None:
+    def put(self, execution: Execution, outcome: Outcome | None) -> None:
         self.timeouts.ended(execution)
         self.reported.append((execution, outcome))
         self.has_ended.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from taskharbor import Client, JobRequest, MemoryDriver
 from taskharbor.core.ids import new_token
@@ -13,6 +13,7 @@ from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
 from taskharbor.worker.execution import Execution, ExecutionSlots, StopReason
 from taskharbor.worker.recorder import Recorder
+from tests.support.stages import StageRecorder
 
 LEASE: Final = timedelta(seconds=5)
 
@@ -20,19 +21,19 @@ LEASE: Final = timedelta(seconds=5)
 def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
     driver, runtime, first, second = taken_twice()
     executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
-    answers: list[Any] = []
-    recorder = Recorder(
-        runtime, driver, executions, settled=lambda _ended, told: answers.extend(told), freed=lambda: None
-    )
+    stages = StageRecorder()
+    recorder = Recorder(runtime, driver, executions, stages.loops, stages.hooks)
     recorder.put(first, Outcome.ack())
     recorder.put(second, Outcome.ack())
 
     assert recorder.tick() == timedelta(0)
-    assert [str(answer) for answer in answers] == [f"job {first.claim.job.id} is leased under another token"]
+    assert [str(answer) for _, _, answer in stages.answers] == [
+        f"job {first.claim.job.id} is leased under another token"
+    ]
 
     recorder.tick()
 
-    assert answers[1].status == "SUCCEEDED"
+    assert stages.answers[1][2].status == "SUCCEEDED"
 
 
 def test_an_attempt_is_stopped_when_its_job_is_taken_anew() -> None:

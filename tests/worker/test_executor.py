@@ -18,8 +18,9 @@ from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.execution import Execution, StopReason
 from taskharbor.worker.executor import Executor
-from taskharbor.worker.handlers import handler
+from taskharbor.worker.handlers import HandlerRegistry
 from tests.support.manual_worker import TIMEOUT
+from tests.support.stages import StageRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -80,20 +81,16 @@ def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
     Client(driver).enqueue(JobRequest(type="run"))
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, overdue_after=MINUTE)
     execution = Execution(claim, ends_at=inf, times_out_at=None)
-    told: list[Outcome | None] = []
-    executor = Executor(
-        runtime,
-        {"run": handler(run, ())},
-        {},
-        services=HandlerServices(driver, JsonCodec(), save=lambda _hand, _progress: None),
-        report=lambda _hand, outcome: told.append(outcome),
-    )
+    handlers, stages = HandlerRegistry(), StageRecorder()
+    handlers.register("run", run)
+    services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
+    executor = Executor(runtime, handlers, stages, services)
 
     executor.start([execution])
     execution.stop(reason)
     runtime.work()
 
-    assert told == [outcome]
+    assert stages.outcomes == [(execution, outcome)]
 
 
 def test_a_return_after_the_timeout_is_no_success_even_before_the_next_heartbeat(rig: Rig) -> None:

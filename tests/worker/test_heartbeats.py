@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from taskharbor.core.errors import LeaseLost, StoreUnavailable
 from taskharbor.core.results import Skipped
 from taskharbor.worker.execution import StopReason
@@ -13,8 +15,6 @@ from tests.support.worker_rig import stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import pytest
 
     from taskharbor.core.model import Lease
     from taskharbor.worker.execution import Execution
@@ -102,7 +102,7 @@ def test_a_lease_whose_row_is_locked_is_neither_lost_nor_forgotten(rig: Rig, mon
 
     assert was_stopped is False
     assert pause == timedelta(seconds=0.25)
-    assert execution.ends_at == rig.runtime.seconds + LEASE.total_seconds() - 0.5
+    assert execution.ends_at == pytest.approx(rig.runtime.seconds + LEASE.total_seconds() * 0.95)
 
 
 def test_handlers_are_stopped_while_a_third_of_their_lease_is_left(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

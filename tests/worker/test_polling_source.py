@@ -15,7 +15,7 @@ from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.execution import Execution, ExecutionSlots
-from taskharbor.worker.polling_source import PollingSource
+from tests.support.stages import StageRecorder, polling_source, worker_config
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import (
     LIMIT,
@@ -261,22 +261,10 @@ def test_room_that_is_made_while_the_store_is_asked_is_used_at_once() -> None:
         executions.remove([execution])
         return call()
 
-    intake = PollingSource(
-        runtime,
-        meddled(driver, end_the_job),
-        executions,
-        queues=["other", "full"],  # the last one is asked first
-        worker="w",
-        lease=LONG,
-        margin=0,
-        poll=SELDOM,
-        overdue_after=LONG,
-        types=lambda: None,
-        may_reclaim=lambda: True,
-        start=lambda _hand: None,
-    )
+    config = worker_config(LONG, queues={"other": 1, "full": 1}, poll=SELDOM)  # the last queue is polled first
+    store = meddled(driver, end_the_job)
 
-    assert intake.tick() == timedelta(0)
+    assert polling_source(runtime, store, executions, StageRecorder(), config, types=["run"]).tick() == timedelta(0)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +288,7 @@ def test_a_worker_whose_first_job_ends_while_it_still_starts_goes_on() -> None:
     class SlowToStart(ThreadRuntime):
         def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
             loop = super().serve(name, tick)
-            if name == "intake":  # it is at work, and nobody can call it yet
+            if name == "source":  # it is at work, and nobody can call it yet
                 wait_until(lambda: stored(driver, first).status is Status.SUCCEEDED)
             return loop
 

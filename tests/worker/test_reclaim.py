@@ -10,7 +10,8 @@ from taskharbor.core.ids import JobId, new_token
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
-from taskharbor.worker.claimer import RECLAIM_INTERVAL_SECONDS, Claimer
+from taskharbor.worker.claimer import RECLAIM_INTERVAL_SECONDS
+from tests.support.stages import StageRecorder, claimer, worker_config
 
 LEASE = timedelta(seconds=5)
 
@@ -26,18 +27,8 @@ class Scene:
         executions: Any = SimpleNamespace(
             fill=lambda *_: None, acquire=lambda _queue, most: most, mark_lost=lambda _ids: None
         )
-        self._claimer = Claimer(
-            runtime,
-            self._driver,
-            executions,
-            worker="heir",
-            lease=LEASE,
-            margin=0,
-            overdue_after=LEASE,
-            types=lambda: None,
-            may_reclaim=lambda: True,
-            start=lambda _hands: None,
-        )
+        config = worker_config(LEASE, worker="heir")
+        self._claimer = claimer(runtime, self._driver, executions, StageRecorder(), config, types=["greet"])
 
     def insert(self) -> JobId:
         job = new_job()

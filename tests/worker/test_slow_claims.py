@@ -14,8 +14,8 @@ from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
 from taskharbor.worker.execution import Execution, ExecutionSlots
 from taskharbor.worker.heartbeats import LeaseHeartbeat
-from taskharbor.worker.polling_source import PollingSource
 from taskharbor.worker.timeouts import TimeoutMonitor
+from tests.support.stages import StageRecorder, polling_source, worker_config
 
 LEASE = timedelta(seconds=5)
 
@@ -26,10 +26,9 @@ def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
     executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
-    timeouts = TimeoutMonitor(runtime, executions, lease=LEASE, wake=lambda _name: None, end=lambda: None)
-    heartbeat = LeaseHeartbeat(
-        runtime, driver, executions, lease=LEASE, every=LEASE / 3, margin=0.25, timeouts=timeouts
-    )
+    stages = StageRecorder()
+    timeouts = TimeoutMonitor(runtime, executions, stages.loops, stages.stop, lease=LEASE)
+    heartbeat = LeaseHeartbeat(runtime, driver, executions, timeouts=timeouts, acks=None, config=worker_config(LEASE))
     heartbeat.tick()
 
     now = runtime.monotonic()
@@ -55,26 +54,13 @@ def test_a_lease_that_was_read_back_counts_from_the_call_whose_reply_was_lost(mo
     driver = ReplyLostOnce()
     Client(driver).enqueue(JobRequest(type="greet"))
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    executions, started = ExecutionSlots(runtime, concurrency=1, queues={"default": 1}), list[Execution]()
-    intake = PollingSource(
-        runtime,
-        driver,
-        executions,
-        queues=["default"],
-        worker="w",
-        lease=LEASE,
-        margin=0.25,
-        poll=LEASE,
-        overdue_after=LEASE,
-        types=lambda: None,
-        may_reclaim=lambda: True,
-        start=started.extend,
-    )
+    executions, stages = ExecutionSlots(runtime, concurrency=1, queues={"default": 1}), StageRecorder()
+    source = polling_source(runtime, driver, executions, stages, worker_config(LEASE), types=["greet"])
     asked_at = runtime.monotonic()
-    intake.tick()
+    source.tick()
     monkeypatch.setattr(runtime, "monotonic", lambda: asked_at + 3)
 
-    intake.tick()
+    source.tick()
 
-    [execution] = started
+    [execution] = stages.started_jobs
     assert execution.ends_at == pytest.approx(asked_at + 4.75)

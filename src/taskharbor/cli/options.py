@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
-from taskharbor.cli.errors import NotConfirmed
-from taskharbor.cli.render import echo_status
 from taskharbor.core.states import Status
 from taskharbor.settings import Settings
 
@@ -177,6 +175,9 @@ def confirm_options(command: F) -> F:
 
 def confirm(what: str, *, yes: bool) -> None:
     """Ask a person whether to do *what*, or raise `NotConfirmed`."""
+    from taskharbor.cli.errors import NotConfirmed
+    from taskharbor.cli.render import echo_status
+
     if yes:
         return
     if not sys.stdin.isatty():

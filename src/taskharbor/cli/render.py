@@ -14,7 +14,6 @@ import click
 from taskharbor.core.states import Status
 from taskharbor.settings import Settings
 from taskharbor.views import iso_time
-from taskharbor.worker.context import current_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -241,6 +240,12 @@ def log_to_stderr(*, as_json: bool) -> None:
 class JsonFormatter(logging.Formatter):
     """A record as one line of JSON; one that a handler logs names its job and attempt."""
 
+    def __init__(self) -> None:
+        from taskharbor.worker.context import current_attempt
+
+        super().__init__()
+        self._current_attempt = current_attempt
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -248,7 +253,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if (attempt := current_attempt.get()) is not None:
+        if (attempt := self._current_attempt.get()) is not None:
             line |= {"job": str(attempt.job_id), "attempt": attempt.attempt}
         if record.exc_info is not None:
             line["traceback"] = self.formatException(record.exc_info)

@@ -34,10 +34,10 @@ class JobIdGenerator:
     def __init__(
         self,
         *,
-        milliseconds: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        nanoseconds: Callable[[], int] = time.time_ns,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._milliseconds = milliseconds
+        self._nanoseconds = nanoseconds
         self._entropy = entropy
         self._chances: list[int] = []
         self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
@@ -51,14 +51,17 @@ class JobIdGenerator:
     def __call__(self) -> JobId:
         with self._lock:
             chance = self._chances.pop() if self._chances else self._draw()
-            moment, tail = self._milliseconds(), chance >> (80 - _TAIL_BITS + 1)
+            moment, tail = self._nanoseconds() // 1_000_000, chance >> (80 - _TAIL_BITS + 1)
             if moment <= self._last_time:
                 moment, grown = self._last_time, self._last_tail + 1 + chance % (1 << _STEP_BITS)
                 # Where the random part has no room left to grow, the time part moves on.
                 moment, tail = (moment + 1, tail) if grown >> _TAIL_BITS else (moment, grown)
             self._last_time, self._last_tail = moment, tail
-            stem = moment << 80 | 0x7 << 76 | 0b10 << 62
-            return uuid_from_int(stem | tail >> 62 << 64 | tail & _LOW)  # type: ignore[return-value]
+            value = moment << 80 | 0x7 << 76 | 0b10 << 62 | tail >> 62 << 64 | tail & _LOW
+        uuid = _new(UUID)  # what uuid_from_int does, without its frame
+        _set_int(uuid, value)
+        _set_safety(uuid, _UNKNOWN)
+        return uuid  # type: ignore[return-value]
 
     def many(self, count: int) -> list[JobId]:
         """Return *count* ids of one moment, in a third of the time: the clock is asked once, and so is chance."""

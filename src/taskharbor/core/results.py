@@ -30,12 +30,14 @@ class Enqueued:
     existed: bool
 
 
-_thawed_enqueued: Final = mutable_twin(Enqueued)
+_bare: Final = object.__new__
+_ThawedEnqueued: Final = mutable_twin(Enqueued)
 
 
 def new_enqueued(job_id: JobId) -> Enqueued:
     """Return ``Enqueued(job_id, existed=False)``, in half its time: there may be thousands at once."""
-    answer = _thawed_enqueued(job_id, False)  # noqa: FBT003  its fields, in their order
+    answer = _bare(_ThawedEnqueued)
+    answer.id, answer.existed = job_id, False
     answer.__class__ = Enqueued
     return answer  # type: ignore[no-any-return]
 

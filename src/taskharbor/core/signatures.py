@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MANY: Final = inspect.Parameter.VAR_POSITIONAL
 _NAMED: Final = inspect.Parameter.VAR_KEYWORD
 _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
+_SIMPLE: Final = frozenset({inspect.Parameter.POSITIONAL_OR_KEYWORD, _KEYWORD})
 _IN_PLACE: Final = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
 
 
@@ -52,14 +53,21 @@ class CallSignature:
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call as it is stored. Raise `InvalidRequest` where it does not fit the function."""
         try:
-            bound = self._own_signature.bind(*args, **kwargs)
-            return {name: self._shapes[name].pack(value, name) for name, value in bound.arguments.items()}
+            names, given = self._simple_names, dict(zip(self._simple_names[: self._positional], args, strict=False))
+            if kwargs:
+                given |= {name: kwargs[name] for name in names[len(args) :] if name in kwargs}
+            if len(given) != len(args) + len(kwargs) or not self._required <= given.keys():
+                given = self._own_signature.bind(*args, **kwargs).arguments  # 11 frames, and the right error
+            converters, packed = self._shapes, {}
+            for name, value in given.items():
+                packed[name] = converters[name].pack(value, name)
         except TypeError as error:
             raise _refused("arguments", str(error)) from None
         except TypeMismatch as misfit:
             raise _refused(misfit.path, misfit.reason) from None
         except RecursionError:
             raise _refused("arguments", "one of them is nested too deeply, or holds itself") from None
+        return packed
 
     def unpack(self, payload: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the call that is stored as *payload*. Raise `CallNotReadable` where it does not fit (any more)."""
@@ -129,6 +137,23 @@ class CallSignature:
         """The parameters that a call fills in."""
         skipped = 1 if self._takes_context else 0
         return self._signature.replace(parameters=list(self._signature.parameters.values())[skipped:])
+
+    @cached_property
+    def _simple_names(self) -> tuple[str, ...]:
+        """The parameters in their order; none if one is variadic or positional-only."""
+        parameters = self._own_signature.parameters
+        is_simple = all(each.kind in _SIMPLE for each in parameters.values())
+        return tuple(parameters) if is_simple else ()
+
+    @cached_property
+    def _positional(self) -> int:
+        """How many parameters a call may give by position."""
+        return sum(each.kind in _IN_PLACE for each in self._own_signature.parameters.values())
+
+    @cached_property
+    def _required(self) -> frozenset[str]:
+        parameters = self._own_signature.parameters
+        return frozenset(name for name, each in parameters.items() if each.default is inspect.Parameter.empty)
 
     @cached_property
     def _shapes(self) -> dict[str, Converter]:

@@ -106,7 +106,7 @@ def _leaf(kind: type[Any]) -> Converter:
         return Converter(require_number, require_number)
 
     def check(value: Any, path: str) -> Any:
-        return require_type(kind, value, path)
+        return value if type(value) is kind else require_type(kind, value, path)
 
     return Converter(check, check)
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskharbor.group_commit.key_locks import KeyWaiter, keys_of
-from taskharbor.group_commit.sync import fill_batch, insert_batch
+from taskharbor.group_commit.sync import fill_batch, insert_batch, insert_or_repeat
 from taskharbor.runtime import resolve_futures, resolve_in_loop
 
 if TYPE_CHECKING:
@@ -118,16 +118,16 @@ class AsyncGroupCommit:
     deadline, and answer for every job whatever comes out of it.
     """
 
-    def __init__(self, store: InsertCall, turns: KeyLocks) -> None:
+    def __init__(self, insert: InsertCall, turns: KeyLocks) -> None:
         self.pid: Final = os.getpid()
         """Whose it is: its threads stay on this side of a fork."""
-        self._store = store
+        self._insert = insert
         self._turns = turns
         self._gathered: dict[AbstractEventLoop, list[_AsyncInsert]] = {}
         self._handed: deque[_AsyncInsert] = deque()
-        self._together = IdleThreadPool("taskharbor-flusher", most=1)
-        self._keyed = IdleThreadPool("taskharbor-inserter", most=MAX_KEYED)
-        self._batches = IdleThreadPool("taskharbor-batches", most=MAX_BATCHES)
+        self._together = IdleThreadPool("taskharbor-group-commit", most=1)
+        self._keyed = IdleThreadPool("taskharbor-keyed-insert", most=MAX_KEYED)
+        self._batches = IdleThreadPool("taskharbor-batch-insert", most=MAX_BATCHES)
 
     def submit(self, jobs: list[NewJob]) -> Future[Answers]:
         """Return what will hold the answers, or the error instead of them; a coroutine's own loop must be running.
@@ -176,7 +176,7 @@ class AsyncGroupCommit:
             fill_batch(self._handed, batch)
             batch = [each for each in batch if not each.future.done()]
             if batch:
-                answers = _kept(partial(insert_batch, self._store, [each.job for each in batch]))
+                answers = _kept(partial(insert_batch, self._insert, [each.job for each in batch]))
                 each_own = len(batch) * [answers] if isinstance(answers, Exception) else map(_single, answers)
                 resolve_futures(zip((each.future for each in batch), each_own, strict=True))
 
@@ -195,7 +195,7 @@ class AsyncGroupCommit:
     def _store_alone(self, jobs: list[NewJob], future: Future[Answers], ticket: KeyWaiter) -> None:
         try:
             if not future.done():
-                resolve_futures([(future, _kept(partial(self._store, jobs)))])
+                resolve_futures([(future, _kept(partial(insert_or_repeat, self._insert, jobs)))])
         finally:
             self._turns.leave(ticket)
 

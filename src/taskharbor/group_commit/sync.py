@@ -62,25 +62,38 @@ def fill_batch(waiting: deque[T], batch: list[T]) -> None:
         batch.append(waiting.popleft())
 
 
-def insert_batch(store: InsertCall, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer | Exception]:
-    """Store *jobs* in one statement, and say of each what became of it.
+def insert_or_repeat(insert: InsertCall, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer]:
+    """Insert *jobs*, and again if the reply was lost: under the same ids, so that no job is stored twice.
 
-    A store that is out of reach is so for all of them. After any other error each is tried
-    alone, so that nobody fails for what is wrong with somebody else's job.
+    A store that is known to be unavailable is not asked again: that call would fail as well.
     """
     try:
-        return [*store(jobs, repeat=repeat)]
+        return insert(jobs, repeat=repeat)
+    except StoreUnavailable as error:
+        if error.retry_in is not None:
+            raise
+        return insert(jobs, repeat=True)
+
+
+def insert_batch(insert: InsertCall, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer | Exception]:
+    """Insert *jobs* in one statement, and return an answer or an error for each.
+
+    `StoreUnavailable` is the answer for all of them. After any other error each job is inserted
+    by itself, so that no caller gets an error that another caller's job has caused.
+    """
+    try:
+        return [*insert_or_repeat(insert, jobs, repeat=repeat)]
     except StoreUnavailable as error:
         return _for_each(error, jobs)
     except Exception as error:  # noqa: BLE001  whatever it was, it is told to those whose jobs were sent
-        return [error] if len(jobs) == 1 else _one_by_one(store, jobs)
+        return [error] if len(jobs) == 1 else _one_by_one(insert, jobs)
 
 
-def _one_by_one(store: InsertCall, jobs: Sequence[NewJob]) -> list[Answer | Exception]:
+def _one_by_one(insert: InsertCall, jobs: Sequence[NewJob]) -> list[Answer | Exception]:
     answers: list[Answer | Exception] = []
     for place, job in enumerate(jobs):
         # A repeat: the error may have come after the commit.
-        [answer] = insert_batch(store, [job], repeat=True)
+        [answer] = insert_batch(insert, [job], repeat=True)
         if isinstance(answer, StoreUnavailable):
             return answers + _for_each(answer, jobs[place:])  # to try each would take a deadline each
         answers.append(answer)
@@ -115,10 +128,10 @@ class GroupCommit:
     `GIVE_UP_SECONDS`, gets an error that says that the outcome is unknown.
     """
 
-    def __init__(self, store: InsertCall) -> None:
+    def __init__(self, insert: InsertCall) -> None:
         self.pid: Final = os.getpid()
         """Whose it is: on the other side of a fork nobody would ever lead it on."""
-        self._store = store
+        self._insert = insert
         self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
         self._waiting: deque[_Waiter] = deque()
         self._under_way: list[_Batch] = []
@@ -127,6 +140,27 @@ class GroupCommit:
 
     def insert(self, job: NewJob) -> Answer:
         """Store *job*, maybe together with others, and return when it is committed."""
+        with self._lock:
+            if self._under_way or self._waiting or self._expected > 1:
+                alone = None
+            else:  # a lone caller allocates no waiter
+                alone = _bare(_Batch)
+                alone.began, alone.tickets = time.monotonic(), _NO_WAITERS
+                self._under_way.append(alone)
+        if alone is None:
+            return self._insert_together(job)
+        try:
+            return insert_or_repeat(self._insert, [job])[0]
+        finally:
+            self._expected = 1 + len(self._waiting)
+            self._pause = min(MAX_LINGER_SECONDS, (time.monotonic() - alone.began) / 2)
+            with self._lock:
+                self._under_way.remove(alone)
+                has_waiters = bool(self._waiting)
+            if has_waiters:
+                self._leave(alone)
+
+    def _insert_together(self, job: NewJob) -> Answer:
         ticket = _Waiter(job)
         try:
             answer = self._answer(ticket)
@@ -181,7 +215,7 @@ class GroupCommit:
         jobs = [each.job for each in batch.tickets]
         is_repeat = any(each.is_repeat for each in batch.tickets)
         start = time.monotonic()
-        for ticket, answer in zip(batch.tickets, insert_batch(self._store, jobs, repeat=is_repeat), strict=True):
+        for ticket, answer in zip(batch.tickets, insert_batch(self._insert, jobs, repeat=is_repeat), strict=True):
             ticket.mail.put(answer)
             ticket.is_over = True
         self._expected = len(jobs) + len(self._waiting)
@@ -209,7 +243,7 @@ class GroupCommit:
             ticket.is_over = True
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
-            for batch in [each for each in self._under_way if each.tickets[0] is ticket]:
+            for batch in [each for each in self._under_way if each.tickets and each.tickets[0] is ticket]:
                 others = [each for each in batch.tickets if not each.is_over]
                 for other in others:
                     other.is_repeat = True  # its job may be stored already
@@ -243,7 +277,7 @@ class _Batch:
 
     def __init__(self, leader: _Waiter) -> None:
         self.began = time.monotonic()
-        self.tickets = [leader]
+        self.tickets: list[_Waiter] = [leader]
         self.enough: SimpleQueue[None] = SimpleQueue()  # tells a leader that lingers to go on
 
 
@@ -258,6 +292,8 @@ class _Waiter:
         self.is_over = self.is_repeat = False
 
 
+_bare: Final = object.__new__
+_NO_WAITERS: Final[list[_Waiter]] = []
 _NO_ANSWER: Final = (
     f"another thread sent this job together with its own {GIVE_UP_SECONDS:g} s ago, and was not heard of since"
 )

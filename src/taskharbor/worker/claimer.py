@@ -10,15 +10,19 @@ from taskharbor.worker.execution import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from datetime import timedelta
 
-    from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.results import Refused
     from taskharbor.drivers.base import Driver
+    from taskharbor.janitor import ClockGuard
     from taskharbor.runtime import Runtime
+    from taskharbor.worker.config import WorkerConfig
     from taskharbor.worker.execution import ExecutionSlots
+    from taskharbor.worker.executor import Executor
+    from taskharbor.worker.handlers import HandlerRegistry
+    from taskharbor.worker.hooks import AttemptHooks
     from taskharbor.worker.message_acks import ReceivedMessage
+    from taskharbor.worker.stop_request import StopRequest
 
     Answer = TypeVar("Answer", bound=Claim | Refused)
 
@@ -47,30 +51,25 @@ class Claimer:
         self,
         runtime: Runtime,
         driver: Driver,
-        executions: ExecutionSlots,
+        slots: ExecutionSlots,
         *,
-        worker: str,
-        lease: timedelta,
-        margin: float,
-        overdue_after: timedelta,
-        types: Callable[[], frozenset[str] | None],
-        may_reclaim: Callable[[], bool],
-        start: Callable[[list[Execution]], None],
-        codec: Codec | None = None,
-        unhandled_after: timedelta | None = None,
+        executor: Executor,
+        hooks: AttemptHooks,
+        guard: ClockGuard,
+        stop: StopRequest,
+        handlers: HandlerRegistry,
+        config: WorkerConfig,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._slots = executions
-        self._worker = worker
-        self._lease = lease
-        self._margin = margin
-        self._overdue_after = overdue_after
-        self._types = types
-        self._unhandled_after = unhandled_after
-        self._may_reclaim = may_reclaim
-        self._start = start
-        self._codec = codec
+        self._slots = slots
+        self._executor = executor
+        self._hooks = hooks
+        self._guard = guard
+        self._stop = stop
+        self._handlers = handlers
+        self._config = config
+        self._lease_seconds = config.lease.total_seconds()
         self._lost: dict[Token, PendingClaim] = {}
         self._looks_at: dict[str, float] = {}
 
@@ -81,7 +80,7 @@ class Claimer:
 
     def reserve(self, queue: str, room: int, *, overdue_only: bool = False) -> list[Claim]:
         """Lease due jobs of *queue*, as many as there are free slots; with *overdue_only* only overdue ones."""
-        now, may_look = self._runtime.monotonic(), self._may_reclaim()
+        now, may_look = self._runtime.monotonic(), self._guard.may_reclaim()
         looks = may_look and now >= self._looks_at.get(queue, 0.0)
         claims = self._reserve(queue, room, overdue_only=overdue_only, reclaim=looks)
         if not claims and may_look and not looks and (room := self._slots.acquire(queue, room)):
@@ -96,13 +95,13 @@ class Claimer:
             return self._driver.reserve(
                 queue,
                 token=token,
-                worker=self._worker,
-                lease=self._lease,
+                worker=self._config.worker,
+                lease=self._config.lease,
                 limit=room,
-                overdue_after=self._overdue_after,
+                overdue_after=self._config.overdue_after,
                 overdue_only=overdue_only,
-                types=self._types(),
-                unhandled_after=self._unhandled_after,
+                types=self._handlers.types,
+                unhandled_after=self._config.unhandled_after,
                 reclaim=reclaim,
             )
 
@@ -116,11 +115,11 @@ class Claimer:
                 [each.message.job_id for each in received],
                 queue=queue,
                 token=token,
-                worker=self._worker,
-                lease=self._lease,
-                types=self._types(),
-                unhandled_after=self._unhandled_after,
-                reclaim=self._may_reclaim(),
+                worker=self._config.worker,
+                lease=self._config.lease,
+                types=self._handlers.types,
+                unhandled_after=self._config.unhandled_after,
+                reclaim=self._guard.may_reclaim(),
             )
 
         # Of a job that came twice the first one is claimed.
@@ -157,11 +156,11 @@ class Claimer:
 
     def drop_expired(self) -> None:
         """Let go of calls that hold nothing any more, whatever they took: the leases have ended."""
-        over = self._runtime.monotonic() - self._lease.total_seconds()
+        over = self._runtime.monotonic() - self._lease_seconds
         self._lost = {token: lost for token, lost in self._lost.items() if lost.asked_at > over}
 
     def _take(self, call: PendingClaim, claims: Sequence[Claim]) -> None:
-        ends_at = call.asked_at + self._lease.total_seconds() - self._margin
+        ends_at = call.asked_at + self._lease_seconds - self._config.lease_margin_seconds
         now = self._runtime.monotonic()
         executions = [self._execution(claim, call, now=now, ends_at=ends_at) for claim in claims]
         self._slots.mark_lost([claim.job.id for claim in claims])
@@ -169,10 +168,19 @@ class Claimer:
         if executions:
             self._start(executions)
 
+    def _start(self, executions: list[Execution]) -> None:
+        self._hooks.claimed(executions)
+        if self._stop.is_set:  # they were requested before the stop, and arrived after it
+            for execution in executions:
+                self._executor.release(execution)
+            return
+        self._executor.start(executions)
+        self._hooks.started(executions)
+
     def _execution(self, claim: Claim, call: PendingClaim, *, now: float, ends_at: float) -> Execution:
         timeout = claim.job.timeout
-        if self._codec is not None:
-            claim = Claim(replace(claim.job, codec=self._codec), claim.lease)
+        if self._config.codec is not None:
+            claim = Claim(replace(claim.job, codec=self._config.codec), claim.lease)
         return Execution(
             claim,
             ends_at=ends_at,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.codec import Codec
     from taskharbor.drivers.base import Driver
+    from taskharbor.worker.stop_request import StopRequest
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 RETRY_PAUSE: Final = timedelta(seconds=1)
@@ -22,13 +23,12 @@ RETRY_PAUSE: Final = timedelta(seconds=1)
 class CodecCheck:
     """Lets a worker claim nothing before its codec was compared with the store's.
 
-    Without it, every job that the worker claims would fail as not decodable. *is_stopped*
-    says whether the worker is stopping, and *stop* makes it stop.
+    Without it, every job that the worker claims would fail as not decodable.
     """
 
-    def __init__(self, driver: Driver, codec: Codec, is_stopped: Callable[[], bool], stop: Callable[[], None]) -> None:
+    def __init__(self, driver: Driver, codec: Codec, stop: StopRequest) -> None:
         self._driver, self._codec = driver, codec
-        self._is_stopped, self._stop = is_stopped, stop
+        self._stop = stop
         self._is_done = False
         self.refusal: CodecMismatch | None = None
 
@@ -51,7 +51,7 @@ class CodecCheck:
             raise self.refusal
 
     def _guarded(self, tick: Callable[[], timedelta]) -> Callable[[], timedelta]:
-        return lambda: tick() if self._is_done or self._is_stopped() or self._check() else RETRY_PAUSE
+        return lambda: tick() if self._is_done or self._stop.is_set or self._check() else RETRY_PAUSE
 
     def _check(self) -> bool:
         try:
@@ -59,6 +59,6 @@ class CodecCheck:
         except CodecMismatch as error:
             _LOG.error("worker stops: %s", error)
             self.refusal = error
-            self._stop()
+            self._stop.set()
             return True  # the tick learns that it must end
         return self._is_done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
@@ -12,6 +13,8 @@ from taskharbor.core.request import QUEUE_PATTERN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskharbor.core.codec import Codec
+    from taskharbor.core.hooks import Hook
     from taskharbor.delivery.transport import Transport
     from taskharbor.outbox import Publisher
     from taskharbor.runtime import Runtime
@@ -42,6 +45,13 @@ class WorkerOptions(TypedDict, total=False):
     runtime: Runtime | None
 
 
+LEASE: Final = timedelta(seconds=30)
+GRACE: Final = timedelta(seconds=25)
+POLL: Final = timedelta(seconds=1)
+RECEIVE_WAIT: Final = timedelta(seconds=2)
+"""How long one receive waits for messages. A stopping worker waits for it, or the last messages would stay hidden."""
+LEASE_MARGIN_FRACTION: Final = 0.05
+"""The fraction of a lease by which a worker treats it as expired early: two clocks never run at the same speed."""
 CONCURRENCY: Final = 16
 SHORTEST_LEASE: Final = timedelta(milliseconds=100)
 UNHANDLED_AFTER: Final = timedelta(minutes=5)
@@ -49,6 +59,37 @@ UNHANDLED_AFTER: Final = timedelta(minutes=5)
 VISIBILITY: Final = timedelta(seconds=60)
 MAX_VISIBILITY: Final = timedelta(hours=12)
 """What SQS allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryConfig:
+    """How a worker receives messages."""
+
+    transport: Transport
+    visibility: timedelta
+    receive_wait: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """The checked options of a worker. *queues* maps each queue to the most of its jobs that run at once."""
+
+    worker: str
+    queues: Mapping[str, int]
+    concurrency: int
+    lease: timedelta
+    heartbeat: timedelta
+    grace: timedelta
+    poll: timedelta
+    overdue_after: timedelta
+    unhandled_after: timedelta | None
+    codec: Codec | None
+    hooks: tuple[Hook, ...]
+    delivery: DeliveryConfig | None
+
+    @property
+    def lease_margin_seconds(self) -> float:
+        return self.lease.total_seconds() * LEASE_MARGIN_FRACTION
 
 
 def limits_of(queues: Queues, concurrency: int | None) -> tuple[dict[str, int], int]:
@@ -75,6 +116,20 @@ def check_options(queues: Mapping[str, int], concurrency: int, lease: timedelta,
     if not timedelta(0) < heartbeat <= lease / 3:
         rule = f"at most a third of the lease, {lease / 3}: two beats may fail before it runs out"
         raise UsageError(Problem(field="heartbeat", value=str(heartbeat), rule=rule))
+
+
+def delivery_config(
+    transport: Transport | None,
+    visibility: timedelta | None,
+    receive_wait: timedelta,
+    *,
+    lease: timedelta,
+    heartbeat: timedelta,
+) -> DeliveryConfig | None:
+    """Return how messages are received, or None without a *transport*."""
+    if transport is None:
+        return None
+    return DeliveryConfig(transport, checked_visibility(visibility, lease, heartbeat), receive_wait)
 
 
 def checked_visibility(visibility: timedelta | None, lease: timedelta, heartbeat: timedelta) -> timedelta:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Claim
+    from taskharbor.core.model import Claim, Job
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
+    from taskharbor.service import ServiceLoops
     from taskharbor.worker.execution import Execution
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
@@ -36,9 +37,9 @@ MAX_SHOWN_CHARS: Final = 80
 class ProgressWriter:
     """Keeps the last word of each handler, and stores all of them in one statement, at most once in a while."""
 
-    def __init__(self, runtime: Runtime, driver: Driver, *, wake: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, driver: Driver, loops: ServiceLoops) -> None:
         self._driver = driver
-        self._wake = wake
+        self._loops = loops
         self._lock = runtime.lock()
         self._said: dict[Execution, Progress] = {}
         self._rests = False
@@ -48,7 +49,7 @@ class ProgressWriter:
             self._said[execution] = progress
             rests, self._rests = self._rests, True
         if not rests:
-            self._wake()
+            self._loops.wake("progress")
 
     def tick(self) -> timedelta:
         with self._lock:
@@ -114,6 +115,26 @@ class Context:
     def claim(self) -> Claim:
         """The job and the lease under which it runs."""
         return self._execution.claim
+
+    @property
+    def job(self) -> Job:
+        """The job that runs."""
+        return self._execution.claim.job
+
+    @property
+    def job_id(self) -> JobId:
+        """The id of the job."""
+        return self._execution.claim.job.id
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._execution.claim.job.attempt_count
+
+    @property
+    def token(self) -> Token:
+        """The fencing token of the lease: no other attempt has or had it."""
+        return self._execution.claim.lease.token
 
     @property
     def state(self) -> Any:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
@@ -104,7 +104,7 @@ class Execution:
 class ExecutionSlots:
     """All jobs in hand, and room for more: of all queues together, and of each."""
 
-    def __init__(self, runtime: Runtime, *, concurrency: int, queues: dict[str, int]) -> None:
+    def __init__(self, runtime: Runtime, *, concurrency: int, queues: Mapping[str, int]) -> None:
         self._lock = runtime.lock()
         self.concurrency: Final = concurrency
         self._limits: Final = queues
@@ -112,6 +112,9 @@ class ExecutionSlots:
         self._held: dict[Execution, None] = {}  # a job whose lease was lost may be in hand a second time
         self._reserved = self._settling = 0
         self.departures = 0
+        self.is_source_waiting = False
+        """Whether jobs may be left in the store for lack of slots, so that a freed slot must wake the source."""
+        self.is_draining = False
 
     def acquire(self, queue: str, most: int) -> int:
         """Set room aside for up to *most* jobs of *queue*, before they are asked for; return for how many."""

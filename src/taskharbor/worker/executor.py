@@ -7,24 +7,21 @@ import logging
 from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
 from taskharbor.core.model import result_context
-from taskharbor.core.outcome import DEFAULT_POLICY, Outcome, decide_outcome
+from taskharbor.core.outcome import Outcome, decide_outcome
 from taskharbor.worker.context import Context, CurrentAttempt, NotCommitted, current_attempt
 from taskharbor.worker.execution import StopReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from taskharbor.core.retry import RetryPolicy
     from taskharbor.runtime import Runtime
     from taskharbor.worker.context import HandlerServices
     from taskharbor.worker.execution import Execution
-    from taskharbor.worker.handlers import Handler
-
-    Report = Callable[[Execution, Outcome | None], None]
+    from taskharbor.worker.handlers import Handler, HandlerRegistry
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 START_RETRY_DELAY: Final = timedelta(seconds=1)  # for a job that could not be started
@@ -52,23 +49,23 @@ class UnprintableError(Exception):
         return f"a {self.name}, which raised {self.wild} on being looked at"
 
 
+class OutcomeSink(Protocol):
+    """The stage after the executor: a recorder."""
+
+    def put(self, execution: Execution, outcome: Outcome | None) -> None:
+        """Record how the attempt ended; with None, only let it go."""
+
+
 class Executor:
     """Runs handlers, and reports how each attempt ended; None where it must record nothing."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        handlers: Mapping[str, Handler],
-        policies: Mapping[str, RetryPolicy],
-        *,
-        services: HandlerServices,
-        report: Report,
+        self, runtime: Runtime, handlers: HandlerRegistry, recorder: OutcomeSink, services: HandlerServices
     ) -> None:
         self._runtime = runtime
         self._handlers = handlers
-        self._policies = policies
+        self._recorder = recorder
         self._services = services
-        self._report = report
 
     def start(self, executions: Sequence[Execution]) -> None:
         """Begin the attempts, or report at once why not."""
@@ -76,7 +73,7 @@ class Executor:
         for execution in executions:
             handler = self._handlers.get(execution.claim.job.type)
             if handler is None:
-                self._report(
+                self._recorder.put(
                     execution, Outcome.fail(f"no handler for type {execution.claim.job.type!r} is registered here")
                 )
             elif handler.is_async:
@@ -90,7 +87,7 @@ class Executor:
         try:
             self._runtime.run_sync(partial(self._run_sync, execution, handler))
         except Exception:  # noqa: BLE001  there may be no thread left
-            self._release([execution])
+            self._snooze([execution])
 
     def _start_async(self, for_loop: Sequence[tuple[Execution, Handler]]) -> None:
         """Hand over all of them at once: for each alone the loop's thread would have to be woken."""
@@ -104,24 +101,32 @@ class Executor:
         except Exception:  # noqa: BLE001  as above
             for work, _ in works:
                 work.close()
-            self._release(executions)
+            self._snooze(executions)
             return
         for execution, run in zip(executions, runs, strict=True):
             execution.set_stop(run.cancel)
 
-    def _release(self, executions: Sequence[Execution]) -> None:
-        """Give back what could not be started: kept in hand, it would be kept from everybody."""
+    def release(self, execution: Execution) -> None:
+        """Return a claimed job to its queue; its handler was not called."""
+        self._recorder.put(execution, Outcome.release())
+
+    def abandon(self, execution: Execution) -> None:
+        """Record the outcome of an attempt that was asked to stop, without waiting for its handler."""
+        self._recorder.put(execution, self.stopped(execution))
+
+    def _snooze(self, executions: Sequence[Execution]) -> None:
+        """Return jobs that could not be started, so that another worker can claim them."""
         for execution in executions:
             _LOG.exception("cannot start job %s", execution.claim.job.id)
-            self._report(execution, Outcome.snooze(after=START_RETRY_DELAY))
+            self._recorder.put(execution, Outcome.snooze(after=START_RETRY_DELAY))
 
     def _may_begin(self, execution: Execution) -> bool:
         """Tell whether a handler may begin, whose thread or loop may have been busy for long; else report why not."""
         if execution.stop_reason is not None:
-            self._report(execution, self.stopped(execution))
+            self._recorder.put(execution, self.stopped(execution))
         elif self._runtime.monotonic() >= execution.ends_at:
             # Its lease may be over: nobody knows, and somebody else may have the job. If so, the store refuses this.
-            self._report(execution, Outcome.release())
+            self._recorder.put(execution, Outcome.release())
         else:
             return True
         return False
@@ -139,10 +144,10 @@ class Executor:
             result = handler.call(execution.claim.job, Context(execution, self._services))
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
             execution.returned(self._runtime.monotonic())
-            self._report(execution, self._failed(execution, error))
+            self._recorder.put(execution, self._failed(execution, error))
         else:
             is_late = execution.returned(self._runtime.monotonic())
-            self._report(execution, self._succeeded(execution, result, is_late=is_late))
+            self._recorder.put(execution, self._succeeded(execution, result, is_late=is_late))
 
     async def _call_async(self, execution: Execution, handler: Handler) -> None:
         if not self._may_begin(execution):
@@ -151,16 +156,16 @@ class Executor:
         try:
             result = await handler.call(execution.claim.job, Context(execution, self._services))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
-            self._report(execution, self._failed(execution, HandlerExited(repr(error))))
+            self._recorder.put(execution, self._failed(execution, HandlerExited(repr(error))))
         except asyncio.CancelledError:
             self._report_cancelled(execution)
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
-            self._report(execution, self._failed(execution, error))
+            self._recorder.put(execution, self._failed(execution, error))
         else:
-            self._report(execution, self._succeeded(execution, result))
+            self._recorder.put(execution, self._succeeded(execution, result))
 
     def _report_cancelled(self, execution: Execution) -> None:
-        self._report(execution, self._failed(execution, HandlerCancelled()))
+        self._recorder.put(execution, self._failed(execution, HandlerCancelled()))
 
     def _succeeded(self, execution: Execution, result: object, *, is_late: bool = False) -> Outcome | None:
         if execution.stop_reason is StopReason.LOST:
@@ -196,7 +201,7 @@ class Executor:
 
     def _decided(self, execution: Execution, error: BaseException) -> Outcome:
         job = execution.claim.job
-        policy = self._policies.get(job.type, DEFAULT_POLICY)
+        policy = self._handlers.policy(job.type)
         try:
             return decide_outcome(job, error, self._runtime.now(), policy=policy)
         except BaseException as wild:  # noqa: BLE001  raised by the error itself, on being looked at: an attempt must end

@@ -9,11 +9,13 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.outcome import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.model import Job
+    from taskharbor.core.retry import RetryPolicy
     from taskharbor.worker.context import Context
 
 SyncCall = Callable[["Job", "Context"], Any]
@@ -30,6 +32,30 @@ class Handler:
 
     call: Callable[[Any, Any], Any]
     is_async: bool
+
+
+class HandlerRegistry:
+    """The handlers of one worker, and the retry policies of their types."""
+
+    def __init__(self, middleware: Sequence[Middleware] = ()) -> None:
+        self._middleware = tuple(middleware)
+        self._handlers: dict[str, Handler] = {}
+        self._policies: dict[str, RetryPolicy] = {}
+
+    def register(self, type: str, function: Callable[..., Any], policy: RetryPolicy | None = None) -> None:
+        self._handlers[type] = handler(function, self._middleware)
+        if policy is not None:
+            self._policies[type] = policy
+
+    def get(self, type: str) -> Handler | None:
+        return self._handlers.get(type)
+
+    def policy(self, type: str) -> RetryPolicy:
+        return self._policies.get(type, DEFAULT_POLICY)
+
+    @property
+    def types(self) -> frozenset[str]:
+        return frozenset(self._handlers)
 
 
 def handler(function: Callable[..., Any], middleware: Sequence[Middleware]) -> Handler:

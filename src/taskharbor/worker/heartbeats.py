@@ -16,12 +16,15 @@ from taskharbor.core.results import Extended, Skipped
 from taskharbor.worker.execution import StopReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
+    from taskharbor.worker.config import WorkerConfig
     from taskharbor.worker.execution import Execution, ExecutionSlots
+    from taskharbor.worker.handlers import HandlerRegistry
+    from taskharbor.worker.message_acks import MessageAcks
     from taskharbor.worker.timeouts import TimeoutMonitor
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
@@ -46,23 +49,22 @@ class LeaseHeartbeat:
         self,
         runtime: Runtime,
         driver: Driver,
-        executions: ExecutionSlots,
+        slots: ExecutionSlots,
         *,
-        lease: timedelta,
-        every: timedelta,
-        margin: float,
         timeouts: TimeoutMonitor,
-        kept: Callable[[list[Execution]], None] | None = None,
+        acks: MessageAcks | None,
+        config: WorkerConfig,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._slots = executions
-        self._lease = lease
-        self._seconds = lease.total_seconds()
-        self._every = every.total_seconds()
-        self._margin = margin
+        self._slots = slots
         self._timeouts = timeouts
-        self._kept = kept
+        self._acks = acks
+        self._lease = config.lease
+        self._seconds = config.lease.total_seconds()
+        self._every = config.heartbeat.total_seconds()
+        self._margin = config.lease_margin_seconds
+        self.ended: Final = timeouts.ended
         self._soon = min(RETRY_SECONDS, self._every / 4)
         self._is_failing = False
         self._expected_at = inf
@@ -138,8 +140,8 @@ class LeaseHeartbeat:
                 skipped = True
             else:
                 self._stop_lost(execution, answer)
-        if self._kept is not None:
-            self._kept(kept)
+        if self._acks is not None:
+            self._acks.extend_visibility(kept)
         return self._soon if skipped else self._every
 
     def _stop_lost(self, execution: Execution, answer: TaskHarborError) -> None:
@@ -176,26 +178,23 @@ class WorkerHeartbeat:
         self,
         runtime: Runtime,
         driver: Driver,
-        executions: ExecutionSlots,
-        *,
-        worker: str,
-        queues: Sequence[str],
-        types: Callable[[], tuple[str, ...]],
+        slots: ExecutionSlots,
+        handlers: HandlerRegistry,
+        config: WorkerConfig,
     ) -> None:
         self._driver = driver
-        self._slots = executions
-        self._worker = worker
-        self._queues = tuple(queues)
-        self._types = types
+        self._slots = slots
+        self._handlers = handlers
+        self._config = config
         self._started_at = runtime.now()
 
     def tick(self) -> timedelta:
         record = WorkerRecord(
-            id=self._worker,
+            id=self._config.worker,
             host=socket.gethostname(),
             pid=os.getpid(),
-            queues=self._queues,
-            types=self._types(),
+            queues=tuple(self._config.queues),
+            types=tuple(sorted(self._handlers.types)),
             concurrency=self._slots.concurrency,
             lost_slots=self._slots.lost_slots,
             started_at=self._started_at,

@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core import hooks
+from taskharbor.core.errors import JobNotInflight
 from taskharbor.core.failure import Failure
-from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
+from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
 from taskharbor.core.results import Settled
 from taskharbor.core.states import Event, Status
 from taskharbor.core.text import one_line
@@ -19,41 +20,103 @@ if TYPE_CHECKING:
 
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.core.hooks import Hook, HookEvent
-    from taskharbor.core.outcome import Outcome
+    from taskharbor.runtime import Runtime
+    from taskharbor.service import ServiceLoops
     from taskharbor.worker.execution import Execution
+    from taskharbor.worker.heartbeats import LeaseHeartbeat
+    from taskharbor.worker.message_acks import MessageAcks
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 SHOWN: Final = 200  # characters of an error; all of it is kept with the attempt
 
 
-class AttemptHooks:
-    """Tells facts, after they are committed; what a hook raises is logged, and changes nothing."""
+class HookCaller:
+    """Calls the user's hooks. An error that a hook raises is logged and has no other effect."""
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
 
-    @property
-    def has_consumers(self) -> bool:
-        """Whether anybody wants to know of attempts that went well."""
-        return bool(self._hooks) or _LOG.isEnabledFor(logging.INFO)
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
 
-    def __call__(self, fact: HookEvent) -> None:
+    def __call__(self, event: HookEvent) -> None:
         for hook in self._hooks:
             try:
-                hook(fact)
+                hook(event)
             except BaseException:  # noqa: BLE001  a hook is a user's function, and runs in threads of ours
-                _LOG.exception("a hook failed on %r", fact)
+                _LOG.exception("hook failed on %r", event)
 
-    def of(
+
+class AttemptHooks:
+    """The last stage: resolves the message of a recorded attempt, logs the attempt and calls the hooks."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        call_hooks: HookCaller,
+        loops: ServiceLoops,
+        leases: LeaseHeartbeat,
+        acks: MessageAcks | None,
+    ) -> None:
+        self._runtime = runtime
+        self._call_hooks = call_hooks
+        self._loops = loops
+        self._leases = leases
+        self._acks = acks
+
+    @property
+    def has_consumers(self) -> bool:
+        """Whether successes are reported: to hooks, or in the log."""
+        return bool(self._call_hooks) or _LOG.isEnabledFor(logging.INFO)
+
+    def claimed(self, executions: Sequence[Execution]) -> None:
+        if self._call_hooks:
+            for execution in executions:
+                self._call_hooks(hooks.JobClaimed(claim=execution.claim))
+
+    def started(self, executions: Sequence[Execution]) -> None:
+        if self._leases.is_due_before(executions):
+            self._loops.wake("lease-heartbeat")
+
+    def ended(self, execution: Execution) -> None:
+        self._leases.ended(execution)
+
+    def recorded(
+        self, ended: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Settled | TaskHarborError | None]
+    ) -> None:
+        """Report attempts whose outcomes were committed or refused."""
+        is_reported = self._acks is not None or self.has_consumers
+        for (execution, outcome), answer in zip(ended, answers, strict=True):
+            if is_reported or not isinstance(answer, Settled) or answer.status is Status.DEAD:
+                self._recorded(execution, outcome, answer)
+
+    def _recorded(
+        self, execution: Execution, outcome: Outcome | None, answer: Settled | TaskHarborError | None
+    ) -> None:
+        if execution.is_completed and isinstance(answer, JobNotInflight):
+            # The handler committed it in its own transaction.
+            outcome, answer = Outcome.ack(), Settled(execution.claim.job.id, Status.SUCCEEDED)
+        is_settled = isinstance(answer, Settled)
+        if self._acks is not None:
+            self._acks.settled(execution, answer)
+        if outcome is None or outcome.event is not Event.ACK:
+            self._loops.wake("source")  # the job may be due again immediately
+        if isinstance(answer, Settled) and answer.status is Status.DEAD:
+            self._loops.wake("outbox-relay")
+        elif is_settled and not self.has_consumers:
+            return
+        advice = "" if is_settled else self._leases.advice(execution)
+        self._report(execution, outcome, answer, advice=advice)
+
+    def _report(
         self,
         execution: Execution,
         outcome: Outcome | None,
         answer: Settled | TaskHarborError | None,
         *,
-        ended_at: datetime,
-        advice: str = "",
+        advice: str,
     ) -> None:
-        """Tell how an attempt ended: one line in the log, one fact for the hooks."""
+        """Write one line to the log, and pass one event to the hooks."""
         job = execution.claim.job
         if not isinstance(answer, Settled) or outcome is None:
             _LOG.warning(
@@ -64,9 +127,9 @@ class AttemptHooks:
                 answer or "its lease is lost",
                 advice,
             )
-            self(hooks.AttemptLost(lease=execution.claim.lease))
+            self._call_hooks(hooks.AttemptLost(lease=execution.claim.lease))
             return
-        fact = _hook_event(execution, outcome, answer.status, ended_at)
+        fact = _hook_event(execution, outcome, answer.status, self._runtime.now())
         if isinstance(fact, hooks.JobDead):
             log_death(
                 _LOG, fact, error=outcome.failure.type if outcome.failure and fact.reason == ATTEMPTS_EXHAUSTED else ""
@@ -81,7 +144,7 @@ class AttemptHooks:
                 answer.status,
                 _cause(outcome),
             )
-        self(fact)
+        self._call_hooks(fact)
 
 
 def _cause(outcome: Outcome) -> str:

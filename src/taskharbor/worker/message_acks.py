@@ -17,15 +17,17 @@ from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.runtime import MIN_PAUSE, NO_PAUSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from taskharbor.core.errors import TaskHarborError
-    from taskharbor.core.hooks import HookEvent
     from taskharbor.core.messages import Message
-    from taskharbor.delivery.transport import IncomingMessage, ItemFailure, Transport
+    from taskharbor.delivery.transport import IncomingMessage, ItemFailure
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
+    from taskharbor.service import ServiceLoops
+    from taskharbor.worker.config import DeliveryConfig
     from taskharbor.worker.execution import Execution
+    from taskharbor.worker.hooks import HookCaller
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 IDLE: Final = timedelta(seconds=60)
@@ -69,29 +71,32 @@ class MessageAcks:
         self,
         runtime: Runtime,
         driver: Driver,
-        transport: Transport,
-        *,
-        visibility: timedelta,
-        wake: Callable[[], None],
-        tell: Callable[[HookEvent], None],
+        delivery: DeliveryConfig,
+        loops: ServiceLoops,
+        call_hooks: HookCaller,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._transport = transport
-        self._visibility = visibility
+        self._transport = delivery.transport
+        self._visibility = delivery.visibility
         self._lock = runtime.lock()
         self._ruled: deque[PendingAck] = deque()
         self._since = 0.0
         self._is_busy = False
         self._limit = STORE_BATCH
         self._resumes_at = 0.0
-        self._wake = wake
-        self._notify_hooks = tell
+        self._loops = loops
+        self._call_hooks = call_hooks
 
     @property
     def is_done(self) -> bool:
         """Whether everything was done that was asked for."""
         return not self._ruled and not self._is_busy
+
+    def settled(self, execution: Execution, answer: Settled | TaskHarborError | None) -> None:
+        """Resolve the message of an attempt whose outcome was committed or refused."""
+        is_settled = isinstance(answer, Settled)
+        self.resolve(execution.received, MessageFinding.SETTLED if is_settled else MessageFinding.UNSETTLED)
 
     def resolve(self, received: ReceivedMessage | None, what: MessageFinding | Refused) -> None:
         """Do with a message what the rule says, by what was found behind it."""
@@ -113,7 +118,7 @@ class MessageAcks:
     def _report_foreign(self, received: ReceivedMessage) -> None:
         queue, job_id, message_id = received.queue, received.message.job_id, received.delivery.message_id
         _LOG.warning("deleting message %s of queue %s: job %s belongs to another queue", message_id, queue, job_id)
-        self._notify_hooks(MessageRejected(queue=queue, job_id=job_id, message_id=message_id))
+        self._call_hooks(MessageRejected(queue=queue, job_id=job_id, message_id=message_id))
 
     def delete_unreadable(self, queue: str, delivery: IncomingMessage) -> None:
         """Delete what nobody can read."""
@@ -156,7 +161,7 @@ class MessageAcks:
                 self._since = self._runtime.monotonic()
             is_due = is_first or len(self._ruled) >= BATCH_LIMIT
         if is_due:
-            self._wake()
+            self._loops.wake("message-acks")
 
     def tick(self) -> timedelta:
         now = self._runtime.monotonic()
@@ -240,32 +245,3 @@ def _log_failures(what: str, queue: str, answers: Sequence[ItemFailure | None]) 
     failed = [answer for answer in answers if answer is not None]
     if failed:
         _LOG.info("%d messages of queue %s were not %s: %s", len(failed), queue, what, failed[0].reason)
-
-
-class Mail:
-    """Messages of one worker, and when they have something to do."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        driver: Driver,
-        transport: Transport,
-        *,
-        visibility: timedelta,
-        wait: timedelta,
-        wake: Callable[[str], None],
-        tell: Callable[[HookEvent], None],
-    ) -> None:
-        self.transport, self.visibility, self.wait = transport, visibility, wait
-        self.messages = MessageAcks(
-            runtime, driver, transport, visibility=visibility, wake=lambda: wake("messages"), tell=tell
-        )
-
-    @property
-    def ticks(self) -> dict[str, Callable[[], timedelta]]:
-        return {"messages": self.messages.tick}
-
-    def settled(self, execution: Execution, answer: Settled | TaskHarborError | None) -> None:
-        """Learn what became of a job, and rule on its message."""
-        is_settled = isinstance(answer, Settled)
-        self.messages.resolve(execution.received, MessageFinding.SETTLED if is_settled else MessageFinding.UNSETTLED)

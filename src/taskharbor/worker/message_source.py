@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import StoreUnavailable
@@ -13,6 +14,7 @@ from taskharbor.delivery.transport import BATCH_LIMIT, TransportRefused, Transpo
 from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.runtime import NO_PAUSE
 from taskharbor.worker.message_acks import ReceivedMessage
+from taskharbor.worker.polling_source import FULL_PAUSE, MIN_POLL_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,70 +22,60 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Claim
     from taskharbor.delivery.transport import IncomingMessage
     from taskharbor.runtime import Runtime
+    from taskharbor.service import ServiceLoops
     from taskharbor.worker.claimer import Claimer
+    from taskharbor.worker.config import DeliveryConfig, WorkerConfig
     from taskharbor.worker.execution import ExecutionSlots
-    from taskharbor.worker.message_acks import Mail
+    from taskharbor.worker.message_acks import MessageAcks
+    from taskharbor.worker.stop_request import StopRequest
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
-SHORTEST: Final = timedelta(milliseconds=10)
-FULL: Final = timedelta(seconds=60)  # whoever ends an attempt wakes us
 FIRST_BACKOFF_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 30.0
 """Seconds for which a queue service that failed is not asked: at first, and at most."""
 
 
 class MessageSource:
-    """The intake of a worker with a queue service: one long poll for each queue."""
-
-    wants_slots: Final = True  # each poll knows by itself
+    """The source of a worker with a queue service: one receiver for each queue."""
 
     def __init__(
         self,
         runtime: Runtime,
-        executions: ExecutionSlots,
-        mail: Mail,
+        slots: ExecutionSlots,
         *,
+        loops: ServiceLoops,
+        stop: StopRequest,
+        acks: MessageAcks,
         claimers: Mapping[str, Claimer],
-        wake: Callable[[str], None],
-        poll: timedelta,
-        overdue_after: timedelta,
+        delivery: DeliveryConfig,
+        config: WorkerConfig,
     ) -> None:
-        line = SlotWaitlist(runtime, wake=lambda queue: wake(_name(queue)))
-        self._polls = {
-            queue: QueueReceiver(
-                runtime, executions, mail, claimer, queue=queue, poll=poll, overdue_after=overdue_after, line=line
-            )
-            for queue, claimer in claimers.items()
-        }
+        waitlist = SlotWaitlist(runtime, loops)
+        new_receiver = partial(
+            QueueReceiver, runtime, slots, waitlist=waitlist, stop=stop, acks=acks, delivery=delivery, config=config
+        )
+        self._receivers = {queue: new_receiver(claimer, queue=queue) for queue, claimer in claimers.items()}
+        slots.is_source_waiting = True  # each receiver knows by itself whether it waits for slots
 
     @property
     def ticks(self) -> dict[str, Callable[[], timedelta]]:
-        return {_name(queue): poll.tick for queue, poll in self._polls.items()}
-
-    @property
-    def is_stopped(self) -> bool:
-        return all(poll.is_stopped for poll in self._polls.values())
-
-    @is_stopped.setter
-    def is_stopped(self, value: bool) -> None:
-        for poll in self._polls.values():
-            poll.is_stopped = value
+        return {_loop_name(queue): receiver.tick for queue, receiver in self._receivers.items()}
 
     @property
     def is_stopped_cleanly(self) -> bool:
-        return all(poll.is_quiet for poll in self._polls.values())
+        return all(receiver.is_stopped_cleanly for receiver in self._receivers.values())
 
     @property
     def is_idle(self) -> bool:
-        return all(poll.is_idle for poll in self._polls.values())
+        return all(receiver.is_idle for receiver in self._receivers.values())
 
 
 class SlotWaitlist:
     """The queues that wait for room, in the order they came: a busy one must not starve the others."""
 
-    def __init__(self, runtime: Runtime, wake: Callable[[str], None]) -> None:
+    def __init__(self, runtime: Runtime, loops: ServiceLoops) -> None:
         self._lock = runtime.lock()
-        self._wake = wake
+        self._loops = loops
         self._waiting: list[str] = []
 
     @property
@@ -109,7 +101,7 @@ class SlotWaitlist:
         with self._lock:
             first = self._waiting[:1]
         for queue in first:
-            self._wake(queue)
+            self._loops.wake(_loop_name(queue))
 
 
 class QueueReceiver:
@@ -123,32 +115,34 @@ class QueueReceiver:
     def __init__(
         self,
         runtime: Runtime,
-        executions: ExecutionSlots,
-        mail: Mail,
+        slots: ExecutionSlots,
         claimer: Claimer,
         *,
         queue: str,
-        poll: timedelta,
-        overdue_after: timedelta,
-        line: SlotWaitlist,
+        waitlist: SlotWaitlist,
+        stop: StopRequest,
+        acks: MessageAcks,
+        delivery: DeliveryConfig,
+        config: WorkerConfig,
     ) -> None:
         self._runtime = runtime
-        self._transport, self._messages, self._visibility = mail.transport, mail.messages, mail.visibility
-        self._slots = executions
+        self._slots = slots
         self._claimer = claimer
         self._queue = queue
-        self._wait = mail.wait if runtime.can_block else timedelta(0)
-        self._poll = poll
-        self._overdue_after = overdue_after
-        self._line = line
-        self._pause = SHORTEST
+        self._waitlist = waitlist
+        self._stop = stop
+        self._acks = acks
+        self._transport, self._visibility = delivery.transport, delivery.visibility
+        self._wait = delivery.receive_wait if runtime.can_block else timedelta(0)
+        self._poll = config.poll
+        self._overdue_after = config.overdue_after
+        self._pause = MIN_POLL_PAUSE
         self._rest = 0.0
         self._asks_at = 0.0
         self._finds_jobs = False
         self._is_bypassed = False
         self._dry_after: int | None = None
-        self.is_stopped = False
-        self.is_quiet = False
+        self.is_stopped_cleanly = False
 
     @property
     def is_idle(self) -> bool:
@@ -156,15 +150,15 @@ class QueueReceiver:
         return self._dry_after == self._slots.departures
 
     def tick(self) -> timedelta:
-        if self.is_stopped:
+        if self._stop.is_set:
             return self._end()
         departures, began = self._slots.departures, self._runtime.monotonic()
         try:
             self._read_back()
             if not (room := self._acquire_slots()):
-                return FULL
+                return FULL_PAUSE
             if self._take_messages(room) or self._take_overdue():
-                self._pause = SHORTEST
+                self._pause = MIN_POLL_PAUSE
                 return NO_PAUSE
         except StoreUnavailable as error:
             _LOG.warning("cannot take jobs: %s", error)
@@ -179,12 +173,12 @@ class QueueReceiver:
         except Exception as error:  # noqa: BLE001  whatever it was, a worker that stops must not wait for it for long
             _LOG.warning("cannot find out what was taken: %s", error)
             self._claimer.drop_expired()
-        self.is_quiet = self._claimer.has_no_pending
-        return FULL if self.is_quiet else self._next_pause()
+        self.is_stopped_cleanly = self._claimer.has_no_pending
+        return FULL_PAUSE if self.is_stopped_cleanly else self._next_pause()
 
     def _read_back(self) -> None:
         """Run what calls took whose reply was lost; let the other messages come again now that the store answers."""
-        self._messages.release(self._claimer.read_back())
+        self._acks.release(self._claimer.read_back())
 
     def _next_pause(self) -> timedelta:
         self._pause = min(2 * self._pause, self._poll)
@@ -192,17 +186,17 @@ class QueueReceiver:
 
     def _idle(self, began: float) -> timedelta:
         """Leave the room to others that wait for some; return how long to rest, which a long poll did already."""
-        self._line.call_first()
+        self._waitlist.call_first()
         return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began), NO_PAUSE)
 
     def _acquire_slots(self) -> int:
         """Set room aside, if nobody was here before; else wait in line."""
-        is_behind = self._line.is_behind(self._queue)
+        is_behind = self._waitlist.is_behind(self._queue)
         room = 0 if is_behind else self._slots.acquire(self._queue, BATCH_LIMIT)
         is_full = self._slots.is_full  # else it is the queue's own limit that leaves none
-        self._line.change(self._queue, waits=is_behind or (is_full and not room))
+        self._waitlist.change(self._queue, waits=is_behind or (is_full and not room))
         if not is_full:
-            self._line.call_first()
+            self._waitlist.call_first()
         return room
 
     def _take_messages(self, room: int) -> bool:
@@ -214,19 +208,19 @@ class QueueReceiver:
             raise
         self._dry_after = None if deliveries else self._dry_after
         received = [each for delivery in deliveries if (each := self._read(delivery)) is not None]
-        if not received or self.is_stopped:
+        if not received or self._stop.is_set:
             self._slots.fill(self._queue, room, [])
-            self._messages.release(received)
+            self._acks.release(received)
             return bool(deliveries)
         for each, answer in zip(received, self._claimer.claim(self._queue, room, received), strict=True):
             if isinstance(answer, Refused):
-                self._messages.resolve(each, answer)
+                self._acks.resolve(each, answer)
         return True
 
     def _read(self, delivery: IncomingMessage) -> ReceivedMessage | None:
         message = parse_message(delivery.body)
         if message is None:
-            self._messages.delete_unreadable(self._queue, delivery)
+            self._acks.delete_unreadable(self._queue, delivery)
             return None
         return ReceivedMessage(self._queue, delivery, message)
 
@@ -234,7 +228,7 @@ class QueueReceiver:
         if self._runtime.monotonic() < self._asks_at:
             return ()
         # While jobs are found without messages, or others have no room, nobody waits for messages.
-        wait = timedelta(0) if self._finds_jobs or self._line.is_long else self._wait
+        wait = timedelta(0) if self._finds_jobs or self._waitlist.is_long else self._wait
         try:
             deliveries = self._transport.receive(self._queue, most=room, wait=wait, visibility=self._visibility)
         except (TransportUnavailable, TransportRefused) as error:
@@ -251,7 +245,7 @@ class QueueReceiver:
     def _take_overdue(self) -> bool:
         """Take jobs without messages, where they have waited long enough; return whether there were any."""
         self._finds_jobs = False
-        if self.is_stopped or not (room := self._slots.acquire(self._queue, STORE_BATCH)):
+        if self._stop.is_set or not (room := self._slots.acquire(self._queue, STORE_BATCH)):
             return False
         claims = self._claimer.reserve(self._queue, room, overdue_only=True)
         self._finds_jobs = bool(claims)
@@ -272,5 +266,5 @@ class QueueReceiver:
         self._is_bypassed = True
 
 
-def _name(queue: str) -> str:
-    return f"intake of {queue}"
+def _loop_name(queue: str) -> str:
+    return f"source:{queue}"

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.runtime import NO_PAUSE
-from taskharbor.worker.claimer import Claimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from taskharbor.core.codec import Codec
-    from taskharbor.drivers.base import Driver
-    from taskharbor.runtime import Runtime
-    from taskharbor.worker.execution import Execution, ExecutionSlots
+    from taskharbor.worker.claimer import Claimer
+    from taskharbor.worker.config import WorkerConfig
+    from taskharbor.worker.execution import ExecutionSlots
+    from taskharbor.worker.stop_request import StopRequest
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 MIN_POLL_PAUSE: Final = timedelta(milliseconds=10)
@@ -32,47 +31,15 @@ class PollingSource:
     lost is read back by its token before anything else is taken.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        driver: Driver,
-        executions: ExecutionSlots,
-        *,
-        queues: Sequence[str],
-        worker: str,
-        lease: timedelta,
-        margin: float,
-        poll: timedelta,
-        overdue_after: timedelta,
-        types: Callable[[], frozenset[str] | None],
-        may_reclaim: Callable[[], bool],
-        start: Callable[[list[Execution]], None],
-        codec: Codec | None = None,
-        unhandled_after: timedelta | None = None,
-    ) -> None:
-        self._slots = executions
-        self._queues = list(queues)
-        self._poll = poll
-        self._claimer = Claimer(
-            runtime,
-            driver,
-            executions,
-            worker=worker,
-            lease=lease,
-            margin=margin,
-            overdue_after=overdue_after,
-            types=types,
-            unhandled_after=unhandled_after,
-            may_reclaim=may_reclaim,
-            start=start,
-            codec=codec,
-        )
+    def __init__(self, slots: ExecutionSlots, stop: StopRequest, claimer: Claimer, config: WorkerConfig) -> None:
+        self._slots = slots
+        self._stop = stop
+        self._claimer = claimer
+        self._queues = list(config.queues)
+        self._poll = config.poll
         self._pause = MIN_POLL_PAUSE
         self._dry_after: int | None = None
-        self.is_stopped = False
         self.is_stopped_cleanly = False
-        self.wants_slots = False
-        """Whether jobs may be left in the store because there was no room for them: who makes some wakes us."""
 
     @property
     def is_idle(self) -> bool:
@@ -81,10 +48,10 @@ class PollingSource:
 
     @property
     def ticks(self) -> dict[str, Callable[[], timedelta]]:
-        return {"intake": self.tick}
+        return {"source": self.tick}
 
     def tick(self) -> timedelta:
-        if self.is_stopped:
+        if self._stop.is_set:
             return self._end()
         departures, self._dry_after = self._slots.departures, None
         try:
@@ -94,7 +61,9 @@ class PollingSource:
             _LOG.warning("cannot take jobs: %s", error)
             return self._next_pause(took=False)
         self._dry_after = None if took or is_full else departures
-        if has_more or (self.wants_slots and self._slots.departures != departures):  # room was made meanwhile
+        if has_more or (
+            self._slots.is_source_waiting and self._slots.departures != departures
+        ):  # room was made meanwhile
             return NO_PAUSE
         return FULL_PAUSE if is_full else self._next_pause(took=took)
 
@@ -124,7 +93,7 @@ class PollingSource:
                 claims = self._claimer.reserve(queue, room)
                 took = took or bool(claims)
                 has_more = has_more or len(claims) == room
-        self.wants_slots = has_more or lacks_room
+        self._slots.is_source_waiting = has_more or lacks_room
         return took, has_more and self._has_free_slots(), not room_found
 
     def _has_free_slots(self) -> bool:

@@ -15,16 +15,17 @@ from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.runtime import MIN_PAUSE, NO_PAUSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from taskharbor.core.results import Settled
     from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.runtime import Runtime
+    from taskharbor.service import ServiceLoops
     from taskharbor.worker.execution import Execution, ExecutionSlots
+    from taskharbor.worker.hooks import AttemptHooks
 
     Batch = list[tuple[Execution, Outcome]]
     Answer = Settled | TaskHarborError | None
-    Settling = Callable[[Sequence[tuple[Execution, Outcome | None]], Sequence[Answer]], None]
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 IDLE_PAUSE: Final = timedelta(seconds=60)
@@ -61,42 +62,46 @@ class Recorder:
         self,
         runtime: Runtime,
         driver: Driver,
-        executions: ExecutionSlots,
-        *,
-        settled: Settling,
-        freed: Callable[[], None],
+        slots: ExecutionSlots,
+        loops: ServiceLoops,
+        hooks: AttemptHooks,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._slots = executions
-        self._settled = settled
-        self._freed = freed
+        self._slots = slots
+        self._loops = loops
+        self._hooks = hooks
         self._lock = runtime.lock()
         self._ended: deque[tuple[Execution, Outcome]] = deque()
         self._separate: list[SeparateRetry] = []
         self._pause = 0.0  # above zero: the last call failed, and nothing is asked before _rests_until
         self._rests_until = 0.0
 
-    def put(self, execution: Execution, outcome: Outcome | None) -> bool:
-        """Take an outcome to record; where there is none, only let the job go. True, if a tick is due.
-
-        Only the first outcome of an attempt counts.
-        """
+    def put(self, execution: Execution, outcome: Outcome | None) -> None:
+        """Record an outcome; with None, only let the job go. Only the first outcome of an attempt counts."""
+        self._hooks.ended(execution)
         with self._lock:
             if execution.is_settling:
-                return False
+                return
             execution.is_settling = True
             if outcome is not None:
-                # Within the lock, or of two that end at once each would take the other for the first.
                 self._ended.append((execution, outcome))
-                return len(self._ended) == 1
-        self._release_settled([(execution, outcome)], [None])
-        return False
+            # Inside the lock: of two concurrent calls, exactly one must see itself as the first.
+            is_first = len(self._ended) == 1
+        if outcome is None:
+            self._release_settled([(execution, outcome)], [None])
+        elif is_first:
+            self._loops.wake("recorder")
 
     def _release_settled(self, batch: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Answer]) -> None:
         self._slots.remove([execution for execution, _ in batch])
-        self._freed()
-        self._settled(batch, answers)
+        self._wake_source()
+        self._hooks.recorded(batch, answers)
+
+    def _wake_source(self) -> None:
+        """Wake the source if it waits for slots; otherwise it would find nothing, and delay the recorder."""
+        if self._slots.is_source_waiting or self._slots.is_draining:
+            self._loops.wake("source")
 
     def tick(self) -> timedelta:
         now = self._runtime.monotonic()
@@ -124,7 +129,7 @@ class Recorder:
         """Free the slots of what is on its way, unless the store takes no outcomes: it must give no more jobs then."""
         if not self._pause and sum(len(each.batch) for each in self._separate) < MAX_SEPARATE_RETRIES:
             self._slots.free(execution for execution, _ in batch)
-            self._freed()
+            self._wake_source()
 
     def _run_separate_retries(self, now: float) -> None:
         for each in [each for each in self._separate if each.due_at <= now]:

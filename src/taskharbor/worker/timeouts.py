@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.service import LOST_SLOTS_EXIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from datetime import timedelta
 
     from taskharbor.runtime import Runtime
+    from taskharbor.service import ServiceLoops
     from taskharbor.worker.execution import Execution, ExecutionSlots
+    from taskharbor.worker.stop_request import StopRequest
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 MIN_PAUSE_SECONDS: Final = 0.001
@@ -29,17 +31,17 @@ class TimeoutMonitor:
     def __init__(
         self,
         runtime: Runtime,
-        executions: ExecutionSlots,
+        slots: ExecutionSlots,
+        loops: ServiceLoops,
+        stop: StopRequest,
         *,
         lease: timedelta,
-        wake: Callable[[str], None],
-        end: Callable[[], None],
     ) -> None:
         self._runtime = runtime
-        self._slots = executions
+        self._slots = slots
+        self._loops = loops
+        self._stop = stop
         self._lease_seconds = lease.total_seconds()
-        self._wake = wake
-        self._end = end
         self.is_exhausted = False
         """Whether half of the slots were lost, so that the worker ends itself."""
 
@@ -73,7 +75,7 @@ class TimeoutMonitor:
             _LOG.warning(
                 "job %s (%s): its handler returned; its slot is free again", execution.claim.job.id, _type(execution)
             )
-            self._wake("alive")  # to record how many slots are lost
+            self._loops.wake("worker-heartbeat")  # to record how many slots are lost
 
     def _time_out(self, execution: Execution) -> None:
         stack = "" if execution.thread is None else self._runtime.stack(execution.thread)
@@ -102,11 +104,11 @@ class TimeoutMonitor:
             lost,
             in_all,
         )
-        self._wake("alive")  # to record how many slots are lost
+        self._loops.wake("worker-heartbeat")  # to record how many slots are lost
         if lost * 2 >= in_all and not self.is_exhausted:
             self.is_exhausted = True
             _LOG.error("%d of %d slots lost; draining, then ending with exit code %d", lost, in_all, LOST_SLOTS_EXIT)
-            self._end()
+            self._stop.set()
 
 
 def _type(execution: Execution) -> str:

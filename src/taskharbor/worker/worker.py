@@ -1,4 +1,4 @@
-"""A worker: takes jobs, runs their handlers, and records what became of them."""
+"""The worker: its options, and its life from start to stop. `taskharbor.worker.pipeline` connects what runs inside."""
 
 from __future__ import annotations
 
@@ -8,64 +8,53 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskharbor.core.codec import JsonCodec
-from taskharbor.core.errors import JobNotInflight
-from taskharbor.core.hooks import JobClaimed
 from taskharbor.core.messages import OVERDUE_AFTER
-from taskharbor.core.outcome import Outcome
-from taskharbor.core.results import Settled
-from taskharbor.core.states import Event, Status
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
-from taskharbor.janitor import ClockGuard, Janitor
+from taskharbor.janitor import Janitor
 from taskharbor.outbox import relay_for
-from taskharbor.runtime import ThreadRuntime
+from taskharbor.runtime import NO_PAUSE, ThreadRuntime
 from taskharbor.schedules.scheduler import Scheduler
 from taskharbor.service import LOST_SLOTS_EXIT, run_until_signal
-from taskharbor.worker.claimer import Claimer
 from taskharbor.worker.codec_check import CodecCheck
-from taskharbor.worker.config import UNHANDLED_AFTER, check_options, checked_visibility, limits_of
-from taskharbor.worker.context import HandlerServices, ProgressWriter
-from taskharbor.worker.execution import ExecutionSlots, StopReason
-from taskharbor.worker.executor import Executor
-from taskharbor.worker.handlers import handler
-from taskharbor.worker.heartbeats import LeaseHeartbeat, WorkerHeartbeat, new_worker_id
-from taskharbor.worker.hooks import AttemptHooks
+from taskharbor.worker.config import (
+    GRACE,
+    LEASE,
+    POLL,
+    RECEIVE_WAIT,
+    UNHANDLED_AFTER,
+    WorkerConfig,
+    check_options,
+    delivery_config,
+    limits_of,
+)
+from taskharbor.worker.execution import StopReason
+from taskharbor.worker.handlers import HandlerRegistry
+from taskharbor.worker.heartbeats import WorkerHeartbeat, new_worker_id
 from taskharbor.worker.lifespan import LifespanRun, check_lifespan
-from taskharbor.worker.message_acks import Mail
-from taskharbor.worker.message_source import MessageSource
-from taskharbor.worker.polling_source import PollingSource
-from taskharbor.worker.recorder import Recorder
+from taskharbor.worker.pipeline import build_pipeline
 from taskharbor.worker.schedule_registration import register_schedules
-from taskharbor.worker.timeouts import TimeoutMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskharbor.core.codec import Codec
-    from taskharbor.core.errors import TaskHarborError
     from taskharbor.core.hooks import Hook
     from taskharbor.core.retry import RetryPolicy
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver, Listener
     from taskharbor.outbox import Publisher
-    from taskharbor.runtime import Runtime, ServiceLoop
+    from taskharbor.runtime import Runtime
     from taskharbor.schedules.spec import ScheduleSpec
     from taskharbor.worker.config import Queues
-    from taskharbor.worker.execution import Execution
-    from taskharbor.worker.handlers import Handler, Middleware
+    from taskharbor.worker.handlers import Middleware
     from taskharbor.worker.lifespan import Lifespan
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
-LEASE: Final = timedelta(seconds=30)
-GRACE: Final = timedelta(seconds=25)
-POLL: Final = timedelta(seconds=1)
-RECEIVE_WAIT: Final = timedelta(seconds=2)
-"""How long one receive waits for messages. A worker that stops waits for it, or what comes last stays hidden."""
 SHUTDOWN_POLL: Final = timedelta(milliseconds=20)
 NO_TIMEOUT: Final = timedelta(days=3650)
 LOOP_JOIN_TIMEOUT: Final = timedelta(seconds=5)
-STOP_GRACE_SECONDS: Final = 1.0  # seconds in which handlers may end by themselves, once they were asked to
-LEASE_MARGIN_FRACTION: Final = 0.05
-"""The part of a lease by which a worker takes it to be over early: two clocks never run alike."""
+STOP_GRACE_SECONDS: Final = 1.0
+"""How long handlers may take to return after they were asked to stop."""
 
 
 class Worker:
@@ -92,11 +81,8 @@ class Worker:
     hello Ada
     """
 
-    _span: LifespanRun | None = None
+    _lifespan_run: LifespanRun | None = None
     _listener: Listener | None = None
-    _shutdown_loop: ServiceLoop | None = None
-    _stops_by: float | None = None
-    _is_over = _is_draining = False
 
     def __init__(
         self,
@@ -132,52 +118,45 @@ class Worker:
         if lifespan is not None:
             check_lifespan(lifespan)
         self.id = name or new_worker_id()
-        self.grace = grace
+        config = WorkerConfig(
+            worker=self.id,
+            queues=limits,
+            concurrency=in_all,
+            lease=lease,
+            heartbeat=beat,
+            grace=grace,
+            poll=poll,
+            overdue_after=overdue_after,
+            unhandled_after=None if unknown_types == "leave" else unhandled_after,
+            codec=codec,
+            hooks=tuple(hooks),
+            delivery=delivery_config(transport, visibility, receive_wait, lease=lease, heartbeat=beat),
+        )
+        self._config = config
         self._driver = driver
         self._runtime = runtime or ThreadRuntime(sync_threads=in_all)
-        self._limits, self._poll, self._lease = limits, poll, lease
-        self._last_moment = STOP_GRACE_SECONDS + lease.total_seconds()  # after it, unreleased leases have expired
-        self._middleware = tuple(middleware)
-        self._unhandled_after = None if unknown_types == "leave" else unhandled_after
-        self._handlers: dict[str, Handler] = {}
-        self._policies: dict[str, RetryPolicy] = {}
+        self._handlers = HandlerRegistry(middleware)
         self._lifespan, self._schedules = lifespan, tuple(schedules)
         self._scheduler = scheduler or Scheduler(driver, codec=codec or JsonCodec())
-        self._slots = ExecutionSlots(self._runtime, concurrency=in_all, queues=limits)
-        self._notify_hooks = AttemptHooks(hooks)
-        self._guard = ClockGuard(self._runtime, driver, lease=lease)
-        self._recorder = Recorder(self._runtime, driver, self._slots, settled=self._settled, freed=self._freed)
-        self._reporter = ProgressWriter(self._runtime, driver, wake=lambda: self._wake("reporter"))
-        self._services = HandlerServices(driver, codec or JsonCodec(), save=self._reporter.save)
-        self._executor = Executor(
-            self._runtime, self._handlers, self._policies, services=self._services, report=self._ended
-        )
-        self._delivery = self._make_mail(transport, visibility, beat, wait=receive_wait)
+        self._pipeline = build_pipeline(config, driver, self._runtime, self._handlers)
+        self._loops, self._stop = self._pipeline.loops, self._pipeline.stop
+        self._slots, self._source = self._pipeline.slots, self._pipeline.source
+        self._loops.add("shutdown", self._finish_shutdown, on_demand=True)
         self._outbox_relay = relay_for(driver, publisher=publisher, transport=transport, queue=dead_letter_queue)
-        margin = lease.total_seconds() * LEASE_MARGIN_FRACTION
-        self._timeouts = TimeoutMonitor(self._runtime, self._slots, lease=lease, wake=self._wake, end=self.begin_stop)
-        self._heartbeat = self._make_heartbeat(every=beat, margin=margin)
-        self._source = self._make_intake(margin=margin, overdue_after=overdue_after, codec=codec)
-        self.codec_check = CodecCheck(driver, self._services.codec, lambda: self._source.is_stopped, self.begin_stop)
-        self._janitor = self._make_janitor() if janitor else None
-        self._presence = WorkerHeartbeat(
-            self._runtime, driver, self._slots, worker=self.id, queues=list(limits), types=lambda: self.types
-        )
-        self._loops: dict[str, ServiceLoop] = {}
-        self._stopping = self._runtime.lock()
+        self.codec_check = CodecCheck(driver, self._pipeline.services.codec, self._stop)
+        self._janitor = self._new_janitor() if janitor else None
+        self._worker_heartbeat = WorkerHeartbeat(self._runtime, driver, self._slots, self._handlers, config)
 
     def register(self, type: str, function: Callable[..., Any], *, policy: RetryPolicy | None = None) -> None:
-        """Let *function* handle jobs of *type*: ``handler(job)`` or ``handler(job, ctx)``, plain or async."""
-        self._handlers[type] = handler(function, self._middleware)
-        if policy is not None:
-            self._policies[type] = policy
+        """Let *function* handle jobs of *type*: ``handler(job)`` or ``handler(job, ctx)``, sync or async."""
+        self._handlers.register(type, function, policy)
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT, or until `stop` is called elsewhere; a second signal ends the process now.
 
         Raises `SystemExit` with code 12 if half of the slots were lost to handlers that do not return.
         """
-        run_until_signal(self.start, self.stop, is_over=lambda: self._is_over)
+        run_until_signal(self.start, self.stop, is_over=lambda: self.is_over)
         self.codec_check.raise_refusal()
         if self.is_exhausted:
             raise SystemExit(LOST_SLOTS_EXIT)
@@ -186,69 +165,60 @@ class Worker:
         """Begin to work, in threads of the worker's own. Raises `CodecMismatch` if it could not read any payload."""
         self.codec_check.begin()
         if self._lifespan is not None:
-            self._span = LifespanRun(self._runtime, self._lifespan)
-            self._services.state = self._span.enter()
-        serve = self._runtime.serve
+            self._lifespan_run = LifespanRun(self._runtime, self._lifespan)
+            self._pipeline.services.state = self._lifespan_run.enter()
         for name, tick in self._ticks().items():
-            self._loops[name] = serve(name, self._unless_over(tick))
+            self._loops.add(name, tick)
         if self._schedules:
-            put = self._unless_over(partial(register_schedules, self._scheduler, self._schedules))
-            self._loops["schedules"] = serve("schedules", put)
-        if self._runtime.can_block and self._delivery is None:  # messages ring by themselves
-            self._listener = self._driver.listen(list(self._limits))
-            self._loops["listener"] = serve("listener", self._unless_over(self._listen))
+            self._loops.add("schedules", partial(register_schedules, self._scheduler, self._schedules))
+        if self._runtime.can_block and self._config.delivery is None:  # a queue service delivers by itself
+            self._listener = self._driver.listen(list(self._config.queues))
+            self._loops.add("listener", self._listen)
+        self._loops.start()
         if self._runtime.can_block:
-            # A loop may have looked, and somebody have called it, before its name was known here.
-            for loop in self._loops.values():
-                loop.wake()
+            self._loops.wake_all()  # a wake that came before its loop was registered was lost
 
     def _ticks(self) -> dict[str, Callable[[], timedelta]]:
+        stages = self._pipeline
         return {
-            "reporter": self._reporter.tick,
-            "recorder": self._recorder.tick,
-            "heartbeat": self._heartbeat.tick,
-            "alive": self._presence.tick,
-            "clock": self._guard.tick,
+            "progress": stages.progress.tick,
+            "recorder": stages.recorder.tick,
+            "lease-heartbeat": stages.leases.tick,
+            "worker-heartbeat": self._worker_heartbeat.tick,
+            "clock-guard": stages.guard.tick,
             **({} if self._janitor is None else {"janitor": self._janitor.tick}),
-            **({} if self._delivery is None else self._delivery.ticks),
-            **({} if self._outbox_relay is None else {"relay": self._outbox_relay.tick}),
-            **self.codec_check.guarded(self._source.ticks),
+            **({} if stages.acks is None else {"message-acks": stages.acks.tick}),
+            **({} if self._outbox_relay is None else {"outbox-relay": self._outbox_relay.tick}),
+            **self.codec_check.guarded(stages.source.ticks),
         }
 
     def drain(self, timeout: timedelta = NO_TIMEOUT) -> None:
-        """Work until nothing is due and nothing in hand, or *timeout* has passed, and stop."""
-        self._is_draining = True
+        """Work until no job is due or running, or *timeout* has passed, and stop."""
+        self._slots.is_draining = True
         self.start()
-        is_dry = self._runtime.serve("drain", lambda: SHUTDOWN_POLL if self._is_busy() else None)
-        is_dry.join(timeout)
+        is_idle = self._runtime.serve("drain", lambda: SHUTDOWN_POLL if self._is_busy() else None)
+        is_idle.join(timeout)
         self.stop()
         self.codec_check.raise_refusal()
 
     def _is_busy(self) -> bool:
-        if self._is_over or self.codec_check.refusal is not None:
+        if self.is_over or self.codec_check.refusal is not None:
             return False
         return not self._source.is_idle or len(self._slots) > self.lost_slots
 
     def stop(self, grace: timedelta | None = None) -> None:
-        """Take no more jobs, let those in hand end within *grace*, give back the rest, and return when that is done."""
+        """Claim no more jobs, let running ones finish within *grace*, release the rest, and wait for all that."""
         self.begin_stop(grace)
-        if self._shutdown_loop is not None:
-            self._shutdown_loop.join(NO_TIMEOUT)
+        self._loops.join("shutdown", NO_TIMEOUT)
 
     def begin_stop(self, grace: timedelta | None = None) -> None:
-        """Begin to stop, and return at once."""
-        self._source.is_stopped = True
-        seconds = (self.grace if grace is None else grace).total_seconds()
-        self._stops_by = self._runtime.monotonic() + seconds
-        self._wake_intake()
-        with self._stopping:
-            if self._shutdown_loop is None:
-                self._shutdown_loop = self._runtime.serve("supervisor", self._finish_shutdown)
+        """Begin to stop, and return immediately."""
+        self._stop.set(grace)
 
     @property
     def types(self) -> tuple[str, ...]:
         """The types that it has a handler for."""
-        return tuple(sorted(self._handlers))
+        return tuple(sorted(self._handlers.types))
 
     @property
     def lost_slots(self) -> int:
@@ -257,170 +227,63 @@ class Worker:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether it ends, or has ended, by itself because half of its slots were lost."""
-        return self._timeouts.is_exhausted
+        """Whether it stops, or has stopped, by itself because half of its slots were lost."""
+        return self._pipeline.timeouts.is_exhausted
 
     @property
     def is_over(self) -> bool:
-        """Whether it has stopped, and given back what it held."""
-        return self._is_over
+        """Whether it has stopped, and released what it held."""
+        return self._loops.is_stopped
 
     def _finish_shutdown(self) -> timedelta | None:
-        """Wait for what is in hand; when the grace is over, ask it to stop, and a moment later give it back."""
-        late = self._runtime.monotonic() - (self._stops_by or 0.0)
+        """Wait for running handlers; after the grace ask them to stop, and a second later release their jobs."""
+        late = self._runtime.monotonic() - self._stop.deadline
         for execution in self._slots.all():
             if late >= 0:
                 execution.stop(StopReason.SHUTDOWN)
             if late >= STOP_GRACE_SECONDS or execution.is_slot_lost:
-                # A thread that does not look whether it shall stop: the process ends before it does.
-                self._ended(execution, self._executor.stopped(execution))
-        if (len(self._slots) or self._may_take() or self._has_messages()) and late < self._last_moment:
+                # A thread that does not check whether it must stop: the process ends before its handler returns.
+                self._pipeline.executor.abandon(execution)
+        # After one more lease, leases that could not be released have expired.
+        last = STOP_GRACE_SECONDS + self._config.lease.total_seconds()
+        if (len(self._slots) or self._may_claim() or self._has_messages()) and late < last:
             return SHUTDOWN_POLL
         self._end()
         return None
 
-    def _may_take(self) -> bool:
-        """Whether jobs may still come in: a call for some is under way, or its reply was lost."""
-        return any(name in self._loops for name in self._source.ticks) and not self._source.is_stopped_cleanly
+    def _may_claim(self) -> bool:
+        """Whether jobs may still arrive: a claim is running, or its reply was lost."""
+        return self._loops.is_started and not self._source.is_stopped_cleanly
 
     def _has_messages(self) -> bool:
-        """Whether messages are still to be deleted, or to be shown to others."""
-        return self._delivery is not None and not self._delivery.messages.is_done
+        """Whether messages are still to be deleted or released."""
+        return self._pipeline.acks is not None and not self._pipeline.acks.is_done
 
     def _end(self) -> None:
-        self._is_over = True
+        self._loops.begin_stop()
         if self._listener is not None:
             self._listener.wake()
-        if left := len(self._slots):
-            _LOG.error("ending with %d jobs in hand that could not be given back: their leases will end", left)
-        for loop in self._loops.values():
-            loop.wake()
-        for loop in self._loops.values():
-            loop.join(LOOP_JOIN_TIMEOUT)
+        if unreleased := len(self._slots):
+            _LOG.error("stopped with %d unreleased jobs; their leases will expire", unreleased)
+        self._loops.join_all(LOOP_JOIN_TIMEOUT)
         if self._listener is not None:
             self._listener.close()
-        if self._span is not None:
-            self._span.leave()
+        if self._lifespan_run is not None:
+            self._lifespan_run.leave()
         self._runtime.close()
 
-    def _make_mail(
-        self, transport: Transport | None, visibility: timedelta | None, beat: timedelta, **options: Any
-    ) -> Mail | None:
-        if transport is None:
-            return None
-        options["visibility"] = checked_visibility(visibility, self._lease, beat)
-        return Mail(self._runtime, self._driver, transport, wake=self._wake, tell=self._notify_hooks, **options)
-
-    def _make_heartbeat(self, *, every: timedelta, margin: float) -> LeaseHeartbeat:
-        return LeaseHeartbeat(
-            self._runtime,
-            self._driver,
-            self._slots,
-            lease=self._lease,
-            every=every,
-            margin=margin,
-            timeouts=self._timeouts,
-            kept=None if self._delivery is None else self._delivery.messages.extend_visibility,
-        )
-
-    def _make_janitor(self) -> Janitor:
+    def _new_janitor(self) -> Janitor:
         return Janitor(
             self._runtime,
             self._driver,
-            lease=self._lease,
-            guard=self._guard,
-            relay=None if self._outbox_relay is None else lambda: self._wake("relay"),
-            tell=self._notify_hooks,
+            lease=self._config.lease,
+            guard=self._pipeline.guard,
+            relay=None if self._outbox_relay is None else lambda: self._loops.wake("outbox-relay"),
+            tell=self._pipeline.call_hooks,
             scheduler=self._scheduler,
         )
 
-    def _make_intake(
-        self, *, margin: float, overdue_after: timedelta, codec: Codec | None
-    ) -> PollingSource | MessageSource:
-        options: dict[str, Any] = {
-            "worker": self.id,
-            "lease": self._lease,
-            "margin": margin,
-            "overdue_after": overdue_after,
-            "types": lambda: frozenset(self._handlers),
-            "unhandled_after": self._unhandled_after,
-            "may_reclaim": self._guard.may_reclaim,
-            "start": self._start,
-            "codec": codec,
-        }
-        common, queues, poll = (self._runtime, self._driver, self._slots), list(self._limits), self._poll
-        if self._delivery is None:
-            return PollingSource(*common, queues=queues, poll=poll, **options)
-        return MessageSource(
-            self._runtime,
-            self._slots,
-            self._delivery,
-            claimers={queue: Claimer(*common, **options) for queue in queues},
-            wake=self._wake,
-            poll=poll,
-            overdue_after=overdue_after,
-        )
-
-    def _unless_over(self, tick: Callable[[], timedelta | None]) -> Callable[[], timedelta | None]:
-        return lambda: None if self._is_over else tick()
-
-    def _start(self, executions: list[Execution]) -> None:
-        if self._notify_hooks.has_consumers:
-            for execution in executions:
-                self._notify_hooks(JobClaimed(claim=execution.claim))
-        if self._source.is_stopped:  # they were asked for before, and came after
-            for execution in executions:
-                self._ended(execution, Outcome.release())
-            return
-        self._executor.start(executions)
-        if self._heartbeat.is_due_before(executions):
-            self._wake("heartbeat")
-
-    def _ended(self, execution: Execution, outcome: Outcome | None) -> None:
-        self._timeouts.ended(execution)
-        if self._recorder.put(execution, outcome):
-            self._wake("recorder")
-
-    def _settled(
-        self, ended: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Settled | TaskHarborError | None]
-    ) -> None:
-        is_told = self._delivery is not None or self._notify_hooks.has_consumers
-        for (execution, outcome), answer in zip(ended, answers, strict=True):
-            if is_told or not isinstance(answer, Settled) or answer.status is Status.DEAD:
-                self._report_outcome(execution, outcome, answer)
-
-    def _report_outcome(
-        self, execution: Execution, outcome: Outcome | None, answer: Settled | TaskHarborError | None
-    ) -> None:
-        if execution.is_completed and isinstance(answer, JobNotInflight):
-            # In the handler's own transaction.
-            outcome, answer = Outcome.ack(), Settled(execution.claim.job.id, Status.SUCCEEDED)
-        is_settled = isinstance(answer, Settled)
-        if self._delivery is not None:
-            self._delivery.settled(execution, answer)
-        if outcome is None or outcome.event is not Event.ACK:
-            self._wake_intake()  # the job may be due again at once
-        if isinstance(answer, Settled) and answer.status is Status.DEAD:
-            self._wake("relay")
-        elif is_settled and not self._notify_hooks.has_consumers:
-            return
-        advice = "" if is_settled else self._heartbeat.advice(execution)
-        self._notify_hooks.of(execution, outcome, answer, ended_at=self._runtime.now(), advice=advice)
-
-    def _freed(self) -> None:
-        """Let the intake look where room is what it waits for: elsewhere a look finds nothing, and is in the way."""
-        if self._source.wants_slots or self._is_draining:
-            self._wake_intake()
-
-    def _wake(self, name: str) -> None:
-        if (loop := self._loops.get(name)) is not None:  # None while it is being started, which ends with a call to all
-            loop.wake()
-
-    def _wake_intake(self) -> None:
-        for name in self._source.ticks:
-            self._wake(name)
-
     def _listen(self) -> timedelta:
-        if self._listener is not None and self._listener.wait(self._poll):
-            self._wake_intake()
-        return timedelta(0)
+        if self._listener is not None and self._listener.wait(self._config.poll):
+            self._loops.wake("source")
+        return NO_PAUSE

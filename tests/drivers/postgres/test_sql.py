@@ -148,7 +148,7 @@ def expire(subject: Subject) -> Act:
 def bury(subject: Subject) -> Act:
     ids = two_jobs(subject)
     for job_id in ids:
-        subject.make_spent(job_id)
+        subject.exhaust(job_id)
     return ids, lambda: [each.job_id for each in subject.driver.maintenance.bury(limit=1)]
 
 

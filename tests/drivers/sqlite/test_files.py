@@ -62,11 +62,11 @@ def test_a_file_that_exists_keeps_its_mode(file: Path) -> None:
 
 def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> None:
     connections, order = SqlitePool(file, clock=None, deadline=LONG_DEADLINE, synchronous="OFF"), list[str]()
-    first = connections.write()
+    first = connections
 
     def write(name: str, *, urgent: bool) -> threading.Thread:
         def run() -> None:
-            with connections.write(urgent=urgent):
+            with connections.urgently() if urgent else connections:
                 order.append(name)
 
         thread = threading.Thread(target=run)
@@ -106,7 +106,7 @@ def test_a_thread_behind_another_that_waits_for_the_file_names_the_same_cause(fi
         other.execute("BEGIN IMMEDIATE")
 
         def write() -> None:
-            with connections.write():
+            with connections:
                 pass
 
         waiting = threading.Thread(target=write)

@@ -113,10 +113,10 @@ def change_before_the_write(
 ) -> None:
     """Let another connection run *change* after the driver has read, and before it writes."""
     connections: Any = cast("Any", subject.driver.maintenance)._connections  # noqa: SLF001  no method waits between read and write
-    write = connections.write
+    begin = connections._begin  # noqa: SLF001  as above
 
-    def changed(**options: Any) -> Any:
+    def changed() -> Any:
         run(file, change, value)
-        return write(**options)
+        return begin()
 
-    monkeypatch.setattr(connections, "write", changed)
+    monkeypatch.setattr(connections, "_begin", changed)

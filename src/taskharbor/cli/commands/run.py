@@ -242,22 +242,22 @@ def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
     from taskharbor.outbox import relay_for
     from taskharbor.runtime import ThreadRuntime
     from taskharbor.service import ServiceLoops, run_until_signal
-    from taskharbor.worker.hooks import AttemptHooks
-    from taskharbor.worker.worker import LEASE
+    from taskharbor.worker.config import LEASE
+    from taskharbor.worker.hooks import HookCaller
 
     log = logging.getLogger("taskharbor.janitor")
     runtime = ThreadRuntime(sync_threads=1)
     loops = ServiceLoops(runtime)
     relay = relay_for(harbor.driver, publisher=harbor.publisher, transport=transport, queue=DEAD_EVENTS_QUEUE)
     if relay is not None:
-        loops.add("relay", relay.tick)
+        loops.add("outbox-relay", relay.tick)
     made = Janitor(
         runtime,
         harbor.driver,
         lease=LEASE,
         scheduler=harbor.scheduler(),
-        relay=None if relay is None else lambda: loops.wake("relay"),
-        tell=AttemptHooks(harbor.hooks),
+        relay=None if relay is None else lambda: loops.wake("outbox-relay"),
+        tell=HookCaller(harbor.hooks),
     )
     loops.add("janitor", made.tick)
     log.info("the janitor keeps the store in order")

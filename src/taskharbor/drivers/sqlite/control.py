@@ -173,7 +173,7 @@ class SqliteControl:
     """
 
     def put_schedules(self, schedules: Sequence[Schedule]) -> None:
-        with self._connections.write() as (db, _):
+        with self._connections as (db, _):
             db.executemany(self._PUT_SCHEDULE, [_columns(schedule) for schedule in schedules])
 
     _DELETE_SCHEDULE: LiteralString = """
@@ -214,7 +214,7 @@ class SqliteControl:
     """
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
-        with self._connections.write() as (db, _):
+        with self._connections as (db, _):
             return [db.execute(self._ADD_KEY, _key_columns(key)).rowcount == 1 for key in keys]
 
     _REVOKE_KEY: LiteralString = """
@@ -243,12 +243,12 @@ class SqliteControl:
     """
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> None:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             db.executemany(self._RECORD_AUDIT, [_entry_columns(entry) | {"now": now} for entry in entries])
 
     def _each(self, statement: str, names: Sequence[str], *, by: str | None = None) -> list[bool]:
         """Run *statement* for every name in one transaction, and return for which it changed a row."""
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return [db.execute(statement, {"name": name, "now": now, "by": by}).rowcount == 1 for name in names]
 
 

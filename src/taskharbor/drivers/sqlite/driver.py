@@ -86,7 +86,7 @@ class SqliteDriver:
         return SqliteListener(self._connections.path, queues)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             answers = insert.insert(db, jobs, now=now, repeat=repeat)
         self._notifier.notify(jobs, now)
         return answers
@@ -117,7 +117,7 @@ class SqliteDriver:
         reclaim: bool = True,
     ) -> list[Claim]:
         claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             claims = claim.claim_due(
                 db, queue, claimant, now=now, limit=limit, overdue_after=overdue_after, overdue_only=overdue_only
             )
@@ -138,7 +138,7 @@ class SqliteDriver:
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
         claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return claim.claim(db, queue, job_ids, claimant, now)
 
     def extend(
@@ -147,7 +147,7 @@ class SqliteDriver:
         *,
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
-        with self._connections.write(urgent=True) as (db, now):
+        with self._connections.urgently() as (db, now):
             return [settle.extend(db, held, lease, now) for held in leases]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
@@ -157,11 +157,11 @@ class SqliteDriver:
         return answers
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return settle.settle_all(db, settlements, now)
 
     def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return [settle.save_progress(db, held, progress, now) for held, progress in notes]
 
     _READ_BACK: Final = f"""
@@ -180,15 +180,15 @@ class SqliteDriver:
             return [claim_from_job(each) for each in held]
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return dispatch.dispatch(db, queue, now=now, limit=limit, lock=lock, unclaimed=unclaimed)
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return [dispatch.record_dispatch(db, result, now) for result in results]
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return [control.cancel(db, job_id, now) for job_id in job_ids]
 
     def requeue(
@@ -205,7 +205,7 @@ class SqliteDriver:
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         validate_requeue(job_ids, budget=budget, payload=payload)
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
             new = control.SqliteRequeue(
                 token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
@@ -223,7 +223,7 @@ class SqliteDriver:
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             delayed = None if delay is None else now + span(delay)
             due = delayed if scheduled_for is None else maybe_micros(scheduled_for)
             answers = [control.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]

@@ -74,7 +74,7 @@ class SqliteLeaseExpiry:
     """
 
     def expire(self, *, limit: int) -> list[Expired]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             lost = db.execute(self._LOST, {"now": now, "limit": limit}).fetchall()
             common = {"now": now, "error": LEASE_LOST, "exhausted": ATTEMPTS_EXHAUSTED}
             params = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
@@ -116,7 +116,7 @@ class SqliteLeaseExpiry:
             exhausted = [id for (id,) in db.execute(self._EXHAUSTED, {"limit": limit})]
         if not exhausted:
             return []
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             buried = [
                 id
                 for id in exhausted
@@ -156,7 +156,7 @@ class SqliteLeaseExpiry:
     )
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             jump = {"expected": micros(expected), "now": now, "until": now + span(lease)}
             for statement in self._JUMP_FORWARD if now > jump["expected"] else self._JUMP_BACKWARD:
                 db.execute(statement, jump)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.results import Enqueued, new_enqueued
 from taskharbor.drivers.base import STORE_BATCH
-from taskharbor.drivers.sqlite.rows import job_id, marks, micros, span
+from taskharbor.drivers.sqlite.rows import EPOCH, MICROSECOND, job_id, marks, micros, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
@@ -47,18 +47,21 @@ def insert(db: SqlExecutor, jobs: Sequence[NewJob], *, now: int, repeat: bool) -
         known = _known(db, jobs)
         answers = iter(_store(db, [job for job in jobs if job.id.bytes not in known], now))
         return [Enqueued(job.id, existed=True) if job.id.bytes in known else next(answers) for job in jobs]
+    if len(jobs) == 1 and jobs[0].idempotency_key is None:
+        db.execute(INSERT_JOB, _row(jobs[0], now))
+        return [new_enqueued(jobs[0].id)]
     return _store(db, jobs, now)
 
 
 def _store(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued | IdempotencyConflict]:
     keyed = [job for job in jobs if job.idempotency_key is not None]
     if not keyed:
-        db.executemany(INSERT_JOB, list(_columns(jobs, now)))
+        db.executemany(INSERT_JOB, [_row(job, now) for job in jobs])
         return [new_enqueued(job.id) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
-    db.executemany(_INSERT_KEYED, list(_columns(keyed, now)))
+    db.executemany(_INSERT_KEYED, [_row(job, now) for job in keyed])
     without_key = [job for job in jobs if job.idempotency_key is None]
-    db.executemany(INSERT_JOB, list(_columns(without_key, now)))
+    db.executemany(INSERT_JOB, [_row(job, now) for job in without_key])
     holders = _holders(db, keyed)
     return [_answer(job, holders) for job in jobs]
 
@@ -94,22 +97,18 @@ def _answer(
     return Enqueued(holder, existed=holder != job.id)
 
 
-def _columns(jobs: Iterable[NewJob], now: int) -> Iterator[tuple[Any, ...]]:
-    last, created_at = None, 0
-    for job in jobs:
-        if job.created_at is not last:  # the jobs of one call share created_at: convert it once
-            last, created_at = job.created_at, micros(job.created_at)
-        due = job.scheduled_for
-        yield (
-            job.id.bytes,
-            job.type,
-            job.queue,
-            job.priority,
-            job.payload,
-            (now + span(job.delay) if job.delay else now) if due is None else micros(due),
-            None if job.timeout is None else span(job.timeout),
-            created_at,
-            job.max_attempts,
-            job.idempotency_key,
-            json.dumps(dict(job.metadata)) if job.metadata else "{}",
-        )
+def _row(job: NewJob, now: int) -> tuple[Any, ...]:
+    due = job.scheduled_for
+    return (
+        job.id.int.to_bytes(16),  # equals job.id.bytes, without a Python frame
+        job.type,
+        job.queue,
+        job.priority,
+        job.payload,
+        (now + span(job.delay) if job.delay else now) if due is None else micros(due),
+        None if job.timeout is None else span(job.timeout),
+        (job.created_at - EPOCH) // MICROSECOND,
+        job.max_attempts,
+        job.idempotency_key,
+        json.dumps(dict(job.metadata)) if job.metadata else "{}",
+    )

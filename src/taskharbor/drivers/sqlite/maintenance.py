@@ -100,7 +100,7 @@ class SqliteMaintenance:
     def _remove(
         self, old: LiteralString, older_than: timedelta, limit: int, ids: Sequence[bytes | None] = (None,)
     ) -> int:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             removed: list[Any] = []
             for job_id in ids:
                 params = {"until": now - span(older_than), "limit": limit - len(removed), "id": job_id}
@@ -118,7 +118,7 @@ class SqliteMaintenance:
     """
 
     def claim_duty(self, name: str, *, every: timedelta) -> bool:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             params = {"name": name, "now": now, "next_at": now + span(every)}
             return db.execute(self._CLAIM_DUTY, params).rowcount == 1
 
@@ -139,7 +139,7 @@ class SqliteMaintenance:
             "started_at": micros(worker.started_at),
             "lost_slots": worker.lost_slots,
         }
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             db.execute(self._RECORD_WORKER, params | {"now": now})
 
     _PRUNE_WORKERS: LiteralString = """
@@ -148,7 +148,7 @@ class SqliteMaintenance:
     """
 
     def prune_workers(self, *, unseen_for: timedelta) -> int:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return db.execute(self._PRUNE_WORKERS, {"until": now - span(unseen_for)}).rowcount
 
     _PRUNE_AUDIT: LiteralString = """
@@ -163,7 +163,7 @@ class SqliteMaintenance:
     """
 
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return db.execute(self._PRUNE_AUDIT, {"until": now - span(older_than), "limit": limit}).rowcount
 
     _CLAIM_OUTBOX: LiteralString = f"""
@@ -191,7 +191,7 @@ class SqliteMaintenance:
     """
 
     def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             db.execute(self._PUBLISHER_SEEN, {"now": now, "noted": span(PUBLISHER_NOTED)})
             claimed = db.execute(self._CLAIM_OUTBOX, {"now": now, "locked_until": now + span(lock), "limit": limit})
             rows = [outbox_row(row) for row in claimed]
@@ -211,7 +211,7 @@ class SqliteMaintenance:
     """
 
     def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             return [db.execute(self._SETTLE_OUTBOX, _outbox_columns(result, now)).rowcount == 1 for result in results]
 
     _CLOSE: LiteralString = """
@@ -250,7 +250,7 @@ class SqliteMaintenance:
     ) -> int:
         close = self._CLOSE_OUTBOX if job_ids is None else self._CLOSE_OUTBOX_OF_JOB
         closed = 0
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             params = {"reason": reason, "now": now, "until": now - span(older_than), "since": now - span(unseen_for)}
             for job_id in (None,) if job_ids is None else [each.bytes for each in job_ids]:
                 closed += db.execute(close, {**params, "id": job_id, "limit": limit - closed}).rowcount
@@ -288,7 +288,7 @@ class SqliteMaintenance:
             "next_at": maybe_micros(next_at),
             "last_job_id": jobs[-1].id.bytes if jobs else None,
         }
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             if db.execute(self._ADVANCE_SCHEDULE, params).rowcount == 0:
                 return False
             insert(db, jobs, now=now, repeat=False)
@@ -333,7 +333,7 @@ class SqliteMaintenance:
 
     def roll_up(self, *, keep: timedelta) -> int:
         """Move the counts out of th_ended, which every ending job writes, so that it stays small."""
-        with self._connections.write() as (db, now):
+        with self._connections as (db, now):
             for statement in self._ADD_ENDED:
                 db.execute(statement)
             dropped = db.execute(self._DROP_MINUTES, {"since": now - span(keep)}).fetchall()

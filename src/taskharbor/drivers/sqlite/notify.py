@@ -58,16 +58,14 @@ class SqliteNotifier:
 
     def notify(self, jobs: Iterable[NewJob], now: int) -> None:
         """Notify the listeners about new *jobs*, if some of them are ready to run."""
-        if self._has_listeners() and (queues := _ready_queues(jobs, now)):
+        # The directory exists only while there are listeners.
+        if os.access(self._name, os.F_OK) and (queues := _ready_queues(jobs, now)):
             self._send(next(iter(queues)).encode() if len(queues) == 1 else ANY_QUEUE)
 
     def notify_any(self) -> None:
         """Notify the listeners of all queues."""
-        if self._has_listeners():
+        if os.access(self._name, os.F_OK):
             self._send(ANY_QUEUE)
-
-    def _has_listeners(self) -> bool:
-        return os.access(self._name, os.F_OK)  # the directory exists only while there are listeners
 
     def _send(self, message: bytes) -> None:
         with suppress(OSError):

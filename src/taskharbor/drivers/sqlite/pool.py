@@ -13,7 +13,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.sqlite.rows import micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from datetime import timedelta
     from pathlib import Path
 
@@ -29,23 +29,26 @@ class SqlExecutor(Protocol):
 
 
 class SqlitePool:
-    """A connection pool that lets one thread of the process write at a time.
+    """The connections to one file. ``with pool as (connection, now)`` is one IMMEDIATE transaction.
 
     SQLite allows one writer. Waiting connections poll for its lock and may starve. So the threads of a process
-    first wait for a lock of the pool, and only processes compete for the file. Every wait has a deadline.
+    first wait for a lock of the pool, and only processes compete for the file. Since one thread writes at a
+    time, the pool itself is the context manager: a generator would cost a single job 2 µs in each call.
+    Every wait has a deadline.
     """
 
     def __init__(self, path: Path, *, clock: Clock | None, deadline: timedelta, synchronous: str) -> None:
         self.path = path
-        self.now: Callable[[], int] = _machine_time if clock is None else lambda: micros(clock.now())
         self.statements = 0
+        self._nanoseconds = time.time_ns if clock is None else lambda: 1_000 * micros(clock.now())
         self._seconds = deadline.total_seconds()
         self._synchronous = synchronous
         self._reset()
 
     def _reset(self) -> None:
         self._abandoned = getattr(self, "_idle", [])  # keep references, or Python closes the parent's connections
-        self._idle: list[WriteTransaction] = []
+        self._idle: list[PooledConnection] = []
+        self._writer: PooledConnection | None = None
         self._writing = threading.Lock()
         self._counting = threading.Lock()
         self._urgent = 0  # waiting writers that precede all others
@@ -53,6 +56,10 @@ class SqlitePool:
         self._is_file_locked = False
         self._is_closed = False
         self._pid = os.getpid()  # last: threads that see it also see the other attributes
+
+    def now(self) -> int:
+        """Return the store's time in microseconds."""
+        return self._nanoseconds() // 1_000
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -65,65 +72,102 @@ class SqlitePool:
         finally:
             self._release_connection(pooled)
 
-    def write(self, *, urgent: bool = False) -> WriteTransaction:
-        """Return a context manager for one IMMEDIATE transaction.
+    def __enter__(self) -> tuple[sqlite3.Connection, int]:
+        """Begin a transaction, after all waiting urgent writers of this process."""
+        if self._pid != os.getpid():
+            self._reset()  # SQLite connections must not be used or closed after a fork
+        is_locked = self._writing.acquire(blocking=False)
+        if not is_locked or self._urgent:
+            self._wait_for_lock(is_locked=is_locked)
+        return self._begin()
 
-        An *urgent* transaction precedes all others of this process that wait, since leases may expire meanwhile.
-        """
-        pooled = self._acquire_connection()
-        pooled.is_urgent = urgent
-        return pooled
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        pooled = self._writer
+        assert pooled is not None  # noqa: S101  set by __enter__
+        try:
+            if error is None:
+                pooled.run("COMMIT")
+        except sqlite3.Error as refused:
+            error = refused
+        finally:
+            if pooled.connection.in_transaction or self._is_closed:
+                self._end()
+            else:
+                self._writer = None
+                self._idle.append(pooled)
+                self._writing.release()
+        if isinstance(error, sqlite3.Error):
+            raise translate_error(error, self.path) from error
 
-    def begin(self, pooled: WriteTransaction) -> int:
-        """Begin a transaction and return the time, read under the write lock so that times follow commit order."""
-        if not (self._lock_urgently() if pooled.is_urgent else self._lock()):
-            self._release_connection(pooled)
-            reason = _LOCKED_BY_OTHERS if self._is_file_locked else _LOCKED_BY_THREADS
-            raise StoreUnavailable(f"{self.path}: {reason}")  # noqa: TRY003  it says which file
+    @contextmanager
+    def urgently(self) -> Iterator[tuple[sqlite3.Connection, int]]:
+        """Run a transaction before all others of this process that wait, since leases may expire meanwhile."""
+        if self._pid != os.getpid():
+            self._reset()
+        self._lock_urgently()
+        begun = self._begin()
+        try:
+            yield begun
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        self.__exit__(None, None, None)
+
+    def _begin(self) -> tuple[sqlite3.Connection, int]:
+        """Begin a transaction, and read the time under the write lock, so that times follow the order of commits."""
         try:
             self.statements += 1
+            try:
+                pooled = self._writer = self._idle.pop()
+            except IndexError:
+                pooled = self._writer = self._acquire_connection()
             self._is_file_locked = True  # by another connection, until this one has begun
             pooled.run("BEGIN IMMEDIATE")
             self._is_file_locked = False
-            return self.now()
-        except BaseException:
-            self.end(pooled)
+            return pooled.connection, self._nanoseconds() // 1_000
+        except BaseException as error:
+            self._end()
+            if isinstance(error, sqlite3.Error):
+                raise translate_error(error, self.path) from error
             raise
 
-    def _lock(self) -> bool:
-        """Wait for the write lock, after all urgent writers. Return False if the deadline passes."""
-        # Try without a timeout first: reading the clock takes longer than all the rest.
-        deadline, is_locked = 0.0, self._writing.acquire(blocking=False)
+    def _end(self) -> None:
+        """Roll back what was not committed, and release the write lock and the connection."""
+        pooled, self._writer = self._writer, None
+        try:
+            if pooled is not None and pooled.connection.in_transaction:
+                pooled.run("ROLLBACK")
+        finally:
+            self._writing.release()
+            if pooled is not None:
+                self._release_connection(pooled)
+
+    def _wait_for_lock(self, *, is_locked: bool) -> None:
+        """Wait for the write lock, after all urgent writers, until the deadline."""
+        deadline = time.monotonic() + self._seconds
         while not is_locked or self._urgent:
-            deadline = deadline or time.monotonic() + self._seconds
             if is_locked:
                 self._writing.release()
                 self._none_urgent.wait(max(0.0, deadline - time.monotonic()))
             is_locked = self._writing.acquire(timeout=max(0.0, deadline - time.monotonic()))
             if not is_locked:
-                return False
-        return True
+                raise self._lock_timeout()
 
-    def _lock_urgently(self) -> bool:
+    def _lock_urgently(self) -> None:
         with self._counting:
             self._urgent += 1
             self._none_urgent.clear()
         try:
-            return self._writing.acquire(timeout=self._seconds)
+            if not self._writing.acquire(timeout=self._seconds):
+                raise self._lock_timeout()
         finally:
             with self._counting:
                 self._urgent -= 1
                 if not self._urgent:
                     self._none_urgent.set()
 
-    def end(self, pooled: WriteTransaction) -> None:
-        """Roll back what was not committed, and release the write lock and the connection."""
-        try:
-            if pooled.connection.in_transaction:
-                pooled.run("ROLLBACK")
-        finally:
-            self._writing.release()
-            self._release_connection(pooled)
+    def _lock_timeout(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.path}: {_LOCKED_BY_OTHERS if self._is_file_locked else _LOCKED_BY_THREADS}")
 
     def close(self) -> None:
         """Close idle connections now, and each one in use when it is released."""
@@ -131,20 +175,17 @@ class SqlitePool:
         while self._idle:
             self._idle.pop().connection.close()
 
-    def _acquire_connection(self) -> WriteTransaction:
+    def _acquire_connection(self) -> PooledConnection:
         if self._pid != os.getpid():
-            self._reset()  # SQLite connections must not be used or closed after a fork
+            self._reset()
         if self._is_closed:
             raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
         try:
-            pooled = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
-            pooled = WriteTransaction(self._open())
-        pooled.connections = self
-        return pooled
+            return PooledConnection(self._open())
 
-    def _release_connection(self, pooled: WriteTransaction) -> None:
-        del pooled.connections  # it forms a reference cycle with the pool
+    def _release_connection(self, pooled: PooledConnection) -> None:
         if self._is_closed:
             pooled.connection.close()
         else:
@@ -172,38 +213,14 @@ class SqlitePool:
             return connection
 
 
-class WriteTransaction:
-    """A pooled connection, and the context manager of its transactions.
+class PooledConnection:
+    """A connection, and the ``execute`` of one of its cursors: `Connection.execute` creates a cursor for each call."""
 
-    A class, since a generator-based context manager would add 2 µs to each call of a single job.
-    """
-
-    __slots__ = ("connection", "connections", "is_urgent", "run")
+    __slots__ = ("connection", "run")
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.connections: SqlitePool
-        self.is_urgent = False
-        self.run = connection.cursor().execute  # Connection.execute creates a cursor for each call
-
-    def __enter__(self) -> tuple[sqlite3.Connection, int]:
-        connections = self.connections
-        try:
-            return self.connection, connections.begin(self)
-        except sqlite3.Error as error:
-            raise translate_error(error, connections.path) from error
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        connections = self.connections
-        try:
-            if error is None:
-                self.run("COMMIT")
-        except sqlite3.Error as refused:
-            error = refused
-        finally:
-            connections.end(self)
-        if isinstance(error, sqlite3.Error):
-            raise translate_error(error, connections.path) from error
+        self.run = connection.cursor().execute
 
 
 def create_private(path: Path) -> None:
@@ -213,10 +230,6 @@ def create_private(path: Path) -> None:
     """
     with suppress(OSError):  # it exists, or cannot be created: then SQLite reports the reason
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
-
-
-def _machine_time() -> int:
-    return time.time_ns() // 1_000
 
 
 FILE_MODE: Final = 0o600

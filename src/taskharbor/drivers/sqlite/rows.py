@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job, JobSummary
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
+MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def micros(moment: datetime) -> int:
     """Return *moment* as a column keeps it, exactly."""
-    return (moment - EPOCH) // _MICROSECOND
+    return (moment - EPOCH) // MICROSECOND
 
 
 def span(duration: timedelta) -> int:
-    return duration // _MICROSECOND
+    return duration // MICROSECOND
 
 
 # The jobs of one batch share most of their moments. Few are kept: what leaves a large cache has left the processor's.
 @lru_cache(maxsize=64)
 def moment(value: int) -> datetime:
-    return EPOCH + value * _MICROSECOND
+    return EPOCH + value * MICROSECOND
 
 
 def maybe_moment(value: int | None) -> datetime | None:

@@ -44,7 +44,7 @@ class SqliteSettings:
         """Record *value* unless the setting exists, and return the stored value. Only the first call writes."""
         known = self.committed(name)
         if known is None:
-            with self._connections.write() as (db, _):
+            with self._connections as (db, _):
                 known = record(db, name, value)
             self._known[name] = known
         return known
@@ -64,7 +64,7 @@ class SqliteSettings:
             return dict(db.execute(_ALL).fetchall())
 
     def change(self, name: str, value: str, *, instead_of: str) -> bool:
-        with self._connections.write() as (db, _):
+        with self._connections as (db, _):
             params = {"name": name, "value": value, "instead_of": instead_of}
             return db.execute(_CHANGE, params).rowcount == 1
 

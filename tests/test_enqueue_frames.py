@@ -1,0 +1,37 @@
+"""How many Python frames one enqueue takes: each costs time, and each is a place to read."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from taskharbor import Harbor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+MAX_FRAMES = 25
+
+
+def test_an_enqueue_on_sqlite_takes_few_frames(tmp_path: Path) -> None:
+    harbor, frames = Harbor(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
+
+    @harbor.task
+    def greet(name: str) -> str:
+        return name
+
+    def count(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            frames.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+
+    with harbor:
+        for _ in range(2):
+            greet.enqueue("Ada")  # the first ones open the store, compare codecs and draw entropy
+        sys.setprofile(count)
+        try:
+            greet.enqueue("Ada")
+        finally:
+            sys.setprofile(None)
+
+    assert len(frames) <= MAX_FRAMES, "\n".join(frames)
