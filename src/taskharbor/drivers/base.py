@@ -14,9 +14,9 @@ These rules apply to every method:
 - **Methods that take several items return one result per item, in the same order.** A rejected item yields an
   error, which is returned and not raised. It changes nothing and does not affect the other items. The items of
   one call name different jobs, queues, events or schedules (but see `Driver.claim`).
-- **A call that raises `StoreUnavailable` may or may not have committed.** Repeating it is safe: `insert` is
-  idempotent by job id, `settle` and `requeue` by token. The lost reply of `reserve` or `claim` is read back with
-  the token that the caller chose.
+- **A call that raises `StoreUnavailable` may or may not have committed.** Every call is safe to repeat: `insert`
+  is idempotent by job id, `settle` and `requeue` by token. `reserve` and `claim` are repeated with a new token;
+  the lost reply is read back with the old one (`Driver.read_back`).
 - **(job, token) identifies one attempt.** Its first row among the attempts is kept. A state change that finds
   such a row does not fail.
 - **Drivers contain no policy.** Delays, limits and durations are arguments.
@@ -337,8 +337,7 @@ class Driver(Protocol):
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         """Change the due time of waiting jobs to *scheduled_for* or now + *delay*, or change their priority.
 
-        An argument that is None changes nothing.
-        A message that was already sent for the job becomes void.
+        An argument that is None changes nothing. A message that was already sent for the job becomes void.
         """
 
     def close(self) -> None:
