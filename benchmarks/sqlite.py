@@ -21,7 +21,7 @@ from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settlement
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.claim import TAKE_ANY
+from taskharbor.drivers.sqlite.claim import CLAIM_ANY_TYPE
 from taskharbor.drivers.sqlite.insert import INSERT_JOB
 from taskharbor.drivers.sqlite.settle import ACK
 
@@ -106,7 +106,7 @@ def by_hand(db: sqlite3.Connection, batch: int) -> float:
         db.execute("BEGIN IMMEDIATE")
         taker = {"token": token, "ends": now + 30_000_000, "worker": "w", "now": now}
         asked = {"queue": "default", "due": now, "overdue": now - 30_000_000, "limit": batch}
-        rows = db.execute(TAKE_ANY, taker | asked).fetchall()
+        rows = db.execute(CLAIM_ANY_TYPE, taker | asked).fetchall()
         db.execute("COMMIT")
         db.execute("BEGIN IMMEDIATE")
         db.executemany(ACK, [{"id": row[0], "token": token, "now": now, "result": None} for row in rows])

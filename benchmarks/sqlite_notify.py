@@ -125,7 +125,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def cpu_per_hour(file: Path, look: timedelta) -> float:
-    with closing(SqliteListener(file, ["default"], look=look)) as listener:
+    with closing(SqliteListener(file, ["default"], poll=look)) as listener:
         start = time.process_time()
         listener.wait(IDLE)
         return round((time.process_time() - start) * (timedelta(hours=1) / IDLE), 1)

@@ -1,4 +1,4 @@
-"""Reads."""
+"""Read access: jobs, attempts, queues, workers, schedules, settings, API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SqliteInspector:
             return by_key(db, key)
 
     _ATTEMPTS: LiteralString = f"""
-        -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
+        -- Life, event and attempt order the entries of one instant: a death comes before the requeue that follows it.
         SELECT {ATTEMPT}
           FROM th_attempts
          WHERE job_id IN (%s)
@@ -110,9 +110,9 @@ class SqliteInspector:
     """
 
     def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
-        asked = {"until": self._connections.now() - span(older_than), "limit": limit}
+        params = {"until": self._connections.now() - span(older_than), "limit": limit}
         with self._connections.read() as db:
-            return [job_id(id) for (id,) in db.execute(self._KEPT_BY_EVENTS, asked)]
+            return [job_id(id) for (id,) in db.execute(self._KEPT_BY_EVENTS, params)]
 
     _PUBLISHER_SEEN_AT: LiteralString = """
         SELECT CAST(value AS INTEGER)
@@ -149,8 +149,8 @@ class SqliteInspector:
     """
 
     _QUEUES: LiteralString = f"""
-        -- A line is what waits in a queue at one priority. Each step leaps to the head of
-        -- the next line, so the cost is of the lines there are, not of the jobs in them.
+        -- A line is the waiting jobs of one queue and priority. Each step seeks the first job of the next line, so
+        -- the cost depends on the number of lines, not of jobs.
         WITH RECURSIVE
         line (queue, priority, scheduled_for) AS (
             SELECT head.queue, head.priority, head.scheduled_for
@@ -221,7 +221,7 @@ class SqliteInspector:
             return [queue_stats(row) for row in db.execute(self._QUEUES, {"now": now})]
 
     DUE_IN: LiteralString = f"""
-        -- As above, a leap to each line, and in each one past all that is due.
+        -- As above, one seek per line, and then one past the due jobs of the line.
         WITH RECURSIVE
         line (priority) AS (
             SELECT (
@@ -281,9 +281,9 @@ class SqliteInspector:
     def finished_counts(
         self, *, since: datetime, queue: str | None = None, limit: int | None = None
     ) -> list[FinishedCount]:
-        asked = {"since": micros(since), "queue": queue, "limit": -1 if limit is None else limit}
+        params = {"since": micros(since), "queue": queue, "limit": -1 if limit is None else limit}
         with self._connections.read() as db:
-            rows = db.execute(self._FINISHED, asked).fetchall()
+            rows = db.execute(self._FINISHED, params).fetchall()
         return [finished_count(row) for row in reversed(rows)]
 
     def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
@@ -321,9 +321,9 @@ class SqliteInspector:
     """
 
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
-        asked = {"ids": None if ids is None else json.dumps(list(ids))}
+        params = {"ids": None if ids is None else json.dumps(list(ids))}
         with self._connections.read() as db:
-            return {key.id: key for key in map(api_key, db.execute(self._KEYS, asked))}
+            return {key.id: key for key in map(api_key, db.execute(self._KEYS, params))}
 
     _AUDIT: LiteralString = f"""
         SELECT {AUDIT}
