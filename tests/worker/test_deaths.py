@@ -93,7 +93,7 @@ def give_up(_job: Job) -> None:
 @pytest.mark.parametrize(
     ("handler", "reason", "line"),
     [
-        (fail, "attempts spent", "attempts spent: ValueError"),
+        (fail, "attempts exhausted", "attempts exhausted: ValueError"),
         (give_up, "no such\naddress\x1b[2J", "no such address\N{REPLACEMENT CHARACTER}[2J"),
         (None, "no handler for type 'run' is registered here", "no handler for type 'run' is registered here"),
     ],
@@ -133,7 +133,7 @@ def test_without_hooks_and_without_info_lines_a_death_is_logged(
         wait_until(lambda: errors(caplog, "taskharbor.worker") != [])
 
     assert errors(caplog, "taskharbor.worker") == [
-        f"job {job_id} (run) is dead after attempt 1: attempts spent: ValueError"
+        f"job {job_id} (run) is dead after attempt 1: attempts exhausted: ValueError"
     ]
 
 
@@ -165,7 +165,7 @@ def test_a_release_past_its_bound_that_kills_a_job_is_reported() -> None:
         assert has_begun.wait(LIMIT)
 
     assert stored(driver, job_id).status is Status.DEAD
-    assert [(dead.job_id, dead.reason) for dead in deaths(facts)] == [(job_id, "attempts spent")]
+    assert [(dead.job_id, dead.reason) for dead in deaths(facts)] == [(job_id, "attempts exhausted")]
 
 
 def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_it(
@@ -182,8 +182,8 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
     assert stored(clockwork.driver, job_id).status is Status.DEAD
     [dead] = deaths(told)
     assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
-    assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts spent", None)
-    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 1: attempts spent"]
+    assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts exhausted", None)
+    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 1: attempts exhausted"]
     assert woken == ["relay"]
 
 
@@ -206,7 +206,7 @@ def test_a_buried_job_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     clockwork.tick(janitor, 2)
 
     assert [(dead.job_id, dead.attempt_count) for dead in deaths(facts)] == [(job_id, 3)]
-    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 3: attempts spent"]
+    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 3: attempts exhausted"]
 
 
 def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None:

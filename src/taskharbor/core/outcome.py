@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_RELEASES: Final = 10
 """How often a shutdown may hand a job back for free: then something is wrong with the job, not with its workers."""
 
-ATTEMPTS_EXHAUSTED: Final = "attempts spent"
+ATTEMPTS_EXHAUSTED: Final = "attempts exhausted"
 """The reason of a death by retry, release or expiry on the last attempt."""
 
 LEASE_LOST: Final = "lease lost"
