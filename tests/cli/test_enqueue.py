@@ -198,7 +198,7 @@ def test_a_job_that_is_stored_stays_so_where_nobody_can_write_it_down(
     said = console("enqueue", "t")
 
     assert (said.code, console.job(id_of(said.out)).type) == (ExitCode.OK, "t")
-    assert said.err == "it is done, but not written down: the store is out of reach: gone\n"
+    assert said.err == "it is done, but not written down: store unavailable: gone\n"
 
 
 def id_of(out: str) -> JobId:

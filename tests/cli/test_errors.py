@@ -176,7 +176,7 @@ def test_an_error_from_outside_that_builds_on_ours_is_judged_by_the_nearest_of_o
 def test_an_error_says_what_happened_and_then_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     run(raising(errors.StoreUnavailable("connection refused")), ["fail"])
 
-    assert capsys.readouterr().err == "error: the store is out of reach: connection refused; check its URL\n"
+    assert capsys.readouterr().err == "error: store unavailable: connection refused; check its URL\n"
 
 
 def test_an_unexpected_error_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:

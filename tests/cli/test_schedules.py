@@ -68,7 +68,7 @@ def test_a_name_that_nobody_knows_is_answered_with_the_nearest(verb: str, nightl
     said = nightly("schedules", verb, "nighly")
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == "error: there is no schedule 'nighly'; did you mean 'nightly'?\n"
+    assert said.err == "error: schedule 'nighly' not found; did you mean 'nightly'?\n"
     assert nightly.audit() == []
 
 

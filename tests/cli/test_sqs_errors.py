@@ -63,7 +63,7 @@ def test_an_sqs_that_is_away_is_told_from_one_that_refuses() -> None:
         done = taskharbor("sqs", "status", **BARE, **KEYS, **REGION, AWS_ENDPOINT_URL_SQS=endpoint.url)
 
     assert done.returncode == ExitCode.CANNOT_CONNECT
-    assert done.stderr.startswith("error: the queue service is out of reach: ")
+    assert done.stderr.startswith("error: queue service unavailable: ")
     assert done.stderr.count("\n") == 1
 
 

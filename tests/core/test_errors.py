@@ -67,13 +67,13 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
         "cannot requeue job 00000000-0000-0000-0000-000000000007: it is SUCCEEDED"
     ),
     CodecMismatch("aes-gcm+json", "json"): (
-        "the payloads in this store are written with the codec 'aes-gcm+json', not with 'json': "
-        "name the app that has that codec, or in Python pass codec=…; "
-        "'taskharbor codec --help' says how to change the codec of a store"
+        "the payloads in this store were written with codec 'aes-gcm+json', not 'json': "
+        "name the app that uses that codec, or pass codec=… in Python; "
+        "to change the codec of a store, see 'taskharbor codec --help'"
     ),
     ApiKeyRequired("0.0.0.0"): (
-        "refused to listen on '0.0.0.0': others can reach it, and this store has no API key; "
-        "make one with 'taskharbor keys create', or listen on 127.0.0.1"
+        "refused to listen on '0.0.0.0': other hosts can reach it, and this store has no API key; "
+        "create one with 'taskharbor keys create', or listen on 127.0.0.1"
     ),
     AddressUnavailable("127.0.0.1", 8000, "it is taken"): (
         "cannot listen on '127.0.0.1', port 8000: it is taken; choose another --host or --port"
@@ -83,28 +83,28 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
         "$: 2,097,152 bytes encoded, the limit is 1,048,576: store it elsewhere and pass a reference"
     ),
     PayloadNotDecodable("not JSON"): "cannot decode the stored bytes: not JSON",
-    CallNotReadable("greet", "name: is missing"): "what is stored does not fit task 'greet': name: is missing",
+    CallNotReadable("greet", "name: is missing"): "stored data does not match task 'greet': name: is missing",
     JobFailed(JOB, "DEAD", "no luck"): "job 00000000-0000-0000-0000-000000000007 is DEAD: no luck",
     ResultTimeout(JOB, timedelta(seconds=5)): (
-        "job 00000000-0000-0000-0000-000000000007 did not end within 0:00:05; it goes on"
+        "job 00000000-0000-0000-0000-000000000007 did not finish within 0:00:05; still running"
     ),
-    ScheduleNotFound("nigthly", "nightly"): "there is no schedule 'nigthly'; did you mean 'nightly'?",
+    ScheduleNotFound("nigthly", "nightly"): "schedule 'nigthly' not found; did you mean 'nightly'?",
     EnqueueRefused([Enqueued(JOB, existed=False), CONFLICT]): (
         "1 of 2 jobs refused, 1 stored; job 1: idempotency key 'welcome-7' of queue 'mail' belongs to job "
         "00000000-0000-0000-0000-000000000007, which has another type or payload: use another key, or send the same job"
     ),
-    JobNotFound(JOB): "there is no job 00000000-0000-0000-0000-000000000007",
+    JobNotFound(JOB): "job 00000000-0000-0000-0000-000000000007 not found",
     JobTimedOut(JOB, timedelta(seconds=30)): (
         "job 00000000-0000-0000-0000-000000000007 ran longer than its timeout of 0:00:30"
     ),
     JobNotInflight(JOB): "job 00000000-0000-0000-0000-000000000007 is not being processed",
-    LeaseExpired(JOB): "the lease on job 00000000-0000-0000-0000-000000000007 is over",
+    LeaseExpired(JOB): "lease on job 00000000-0000-0000-0000-000000000007 expired",
     LeaseMismatch(JOB): "job 00000000-0000-0000-0000-000000000007 is leased under another token",
-    LeaseLost(JOB): "the lease on job 00000000-0000-0000-0000-000000000007 is lost",
+    LeaseLost(JOB): "lease on job 00000000-0000-0000-0000-000000000007 lost",
     SchemaOutOfDate("3", "4", "run 'taskharbor migrate'"): (
         "the store's schema is 3, this code needs 4: run 'taskharbor migrate'"
     ),
-    StoreUnavailable("connection refused"): "the store is out of reach: connection refused",
+    StoreUnavailable("connection refused"): "store unavailable: connection refused",
 }
 
 # Nothing of ours pickles, but multiprocessing, concurrent.futures and pytest-xdist do it

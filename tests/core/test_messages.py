@@ -162,7 +162,7 @@ VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
     "pending or failed": (refused(RefusalReason.NOT_ENQUEUED), DECLINE),
     "cancel requested": (refused(RefusalReason.CANCEL_REQUESTED), DECLINE),
     "paused": (refused(RefusalReason.PAUSED), DECLINE),
-    "spent": (refused(RefusalReason.SPENT), DECLINE),
+    "spent": (refused(RefusalReason.EXHAUSTED), DECLINE),
     "not due within V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY + MOMENT), DECLINE),
     "due exactly at V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY), hidden(VISIBILITY)),
     "due within V": (refused(RefusalReason.NOT_DUE, until=20 * SECOND), hidden(20 * SECOND)),

@@ -57,8 +57,8 @@ class Undecided(tzinfo):
 TYPES: Final = "must match [A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}"
 QUEUES: Final = "must match [A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 SCHEDULES: Final = "must be from 1970 to before 9000"
-KEYS: Final = "must have 1 to 255 characters, and has"
-STORABLE: Final = "must hold no NUL and no lone surrogate"
+KEYS: Final = "must have 1 to 255 characters, not"
+STORABLE: Final = "must not contain NUL or a lone surrogate"
 
 # What is given, then the value as it is shown, then the rule.
 REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
@@ -159,11 +159,11 @@ def test_what_breaks_a_rule_is_refused_with_its_field_its_value_and_the_rule(
 
 
 METADATA: Final[dict[str, tuple[Any, Any, str, str, str]]] = {
-    "blank key": ("", "v", "metadata key", "''", "must have 1 to 64 characters, and has 0"),
-    "long key": ("k" * 65, "v", "metadata key", f"'{'k' * 57}...'", "must have 1 to 64 characters, and has 65"),
+    "blank key": ("", "v", "metadata key", "''", "must have 1 to 64 characters, not 0"),
+    "long key": ("k" * 65, "v", "metadata key", f"'{'k' * 57}...'", "must have 1 to 64 characters, not 65"),
     "key that is no text": (7, "v", "metadata key", "7", "must be a str"),
     "key with a NUL": ("\x00", "v", "metadata key", r"'\x00'", STORABLE),
-    "long value": ("k", "v" * 1_025, "metadata['k']", f"'{'v' * 57}...'", "0 to 1,024 characters, and has 1,025"),
+    "long value": ("k", "v" * 1_025, "metadata['k']", f"'{'v' * 57}...'", "0 to 1,024 characters, not 1,025"),
     "value that is no text": ("k", 7, "metadata['k']", "7", "must be a str"),
     "value that is nothing": ("k", None, "metadata['k']", "None", "must be a str"),
     "value with a NUL": ("k", "\x00", "metadata['k']", r"'\x00'", STORABLE),

@@ -69,7 +69,7 @@ def test_a_default_in_the_middle_keeps_what_follows_in_its_place() -> None:
     ("args", "kwargs", "refusal"),
     [
         ((), {"named": True}, "missing a required argument: 'first'"),
-        (("1",), {"named": True}, "first .*must be int, and is str"),
+        (("1",), {"named": True}, "first .*must be int, not str"),
         ((1, "a", "b"), {"named": True}, r"rest\[0\] .*must be float"),
         ((1,), {"named": True, "more": 3}, r"more\['more'\] .*must be str"),
     ],
@@ -85,14 +85,14 @@ def test_a_call_that_does_not_fit_is_refused_before_it_is_stored(
     ("stored", "refusal"),
     [
         ([1], "'mixed': the payload must be an object"),
-        ({"named": True}, "'mixed': first: is missing, and has no default"),
-        ({"first": 1, "named": True, "gone": 2}, "'mixed': gone: there is no such parameter"),
-        ({"first": "1", "named": True}, "'mixed': first: must be int, and is str"),
+        ({"named": True}, "'mixed': first: missing, and it has no default"),
+        ({"first": 1, "named": True, "gone": 2}, "'mixed': gone: no such parameter"),
+        ({"first": "1", "named": True}, "'mixed': first: must be int, not str"),
         (
             {"first": 1, "named": True, "more": {"named": "x"}},
-            r"'mixed': more\['named'\]: there is a parameter of this",
+            r"'mixed': more\['named'\]: a parameter has this name",
         ),
-        ({"first": 1, "named": True, "more": {"second": "x"}}, r"'mixed': more\['second'\]: there is a parameter"),
+        ({"first": 1, "named": True, "more": {"second": "x"}}, r"'mixed': more\['second'\]: a parameter has this name"),
     ],
 )
 def test_a_stored_call_that_does_not_fit_any_more_is_refused(stored: object, refusal: str) -> None:
@@ -144,8 +144,8 @@ def test_what_is_no_function_or_yields_is_refused_where_it_is_defined() -> None:
         (7, r"task is an object of type int: write a function"),
         (Kind, r"task is 'Kind': write a function"),
         (Kind.method, r"parameter 'self' is not annotated: a task cannot be a method"),
-        (plain, r"task is 'plain': it yields, and a job has one result"),
-        (later, r"task is 'later': it yields, and a job has one result"),
+        (plain, r"task is 'plain': it is a generator, and a job has one result"),
+        (later, r"task is 'later': it is a generator, and a job has one result"),
     ):
         with pytest.raises(UsageError, match=refusal):
             arguments(each)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
     tree = Tree([])
     tree.children.append(tree)
 
-    with pytest.raises(InvalidRequest, match="nested too deeply, or holds itself"):
+    with pytest.raises(InvalidRequest, match="nested too deeply or contains itself"):
         arguments(grow).pack((tree,), {})
 
 

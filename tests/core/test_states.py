@@ -151,12 +151,12 @@ def test_success_is_recorded_by_an_ack_and_by_nothing_else() -> None:
     assert {event for event, row in TRANSITIONS.items() if Status.SUCCEEDED in row.targets} == {Event.ACK}
 
 
-@pytest.mark.parametrize(("sent", "spent", "cancel_requested"), CIRCUMSTANCES)
+@pytest.mark.parametrize(("sent", "exhausted", "cancel_requested"), CIRCUMSTANCES)
 @pytest.mark.parametrize("event", sorted(ENDING))
 def test_an_attempt_always_lands_where_its_row_allows(
-    event: Event, sent: bool, spent: bool, cancel_requested: bool
+    event: Event, sent: bool, exhausted: bool, cancel_requested: bool
 ) -> None:
-    status = status_after(event, sent=sent, spent=spent, cancel_requested=cancel_requested)
+    status = status_after(event, sent=sent, exhausted=exhausted, cancel_requested=cancel_requested)
 
     assert status in next_statuses(Status.PROCESSING, event)
 
@@ -164,17 +164,19 @@ def test_an_attempt_always_lands_where_its_row_allows(
 @pytest.mark.parametrize("event", sorted(ENDING))
 def test_every_target_of_an_ending_is_a_landing(event: Event) -> None:
     landings = {
-        status_after(event, sent=sent, spent=spent, cancel_requested=cancel_requested)
-        for sent, spent, cancel_requested in CIRCUMSTANCES
+        status_after(event, sent=sent, exhausted=exhausted, cancel_requested=cancel_requested)
+        for sent, exhausted, cancel_requested in CIRCUMSTANCES
     }
 
     assert landings >= set(TRANSITIONS[event].targets)
 
 
-@pytest.mark.parametrize(("sent", "spent"), [*product((True, False), repeat=2)])
+@pytest.mark.parametrize(("sent", "exhausted"), [*product((True, False), repeat=2)])
 @pytest.mark.parametrize("event", sorted(ENDING))
-def test_a_requested_cancel_survives_everything_but_success_and_death(event: Event, sent: bool, spent: bool) -> None:
-    status = status_after(event, sent=sent, spent=spent, cancel_requested=True)
+def test_a_requested_cancel_survives_everything_but_success_and_death(
+    event: Event, sent: bool, exhausted: bool
+) -> None:
+    status = status_after(event, sent=sent, exhausted=exhausted, cancel_requested=True)
 
     ends = {Event.ACK: Status.SUCCEEDED, Event.FAIL: Status.DEAD}
     assert status is ends.get(event, Status.CANCELED)
@@ -183,7 +185,7 @@ def test_a_requested_cancel_survives_everything_but_success_and_death(event: Eve
 @pytest.mark.parametrize("sent", [True, False])
 @pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE, Event.EXPIRE])
 def test_a_spent_job_dies_instead_of_waiting_again(event: Event, sent: bool) -> None:
-    assert status_after(event, sent=sent, spent=True, cancel_requested=False) is Status.DEAD
+    assert status_after(event, sent=sent, exhausted=True, cancel_requested=False) is Status.DEAD
 
 
 @pytest.mark.parametrize(
@@ -196,9 +198,9 @@ def test_a_spent_job_dies_instead_of_waiting_again(event: Event, sent: bool) -> 
     ],
 )
 def test_a_job_that_was_never_sent_goes_back_to_where_the_store_alone_finds_it(event: Event, status: Status) -> None:
-    assert status_after(event, sent=False, spent=False, cancel_requested=False) is status
+    assert status_after(event, sent=False, exhausted=False, cancel_requested=False) is status
 
 
 @pytest.mark.parametrize("event", [Event.RETRY, Event.EXPIRE, Event.SNOOZE, Event.RELEASE])
 def test_a_job_that_was_sent_goes_back_to_the_delivery_queue(event: Event) -> None:
-    assert status_after(event, sent=True, spent=False, cancel_requested=False) is Status.ENQUEUED
+    assert status_after(event, sent=True, exhausted=False, cancel_requested=False) is Status.ENQUEUED

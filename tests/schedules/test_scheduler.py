@@ -175,7 +175,7 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: Schedul
 def test_a_schedule_that_is_not_there_cannot_be_run_and_the_nearest_is_named(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
-    with pytest.raises(ScheduleNotFound, match="there is no schedule 'hourli'; did you mean 'hourly'"):
+    with pytest.raises(ScheduleNotFound, match="schedule 'hourli' not found; did you mean 'hourly'"):
         world.scheduler.run_now("hourli")
 
 

@@ -140,7 +140,7 @@ def cron_problem(cron: object) -> Problem | None:
     if len(cron) > MAX_CRON:
         return _invalid_cron(f"{cron[:20]}...", f"must have at most {MAX_CRON} characters")
     if len(fields) != len(_ALLOWED):
-        return _invalid_cron(cron, f"must have five fields ({', '.join(_ALLOWED)}), and has {len(fields)}")
+        return _invalid_cron(cron, f"must have five fields ({', '.join(_ALLOWED)}), not {len(fields)}")
     return None if _fires(fields) else _invalid_cron(cron, _why_not(fields))
 
 

@@ -117,7 +117,7 @@ def test_a_spent_job_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.make_spent(job_id)
 
-    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT, sends=1)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.EXHAUSTED, sends=1)]
 
 
 def test_a_job_of_a_paused_queue_cannot_be_claimed(subject: Subject) -> None:
@@ -175,7 +175,7 @@ def test_an_ended_lease_of_a_job_to_be_canceled_is_not_taken_over_by_its_message
 def test_an_ended_lease_of_a_spent_job_is_not_taken_over_by_its_message(subject: Subject) -> None:
     job_id = lose(subject, max_attempts=1)
 
-    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.EXHAUSTED)]
 
 
 def test_an_ended_lease_in_a_paused_queue_is_not_taken_over_by_its_message(subject: Subject) -> None:
@@ -222,7 +222,7 @@ def test_of_several_reasons_the_first_of_the_list_is_told(subject: Subject) -> N
     told.append(subject.claim(job_id, types=["other"]))
 
     reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
-    assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.SPENT]
+    assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.EXHAUSTED]
 
 
 def test_of_several_reasons_against_taking_over_the_first_of_the_list_is_told(subject: Subject) -> None:
@@ -233,7 +233,7 @@ def test_of_several_reasons_against_taking_over_the_first_of_the_list_is_told(su
     told.append(subject.claim(job_id, types=["other"]))
 
     reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
-    assert reasons == [RefusalReason.SPENT, RefusalReason.CANCEL_REQUESTED]
+    assert reasons == [RefusalReason.EXHAUSTED, RefusalReason.CANCEL_REQUESTED]
 
 
 def test_a_refusal_tells_the_number_of_the_newest_message(subject: Subject) -> None:
