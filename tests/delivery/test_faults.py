@@ -88,7 +88,7 @@ def test_of_a_send_that_was_throttled_it_is_known_that_nothing_went_out(
 ) -> None:
     endpoint.faults = EndpointFaults(errors={code: 1})
 
-    with pytest.raises(TransportUnavailable, match="slow down") as caught:
+    with pytest.raises(TransportUnavailable, match="throttles requests") as caught:
         transport.send("mail", messages(1))
 
     assert (caught.value.is_unknown, caught.value.code) == (False, code)

@@ -36,7 +36,7 @@ DOING = CallContext(operation="SendMessageBatch", queue=NAME, place="here")
         ("ExpiredToken", ["expired", "log in again"]),
         ("InvalidClientTokenId", ["credentials", "correct the key"]),
         ("SignatureDoesNotMatch", ["credentials", "region"]),
-        ("RequestTimeTooSkewed", ["clock", "set it"]),
+        ("RequestTimeTooSkewed", ["clock", "synchronize it"]),
         ("QueueDoesNotExist", [NAME, REGION, "taskharbor sqs setup"]),
         ("KmsDisabled", ["SendMessageBatch", NAME, "KmsDisabled"]),
     ],
@@ -58,9 +58,9 @@ def test_a_refusal_names_its_cause_and_the_way_out(
     ("code", "said", "words"),
     [
         ("SignatureDoesNotMatch", "Credential should be scoped to a valid region.", ["region", "AWS_REGION"]),
-        ("SignatureDoesNotMatch", "Signature expired: 1 is now earlier than 2", ["clock", "set it"]),
+        ("SignatureDoesNotMatch", "Signature expired: 1 is now earlier than 2", ["clock", "synchronize it"]),
         ("AccessDenied", "User: arn:x is not authorized to perform: sqs:sendmessage", ["arn:x", "sqs:SendMessage"]),
-        ("404", "Not Found", ["does not answer as SQS does"]),
+        ("404", "Not Found", ["did not reply like SQS"]),
     ],
 )
 def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said: str, words: list[str]) -> None:
@@ -130,7 +130,7 @@ def test_a_server_that_is_no_sqs_is_refused() -> None:
         thread.start()
         transport = SqsTransport(endpoint_url=f"http://127.0.0.1:{server.server_port}", region=REGION)
         try:
-            with pytest.raises(TransportRefused, match="does not answer as SQS does"):
+            with pytest.raises(TransportRefused, match="did not reply like SQS"):
                 transport.depth("mail")
         finally:
             transport.close()
