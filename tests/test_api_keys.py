@@ -59,7 +59,7 @@ def test_what_is_no_key_opens_nothing_and_does_not_reach_the_store(text: str) ->
     assert door.driver.statements == before
 
 
-def test_another_secret_under_a_known_id_opens_nothing() -> None:
+def test_another_secret_under_a_cached_id_opens_nothing() -> None:
     door = KeyRig()
     key_id, text = door.issue()
     other = issue_key("ci", ["admin"], now=NOW)
@@ -106,7 +106,7 @@ def test_a_flood_of_wrong_keys_does_not_fill_the_memory() -> None:
     for _ in range(3_000):
         door.opens(issue_key("ci", ["admin"], now=NOW).text)
 
-    assert len(door.ring._known) <= 1_024  # noqa: SLF001  what must stay small
+    assert len(door.ring._cached) <= 1_024  # noqa: SLF001  what must stay small
 
 
 def test_admin_opens_everything_and_any_other_scope_itself() -> None:
@@ -116,7 +116,7 @@ def test_admin_opens_everything_and_any_other_scope_itself() -> None:
 
 
 @pytest.mark.parametrize("scopes", [[], ["jobs:everything"], ["jobs:read", "root"]], ids=repr)
-def test_a_key_is_made_for_known_scopes_only(scopes: list[str]) -> None:
+def test_a_key_is_made_for_cached_scopes_only(scopes: list[str]) -> None:
     with pytest.raises(UsageError, match="scopes"):
         issue_key("ci", scopes, now=NOW)
 

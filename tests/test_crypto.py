@@ -104,13 +104,13 @@ def test_reading_arbitrary_bytes_raises_nothing_but_not_decodable(data: bytes) -
 
 
 UNREADABLE: Final[dict[str, tuple[bytes, str]]] = {
-    "nothing": (b"", "they do not begin as AesGcmCodec's do"),
+    "nothing": (b"", "they do not have the header of AesGcmCodec"),
     "plain json": (b'{"a":1}', "read them with the codec that wrote them"),
-    "cut in the header": (b"\x01\x04a", "they are cut short"),
-    "cut in the tag": (b"\x01\x01k" + bytes(12 + 15), "they are cut short"),
+    "cut in the header": (b"\x01\x04a", "they are truncated"),
+    "cut in the tag": (b"\x01\x01k" + bytes(12 + 15), "they are truncated"),
     "unknown key": (b"\x01\x03old" + bytes(28), "under the key 'old': put it back in AesGcmCodec's keys"),
     "key id that is no text": (b"\x01\x01\xff" + bytes(28), "put it back"),
-    "another key of that name": (b"\x01\x01k" + bytes(28), "under another key named 'k'"),
+    "another key of that name": (b"\x01\x01k" + bytes(28), "encrypted with another key named 'k'"),
 }
 
 
@@ -123,7 +123,7 @@ def test_bytes_that_do_not_open_are_refused_with_a_reason(data: bytes, reason: s
 
 
 UNFIT: Final[dict[str, tuple[dict[Any, Any], str]]] = {
-    "no keys": ({}, "keys is empty: at least one is needed"),
+    "no keys": ({}, "keys is empty: at least one is required"),
     "short key": ({"2025": NEW[:15]}, "keys['2025'] is 15 bytes long: a key has 16, 24 or 32"),
     "long key": ({"2025": NEW + NEW}, "keys['2025'] is 48 bytes long"),
     "str key": ({"2025": "a" * 32}, "keys['2025'] is a str: a key is bytes"),

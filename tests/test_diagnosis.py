@@ -100,7 +100,7 @@ def test_a_job_that_runs_says_where_and_until_when(yard: DiagnosisRig) -> None:
     answer = yard.ask(job_id)
 
     assert (answer.cause, answer.worker, answer.until) == (Cause.LEASED, "w", NOW + LEASE)
-    assert "asked to stop" not in answer.text
+    assert "cancel requested" not in answer.text
 
 
 def test_a_running_job_that_was_called_off_says_so(yard: DiagnosisRig) -> None:
@@ -108,7 +108,7 @@ def test_a_running_job_that_was_called_off_says_so(yard: DiagnosisRig) -> None:
     yard.take()
     yard.driver.cancel([job_id])
 
-    assert "asked to stop" in yard.ask(job_id).text
+    assert "cancel requested" in yard.ask(job_id).text
 
 
 def test_a_job_whose_worker_vanished_says_that_it_comes_back(yard: DiagnosisRig) -> None:
@@ -153,7 +153,7 @@ def test_a_job_whose_queue_nobody_serves_says_so(yard: DiagnosisRig) -> None:
     answer = yard.ask(job_id)
 
     assert answer.cause is Cause.UNHANDLED
-    assert "no worker that is alive serves queue 'default'" in answer.text
+    assert "no live worker serves queue 'default'" in answer.text
 
 
 def test_a_job_whose_type_nobody_handles_says_so(yard: DiagnosisRig) -> None:

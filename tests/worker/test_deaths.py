@@ -20,7 +20,7 @@ from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.harbor import Harbor
 from taskharbor.janitor import Janitor
-from taskharbor.outbox import FIRST_START, OutboxRelay, relay_for, to_callable
+from taskharbor.outbox import CLOSE_AFTER, OutboxRelay, relay_for, to_callable
 from taskharbor.testing.clock import ManualClock
 from taskharbor.worker import Worker
 from tests.support.delivery_rig import DeliveryRig
@@ -173,7 +173,7 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
 ) -> None:
     clockwork, told, woken = Clockwork(), list[Any](), list[str]()
     clockwork.driver.maintenance.claim_duty("relay", every=timedelta(days=1))  # it wakes the relay now and then
-    janitors = [clockwork.janitor(tell=told.append, relay=lambda: woken.append("relay")) for _ in range(2)]
+    janitors = [clockwork.janitor(notify=told.append, relay=lambda: woken.append("relay")) for _ in range(2)]
     job_id = clockwork.hold()
     for _ in range(3):
         for janitor in janitors:
@@ -190,7 +190,7 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
 def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.janitor.STORE_BATCH", 2)
     clockwork, facts = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(tell=facts.append)
+    janitor = clockwork.janitor(notify=facts.append)
     job_ids = {clockwork.hold() for _ in range(5)}
     clockwork.tick(janitor, 2)
 
@@ -199,7 +199,7 @@ def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPat
 
 def test_a_buried_job_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     clockwork, facts = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(tell=facts.append)
+    janitor = clockwork.janitor(notify=facts.append)
     job_id = enqueue(clockwork.driver, "run", max_attempts=3)
     rows = clockwork.driver._tables.rows  # noqa: SLF001  no driver brings a job there
     rows.jobs[job_id] = replace(rows.jobs[job_id], attempt_count=3)
@@ -320,7 +320,7 @@ async def publish_async(_event: DeadTaskEvent) -> None:
     "publisher", [publish_async, AsyncPublisher(), "https://example.com"], ids=["async", "object", "text"]
 )
 def test_a_publisher_that_cannot_be_called_or_must_be_awaited_is_refused(publisher: Any) -> None:
-    with pytest.raises(UsageError, match="give a sync function of one DeadTaskEvent"):
+    with pytest.raises(UsageError, match="must be a sync function of one DeadTaskEvent"):
         Worker(MemoryDriver(), publisher=publisher)
 
 
@@ -330,7 +330,7 @@ def test_where_no_publisher_is_known_events_are_closed_and_hold_nothing_back() -
     job_id = clockwork.hold()
     clockwork.tick(janitor, 3)
     before = event_of(clockwork.driver, job_id)
-    clockwork.tick(janitor, 2, FIRST_START)
+    clockwork.tick(janitor, 2, CLOSE_AFTER)
     closed = event_of(clockwork.driver, job_id)
 
     assert (before.given_up_at, closed.last_error) == (None, "no publisher")

@@ -330,7 +330,7 @@ class Worker:
             lease=self._lease,
             guard=self._guard,
             relay=None if self._outbox_relay is None else lambda: self._wake("relay"),
-            tell=self._notify_hooks,
+            notify=self._notify_hooks,
             scheduler=self._scheduler,
         )
 

@@ -257,7 +257,7 @@ def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
         lease=LEASE,
         scheduler=harbor.scheduler(),
         relay=None if relay is None else lambda: loops.wake("relay"),
-        tell=AttemptHooks(harbor.hooks),
+        notify=AttemptHooks(harbor.hooks),
     )
     loops.add("janitor", made.tick)
     log.info("the janitor keeps the store in order")
