@@ -26,8 +26,8 @@ ATTEMPTS_RANGE: Final = range(1, 1_000_001)
 MAX_TIMEOUT: Final = timedelta(days=366)
 MAX_KEY_CHARS: Final = 255
 MAX_METADATA: Final = 32
-MAX_METADATA_KEY: Final = 64
-MAX_METADATA_VALUE: Final = 1_024
+MAX_METADATA_KEY_CHARS: Final = 64
+MAX_METADATA_VALUE_CHARS: Final = 1_024
 MIN_SCHEDULED_FOR: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_SCHEDULED_FOR: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _MAX_SHOWN_CHARS: Final = 60
@@ -175,8 +175,8 @@ def _metadata(metadata: object) -> Iterator[Problem]:
     if len(items) > MAX_METADATA:
         yield _problem("metadata", f"{len(items):,} entries", f"must have at most {MAX_METADATA}")
     for key, value in items[:MAX_METADATA]:
-        yield from _text(key, "metadata key", least=1, most=MAX_METADATA_KEY)
-        yield from _text(value, f"metadata[{_shown(key)}]", least=0, most=MAX_METADATA_VALUE)
+        yield from _text(key, "metadata key", least=1, most=MAX_METADATA_KEY_CHARS)
+        yield from _text(value, f"metadata[{_shown(key)}]", least=0, most=MAX_METADATA_VALUE_CHARS)
 
 
 def _problem(name: str, value: object, rule: str) -> Problem:

@@ -28,15 +28,15 @@ _NO_QUEUE: Final = (
     "create it with 'taskharbor sqs setup', or correct the region or the prefix",
 )
 _DENIED: Final = (
-    "{action} on {queue} is denied ({said})",
+    "{action} on {queue} is denied ({message})",
     "allow {action} for this role or user; 'taskharbor sqs policy' prints the required policy",
 )
 _EXPIRED: Final = ("the AWS session token has expired", "log in again or renew it")
-_CLOCK: Final = ("the clock of this machine is wrong ({said})", "synchronize it")
-_REGION: Final = ("the region does not match {place} ({said})", "correct the region (AWS_REGION or region=)")
-_BAD_KEY: Final = ("AWS rejected the credentials ({said})", "correct the key, its secret and the region")
+_CLOCK: Final = ("the clock of this machine is wrong ({message})", "synchronize it")
+_REGION: Final = ("the region does not match {place} ({message})", "correct the region (AWS_REGION or region=)")
+_BAD_KEY: Final = ("AWS rejected the credentials ({message})", "correct the key, its secret and the region")
 _NO_SQS: Final = ("{place} did not reply like SQS", "check the endpoint URL")
-_OTHER: Final = ("{operation} on {queue}: {said} ({code})", "correct the reported problem")
+_OTHER: Final = ("{operation} on {queue}: {message} ({code})", "correct the reported problem")
 
 _REFUSALS: Final = {
     **dict.fromkeys(MISSING, _NO_QUEUE),
@@ -57,12 +57,12 @@ _REFUSALS: Final = {
 _BY_MESSAGE: Final = {"Signature expired": _CLOCK, "scoped to a valid region": _REGION}
 
 _NO_KEYS: Final = (
-    "no credentials for AWS found ({said})",
+    "no credentials for AWS found ({message})",
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give this machine a role",
 )
-_KEYS_UNAVAILABLE: Final = ("AWS credentials could not be retrieved ({said})", "log in again")
+_KEYS_UNAVAILABLE: Final = ("AWS credentials could not be retrieved ({message})", "log in again")
 _NO_REGION: Final = ("no AWS region configured", "set AWS_REGION or pass region=")
-_BAD_CONFIG: Final = ("{said}", "correct this AWS configuration")
+_BAD_CONFIG: Final = ("{message}", "correct this AWS configuration")
 _LOCAL: Final[Mapping[type[Exception], tuple[str, str]]] = {
     ResponseParserError: _NO_SQS,
     boto.NoCredentialsError: _NO_KEYS,
@@ -99,8 +99,8 @@ class CallContext:
     place: str
     region_exists: bool = True
 
-    def refusal(self, texts: tuple[str, str], *, said: str, code: str = "") -> TransportRefused:
-        facts = {"operation": self.operation, "queue": self.queue, "place": self.place, "said": said or code}
+    def refusal(self, texts: tuple[str, str], *, message: str, code: str = "") -> TransportRefused:
+        facts = {"operation": self.operation, "queue": self.queue, "place": self.place, "message": message or code}
         action = f"sqs:{self.operation.removesuffix('Batch')}"
         problem, remedy = (text.format(**facts, action=action, code=code) for text in texts)
         return TransportRefused(problem, remedy, code=code)
@@ -110,27 +110,27 @@ def translate_error(error: Exception, context: CallContext) -> TransportUnavaila
     """Return `TransportUnavailable` if a retry may help, otherwise `TransportRefused` with a remedy."""
     if isinstance(error, boto.ClientError):
         return _translate_response(error.response, context)
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     if isinstance(error, boto.EndpointConnectionError) and not context.region_exists:
-        return context.refusal(_REGION, said=said)
+        return context.refusal(_REGION, message=message)
     if isinstance(error, _UNREACHABLE):
-        return TransportUnavailable(f"{context.place}: {said}", is_unknown=not isinstance(error, _NOT_SENT))
-    return context.refusal(next(_LOCAL[kind] for kind in type(error).__mro__ if kind in _LOCAL), said=said)
+        return TransportUnavailable(f"{context.place}: {message}", is_unknown=not isinstance(error, _NOT_SENT))
+    return context.refusal(next(_LOCAL[kind] for kind in type(error).__mro__ if kind in _LOCAL), message=message)
 
 
 def _translate_response(
     response: Mapping[str, Mapping[str, object]], context: CallContext
 ) -> TransportUnavailable | TransportRefused:
     code = short_code(str(response.get("Error", {}).get("Code", "")))
-    said = " ".join(str(response.get("Error", {}).get("Message", "")).split())
+    message = " ".join(str(response.get("Error", {}).get("Message", "")).split())
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code in THROTTLED:
         return TransportUnavailable(f"{context.place} throttles requests ({code})", code=code, is_unknown=False)
     if isinstance(status, int) and status >= 500:  # noqa: PLR2004  HTTP server errors
         return TransportUnavailable(f"{context.place} failed internally ({code or status})", code=code)
-    by_message = next((texts for part, texts in _BY_MESSAGE.items() if part in said), None)
+    by_message = next((texts for part, texts in _BY_MESSAGE.items() if part in message), None)
     by_code = _REFUSALS.get(code, _OTHER if code and not code.isdigit() else _NO_SQS)
-    return context.refusal(by_message or by_code, said=said, code=code)
+    return context.refusal(by_message or by_code, message=message, code=code)
 
 
 class SqsClients:
