@@ -31,7 +31,7 @@ class KeyRig:
         return (key if known else self.ring.find(text)) is not None
 
 
-def test_a_key_opens_its_scopes_and_is_stored_without_its_secret() -> None:
+def test_an_issued_key_is_valid_and_stored_without_its_secret() -> None:
     door = KeyRig()
 
     key_id, text = door.issue("jobs:write", "jobs:read")
@@ -44,14 +44,14 @@ def test_a_key_opens_its_scopes_and_is_stored_without_its_secret() -> None:
     assert text.rpartition("_")[2] not in repr(stored)
 
 
-def test_the_secret_is_not_in_what_is_printed_of_a_new_key() -> None:
+def test_the_repr_of_an_issued_key_hides_the_secret() -> None:
     issued = issue_key("ci", ["admin"], now=NOW)
 
     assert issued.text not in repr(issued)
 
 
 @pytest.mark.parametrize("text", ["", "thk_", "thk_0123456789ab_short", "Bearer", "é" * 60, "thk_" + "0" * 12 + "_é"])
-def test_what_is_no_key_opens_nothing_and_does_not_reach_the_store(text: str) -> None:
+def test_malformed_keys_are_rejected_without_a_store_query(text: str) -> None:
     door = KeyRig()
     before = door.driver.statements
 
@@ -59,7 +59,7 @@ def test_what_is_no_key_opens_nothing_and_does_not_reach_the_store(text: str) ->
     assert door.driver.statements == before
 
 
-def test_another_secret_under_a_cached_id_opens_nothing() -> None:
+def test_a_known_id_with_another_secret_is_rejected() -> None:
     door = KeyRig()
     key_id, text = door.issue()
     other = issue_key("ci", ["admin"], now=NOW)
@@ -68,7 +68,7 @@ def test_another_secret_under_a_cached_id_opens_nothing() -> None:
     assert door.opens(text)
 
 
-def test_a_revoked_key_opens_nothing_after_five_seconds_at_the_latest() -> None:
+def test_a_revoked_key_is_rejected_after_five_seconds() -> None:
     door = KeyRig()
     key_id, text = door.issue()
     assert door.opens(text)
@@ -79,7 +79,7 @@ def test_a_revoked_key_opens_nothing_after_five_seconds_at_the_latest() -> None:
     assert not door.opens(text)
 
 
-def test_a_key_opens_nothing_from_its_last_moment_on() -> None:
+def test_a_key_is_rejected_from_its_expiry_time() -> None:
     door = KeyRig()
     _, text = door.issue(expires_at=NOW + timedelta(seconds=3))
     assert door.opens(text)
@@ -89,7 +89,7 @@ def test_a_key_opens_nothing_from_its_last_moment_on() -> None:
     assert not door.opens(text)
 
 
-def test_a_good_key_is_looked_up_once_in_five_seconds() -> None:
+def test_a_valid_key_is_read_once_in_five_seconds() -> None:
     door = KeyRig()
     _, text = door.issue()
     door.opens(text)
@@ -101,7 +101,7 @@ def test_a_good_key_is_looked_up_once_in_five_seconds() -> None:
     assert door.driver.statements == before
 
 
-def test_a_flood_of_wrong_keys_does_not_fill_the_memory() -> None:
+def test_the_cache_of_rejected_keys_is_bounded() -> None:
     door = KeyRig()
     for _ in range(3_000):
         door.opens(issue_key("ci", ["admin"], now=NOW).text)
@@ -109,19 +109,19 @@ def test_a_flood_of_wrong_keys_does_not_fill_the_memory() -> None:
     assert len(door.ring._cached) <= 1_024  # noqa: SLF001  what must stay small
 
 
-def test_admin_opens_everything_and_any_other_scope_itself() -> None:
+def test_admin_includes_every_scope_and_others_only_themselves() -> None:
     assert all(is_allowed(scope, ["admin"]) for scope in SCOPES)
     assert not is_allowed("jobs:write", ["jobs:read"])
     assert not is_allowed("admin", [scope for scope in SCOPES if scope != "admin"])
 
 
 @pytest.mark.parametrize("scopes", [[], ["jobs:everything"], ["jobs:read", "root"]], ids=repr)
-def test_a_key_is_made_for_cached_scopes_only(scopes: list[str]) -> None:
+def test_a_key_with_unknown_scopes_is_refused(scopes: list[str]) -> None:
     with pytest.raises(UsageError, match="scopes"):
         issue_key("ci", scopes, now=NOW)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
-def test_a_key_has_a_name_that_people_can_read(name: str) -> None:
+def test_a_key_with_an_empty_or_long_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="name"):
         issue_key(name, ["admin"], now=NOW)

@@ -57,7 +57,7 @@ def test_a_job_that_is_not_there_is_not_found(yard: DiagnosisRig) -> None:
         yard.ask(new_job_id())
 
 
-def test_a_job_that_ended_says_how(yard: DiagnosisRig) -> None:
+def test_a_finished_job_reports_its_status_and_reason(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless", failure=Failure(message="boom")))])
 
@@ -68,7 +68,7 @@ def test_a_job_that_ended_says_how(yard: DiagnosisRig) -> None:
 
 
 @pytest.mark.parametrize("is_requeued", [False, True])
-def test_a_job_that_an_event_keeps_from_being_removed_says_so(is_requeued: bool, yard: DiagnosisRig) -> None:
+def test_a_job_kept_by_an_unpublished_event_reports_it(is_requeued: bool, yard: DiagnosisRig) -> None:
     yard.driver.maintenance.claim_outbox(limit=1, lock=LEASE)  # there is a publisher
     job_id = yard.enqueue()
     yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless"))])
@@ -93,7 +93,7 @@ def test_without_a_publisher_no_event_keeps_a_job(away: timedelta | None, yard: 
     assert yard.ask(job_id).kept is None
 
 
-def test_a_job_that_runs_says_where_and_until_when(yard: DiagnosisRig) -> None:
+def test_a_running_job_reports_its_worker_and_lease(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.take()
 
@@ -103,7 +103,7 @@ def test_a_job_that_runs_says_where_and_until_when(yard: DiagnosisRig) -> None:
     assert "cancel requested" not in answer.text
 
 
-def test_a_running_job_that_was_called_off_says_so(yard: DiagnosisRig) -> None:
+def test_a_running_job_reports_a_requested_cancel(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.take()
     yard.driver.cancel([job_id])
@@ -111,7 +111,7 @@ def test_a_running_job_that_was_called_off_says_so(yard: DiagnosisRig) -> None:
     assert "cancel requested" in yard.ask(job_id).text
 
 
-def test_a_job_whose_worker_vanished_says_that_it_comes_back(yard: DiagnosisRig) -> None:
+def test_a_job_with_an_expired_lease_reports_a_pending_reclaim(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.take()
     yard.clock.advance(LEASE)
@@ -119,7 +119,7 @@ def test_a_job_whose_worker_vanished_says_that_it_comes_back(yard: DiagnosisRig)
     assert yard.ask(job_id).cause is Cause.LEASE_OVER
 
 
-def test_a_job_for_later_says_when(yard: DiagnosisRig) -> None:
+def test_a_job_that_is_not_due_reports_its_time(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue(delay=timedelta(hours=1))
 
     answer = yard.ask(job_id)
@@ -128,14 +128,14 @@ def test_a_job_for_later_says_when(yard: DiagnosisRig) -> None:
     assert "in 1:00:00" in answer.text
 
 
-def test_a_job_that_failed_says_when_it_is_tried_again(yard: DiagnosisRig) -> None:
+def test_a_failed_job_reports_when_it_is_retried(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.driver.settle([Settlement(yard.take().lease, Outcome.retry(after=LEASE, failure=Failure(message="boom")))])
 
     assert "after its last attempt failed" in yard.ask(job_id).text
 
 
-def test_a_job_of_a_paused_queue_says_who_paused_it(yard: DiagnosisRig) -> None:
+def test_a_job_in_a_paused_queue_reports_the_actor(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.start_worker()
     yard.driver.control.pause(["default"], by="ada")
@@ -146,7 +146,7 @@ def test_a_job_of_a_paused_queue_says_who_paused_it(yard: DiagnosisRig) -> None:
     assert "by ada" in answer.text
 
 
-def test_a_job_whose_queue_nobody_serves_says_so(yard: DiagnosisRig) -> None:
+def test_a_job_in_an_unserved_queue_reports_no_worker(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.start_worker(queues=("mail",))
 
@@ -156,14 +156,14 @@ def test_a_job_whose_queue_nobody_serves_says_so(yard: DiagnosisRig) -> None:
     assert "no live worker serves queue 'default'" in answer.text
 
 
-def test_a_job_whose_type_nobody_handles_says_so(yard: DiagnosisRig) -> None:
+def test_a_job_of_an_unhandled_type_reports_it(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.start_worker(types=("mail.send",))
 
     assert "none of the 1 live workers of queue 'default' handles type 'greet'" in yard.ask(job_id).text
 
 
-def test_a_worker_that_fell_silent_is_not_alive(yard: DiagnosisRig) -> None:
+def test_a_worker_without_recent_heartbeat_is_not_alive(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.start_worker()
     yard.clock.advance(LEASE)
@@ -171,7 +171,7 @@ def test_a_worker_that_fell_silent_is_not_alive(yard: DiagnosisRig) -> None:
     assert yard.ask(job_id).cause is Cause.UNHANDLED
 
 
-def test_a_dispatched_job_waits_for_its_message_and_says_what_happens_without_it(yard: DiagnosisRig) -> None:
+def test_a_dispatched_job_reports_that_it_waits_for_its_message(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.start_worker()
     [dispatch] = yard.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
@@ -184,7 +184,7 @@ def test_a_dispatched_job_waits_for_its_message_and_says_what_happens_without_it
     assert "was sent at" in answer.text
 
 
-def test_a_dispatched_job_that_is_long_overdue_stands_in_line(yard: DiagnosisRig) -> None:
+def test_an_overdue_dispatched_job_reports_the_jobs_ahead(yard: DiagnosisRig) -> None:
     job_id = yard.enqueue()
     yard.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
     yard.clock.advance(timedelta(seconds=60))
@@ -193,7 +193,7 @@ def test_a_dispatched_job_that_is_long_overdue_stands_in_line(yard: DiagnosisRig
     assert yard.ask(job_id).cause is Cause.NEXT
 
 
-def test_jobs_ahead_are_those_due_that_are_taken_first(yard: DiagnosisRig) -> None:
+def test_jobs_ahead_are_due_jobs_with_higher_precedence(yard: DiagnosisRig) -> None:
     yard.start_worker()
     yard.enqueue(priority=-1)
     older = yard.enqueue()
@@ -207,7 +207,7 @@ def test_jobs_ahead_are_those_due_that_are_taken_first(yard: DiagnosisRig) -> No
     assert yard.ask(older).text == "1 job of its queue comes first"
 
 
-def test_a_long_line_is_told_by_the_stores_own_counts(yard: DiagnosisRig) -> None:
+def test_jobs_ahead_in_a_long_queue_are_estimated(yard: DiagnosisRig) -> None:
     yard.start_worker()
     *_, last = [yard.enqueue() for _ in range(MAX_COUNTED + 30)]
 
@@ -216,7 +216,7 @@ def test_a_long_line_is_told_by_the_stores_own_counts(yard: DiagnosisRig) -> Non
     assert (answer.ahead, answer.text) == (MAX_COUNTED + 29, f"about {MAX_COUNTED + 29} jobs of its queue come first")
 
 
-def test_with_nothing_in_its_way_a_job_is_next(yard: DiagnosisRig) -> None:
+def test_a_job_without_jobs_ahead_is_next(yard: DiagnosisRig) -> None:
     yard.start_worker()
 
     answer = yard.ask(yard.enqueue())

@@ -42,7 +42,7 @@ def _told(rig: DeliveryRig) -> list[dict[str, object]]:
     return [json.loads(copy.body) for copy in rig.service.queues.get(DEAD_EVENTS_QUEUE, [])]
 
 
-def test_a_death_is_told_once_with_all_that_people_need() -> None:
+def test_a_dead_letter_event_is_published_once_with_its_fields() -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
     relay = OutboxRelay(rig.driver, publish_to(rig.service))
@@ -68,7 +68,7 @@ def test_a_death_is_told_once_with_all_that_people_need() -> None:
     assert _event(rig, job_id).published_at is not None
 
 
-def test_what_could_not_be_told_is_told_later_under_the_same_id() -> None:
+def test_an_event_that_failed_is_retried_under_the_same_id() -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
     relay = OutboxRelay(rig.driver, publish_to(rig.service))
@@ -86,7 +86,7 @@ def test_what_could_not_be_told_is_told_later_under_the_same_id() -> None:
     assert [event["event_id"] for event in _told(rig)] == [f"{job_id}:1"]
 
 
-def test_an_event_that_never_gets_through_is_given_up_with_its_reason() -> None:
+def test_an_event_that_always_fails_is_given_up_with_its_reason() -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
 
@@ -103,7 +103,7 @@ def test_an_event_that_never_gets_through_is_given_up_with_its_reason() -> None:
     assert "there is no queue" in (row.last_error or "")
 
 
-def test_an_event_that_would_be_refused_again_is_given_up_at_once_and_its_neighbours_are_told() -> None:
+def test_a_permanently_refused_event_is_given_up_and_others_are_published() -> None:
     rig = DeliveryRig()
     large, other = _dead(rig), _dead(rig)
 
@@ -118,7 +118,7 @@ def test_an_event_that_would_be_refused_again_is_given_up_at_once_and_its_neighb
 
 
 @pytest.mark.parametrize("verb", ["claim_outbox", "settle_outbox"])
-def test_a_store_out_of_reach_is_asked_again_soon(verb: str) -> None:
+def test_the_relay_retries_soon_after_an_unavailable_store(verb: str) -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
     outage = Outage(verb)
@@ -133,7 +133,7 @@ def test_a_store_out_of_reach_is_asked_again_soon(verb: str) -> None:
     assert {event["event_id"] for event in _told(rig)} == {f"{job_id}:1"}
 
 
-def test_a_death_is_told_at_once_by_the_worker_whose_job_it_was() -> None:
+def test_a_worker_publishes_the_event_of_its_dead_job_at_once() -> None:
     rig = DeliveryRig()
 
     def fail(_job: object) -> None:
@@ -148,7 +148,7 @@ def test_a_death_is_told_at_once_by_the_worker_whose_job_it_was() -> None:
     assert [event["event_id"] for event in _told(rig)] == [f"{job_id}:1"]
 
 
-def test_a_queue_for_dead_letters_that_is_away_does_not_keep_the_message_of_the_job() -> None:
+def test_an_unavailable_dead_events_queue_does_not_delay_message_deletion() -> None:
     rig = DeliveryRig()
     rig.service.broken.add(f"send {DEAD_EVENTS_QUEUE}")
     job_id = _dead(rig)

@@ -21,7 +21,7 @@ AT_LAST = 10.0
 MANY = 8
 
 
-def test_plain_work_that_waits_for_each_other_runs_at_once_again_and_again() -> None:
+def test_sync_work_items_that_wait_for_each_other_run_concurrently() -> None:
     with closing(ThreadRuntime(sync_threads=MANY)) as runtime:
         for _ in range(50):
             meeting = threading.Barrier(MANY + 1)
@@ -31,7 +31,7 @@ def test_plain_work_that_waits_for_each_other_runs_at_once_again_and_again() -> 
             meeting.wait(AT_LAST)
 
 
-def test_plain_work_that_waits_keeps_nobody_who_came_later_from_running() -> None:
+def test_blocked_sync_work_does_not_block_later_work() -> None:
     let_go, ended = threading.Event(), SimpleQueue[int]()
     with closing(ThreadRuntime(sync_threads=2)) as runtime:
         runtime.run_sync(lambda: ended.put(-1) if let_go.wait(AT_LAST) else None)
@@ -44,7 +44,7 @@ def test_plain_work_that_waits_keeps_nobody_who_came_later_from_running() -> Non
         assert ended.get(timeout=AT_LAST) == -1
 
 
-def test_work_for_which_no_thread_could_be_started_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_whose_thread_could_not_start_does_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleQueue[str]()
 
     def refuse(_thread: threading.Thread) -> NoReturn:
@@ -61,7 +61,7 @@ def test_work_for_which_no_thread_could_be_started_is_not_done_later(monkeypatch
         assert done.get(timeout=AT_LAST) == "taken"
 
 
-def test_coroutines_that_are_handed_over_together_have_contexts_of_their_own() -> None:
+def test_coroutines_submitted_together_have_separate_contexts() -> None:
     colour: ContextVar[str] = ContextVar("colour", default="none")
     seen = SimpleQueue[tuple[str, str]]()
 
@@ -82,7 +82,7 @@ def test_coroutines_that_are_handed_over_together_have_contexts_of_their_own() -
         assert told == [(name, "the caller's") for name in ("red", "green", "blue")]
 
 
-def test_what_a_coroutine_raises_reaches_the_one_who_waits_for_it() -> None:
+def test_run_coroutine_raises_the_error_of_the_coroutine() -> None:
     async def fail() -> Any:
         raise LookupError("lost")
 
@@ -90,7 +90,7 @@ def test_what_a_coroutine_raises_reaches_the_one_who_waits_for_it() -> None:
         run_coroutine(runtime, fail(), timeout=timedelta(seconds=AT_LAST))
 
 
-def test_the_clock_of_a_runtime_counts_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_clock_counts_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     if boot is None:
         pytest.skip("this system has no such clock")

@@ -36,7 +36,7 @@ print("heard every one")
 """
 
 
-def test_a_signal_is_heard_at_whatever_moment_it_comes() -> None:
+def test_a_signal_at_any_point_of_the_wait_stops_the_service() -> None:
     done = subprocess.run(
         [sys.executable, "-c", AT_EVERY_LINE], capture_output=True, text=True, check=False, timeout=60
     )

@@ -135,9 +135,7 @@ def test_every_final_state_ends_a_wait(driver: MemoryDriver, watcher: JobWatcher
     assert run(watcher.await_final(job_id, LONG)).status.is_final
 
 
-def test_a_job_that_does_not_end_in_time_goes_on_and_the_waiter_is_told(
-    driver: MemoryDriver, watcher: JobWatcher
-) -> None:
+def test_a_wait_that_times_out_raises_result_timeout(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
 
     with pytest.raises(ResultTimeout) as caught:
@@ -149,7 +147,7 @@ def test_a_job_that_does_not_end_in_time_goes_on_and_the_waiter_is_told(
 
 
 @pytest.mark.parametrize("timeout", [timedelta(0), timedelta(seconds=-1)])
-def test_a_timeout_of_nothing_is_over_at_once(driver: MemoryDriver, watcher: JobWatcher, timeout: timedelta) -> None:
+def test_a_zero_timeout_ends_at_once(driver: MemoryDriver, watcher: JobWatcher, timeout: timedelta) -> None:
     job_id = enqueued(driver)
 
     with pytest.raises(ResultTimeout):
@@ -158,14 +156,14 @@ def test_a_timeout_of_nothing_is_over_at_once(driver: MemoryDriver, watcher: Job
         run(watcher.await_final(job_id, timeout))
 
 
-def test_a_job_that_is_not_there_is_not_waited_for(watcher: JobWatcher) -> None:
+def test_waiting_for_an_unknown_job_raises_job_not_found(watcher: JobWatcher) -> None:
     with pytest.raises(JobNotFound):
         watcher.wait(new_job_id(), LONG)
     with pytest.raises(JobNotFound):
         run(watcher.await_final(new_job_id(), LONG))
 
 
-def test_a_thousand_waits_take_one_thread_and_few_statements(
+def test_a_thousand_waits_use_one_thread_and_few_statements(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
 ) -> None:
     Client(driver).enqueue_many(JobRequest(type="greet") for _ in range(1_000))
@@ -218,7 +216,7 @@ def test_a_job_removed_before_its_payload_is_read_is_not_found(
         watcher.wait(job_id, LONG)
 
 
-def test_waiters_that_come_one_after_the_other_are_looked_after_together_in_the_end(
+def test_waiters_that_start_at_different_times_are_eventually_polled_together(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
 ) -> None:
     jobs = [enqueued(driver) for _ in range(50)]
@@ -235,7 +233,7 @@ def test_waiters_that_come_one_after_the_other_are_looked_after_together_in_the_
     run(wait_for_all())
 
 
-def test_several_who_wait_for_one_job_are_one_id_to_the_store_and_are_all_told(
+def test_several_waits_for_one_job_read_one_id_and_all_end(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
@@ -252,7 +250,7 @@ def test_several_who_wait_for_one_job_are_one_id_to_the_store_and_are_all_told(
     assert {*window.asked} == {1}
 
 
-def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
+def test_a_job_is_polled_soon_and_then_less_and_less_often(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
@@ -265,7 +263,7 @@ def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
     assert 1 <= len(window.asked) <= 7 + (time.monotonic() - start - 1) / MAX_POLL_SECONDS
 
 
-def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
+def test_a_new_wait_is_polled_soon_while_others_are_polled_rarely(
     driver: MemoryDriver,
     window: CountingInspector,
     watcher: JobWatcher,
@@ -286,7 +284,7 @@ def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
     waiting.result(LIMIT)
 
 
-def test_a_store_out_of_reach_is_borne_until_the_waiters_own_time_is_over(
+def test_an_unavailable_store_is_reported_at_the_timeout_of_the_wait(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
@@ -305,7 +303,7 @@ def test_a_store_out_of_reach_is_borne_until_the_waiters_own_time_is_over(
     assert patient.result(LIMIT).status is Status.SUCCEEDED
 
 
-def test_an_error_of_another_kind_is_told_at_once(
+def test_any_other_error_ends_a_wait_at_once(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
@@ -317,7 +315,7 @@ def test_an_error_of_another_kind_is_told_at_once(
         run(watcher.await_final(job_id, LONG))
 
 
-def test_the_thread_is_there_only_while_somebody_waits(driver: MemoryDriver, watcher: JobWatcher) -> None:
+def test_the_thread_runs_only_while_there_are_waiters(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
     done(driver)
 
@@ -327,7 +325,7 @@ def test_the_thread_is_there_only_while_somebody_waits(driver: MemoryDriver, wat
         wait_until(lambda: watchers() == 0)
 
 
-def test_a_cancelled_wait_is_forgotten(driver: MemoryDriver, watcher: JobWatcher) -> None:
+def test_a_cancelled_wait_is_removed(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
 
     async def wait_and_cancel() -> None:
@@ -340,7 +338,7 @@ def test_a_cancelled_wait_is_forgotten(driver: MemoryDriver, watcher: JobWatcher
     run(wait_and_cancel())
 
 
-def test_closing_tells_whoever_waits_and_whoever_comes_later(
+def test_closing_ends_current_and_later_waits_with_an_error(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
@@ -356,7 +354,7 @@ def test_closing_tells_whoever_waits_and_whoever_comes_later(
     wait_until(lambda: watchers() == 0)
 
 
-def test_coroutines_of_two_event_loops_wait_at_one_watcher(
+def test_coroutines_of_two_event_loops_share_one_watcher(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
@@ -368,7 +366,7 @@ def test_coroutines_of_two_event_loops_wait_at_one_watcher(
     assert [each.result(LIMIT).id for each in both] == 2 * [job_id]
 
 
-def test_a_child_of_a_fork_has_a_watcher_of_its_own(pool: ThreadPoolExecutor) -> None:
+def test_a_forked_child_polls_in_its_own_thread(pool: ThreadPoolExecutor) -> None:
     with closing(PostgresDriver(emptied())) as driver:
         watcher = JobWatcher(driver.inspector)
         first, second = enqueued(driver), enqueued(driver)
@@ -382,9 +380,7 @@ def test_a_child_of_a_fork_has_a_watcher_of_its_own(pool: ThreadPoolExecutor) ->
         assert code == 0
 
 
-def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(
-    driver: MemoryDriver, watcher: JobWatcher
-) -> None:
+def test_watch_yields_each_change_until_the_job_ends(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
 
     async def watch() -> list[tuple[Status, int | None]]:
@@ -408,9 +404,7 @@ def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(
     ]
 
 
-def test_that_a_lease_was_extended_is_no_news_to_whoever_watches(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
-) -> None:
+def test_watch_ignores_an_extended_lease(driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
     [claim] = claimed(driver)
 
@@ -429,7 +423,7 @@ def test_that_a_lease_was_extended_is_no_news_to_whoever_watches(
     assert run(watch()) == [Status.PROCESSING, Status.SUCCEEDED]
 
 
-def test_watching_ends_in_time_and_tells_of_a_store_out_of_reach(
+def test_watch_ends_at_its_timeout_and_raises_if_the_store_is_unavailable(
     driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)

@@ -132,7 +132,7 @@ values = st.recursive(
 
 @few
 @given(values)
-def test_every_accepted_value_comes_back_with_the_same_types(value: object) -> None:
+def test_an_accepted_value_decodes_to_an_equal_value_of_the_same_type(value: object) -> None:
     back = decoded(encoded(value))
 
     assert back == value
@@ -141,7 +141,7 @@ def test_every_accepted_value_comes_back_with_the_same_types(value: object) -> N
 
 @few
 @given(plain_values)
-def test_a_plain_json_value_is_stored_as_any_json_writer_would(value: object) -> None:
+def test_a_json_value_is_stored_as_standard_json(value: object) -> None:
     as_anyone_would = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
     assert encoded(value) == as_anyone_would
@@ -168,7 +168,7 @@ FORMS: Final[dict[str, tuple[object, str]]] = {
 
 
 @pytest.mark.parametrize(("value", "form"), FORMS.values(), ids=FORMS)
-def test_what_is_stored_has_one_known_form(value: object, form: str) -> None:
+def test_each_tagged_type_has_its_documented_form(value: object, form: str) -> None:
     data = encoded(value)
 
     assert data.decode() == form
@@ -220,7 +220,7 @@ REFUSED: Final[dict[str, tuple[object, str, str]]] = {
 
 
 @pytest.mark.parametrize(("value", "path", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_would_not_come_back_as_itself_is_refused_with_its_path(value: object, path: str, reason: str) -> None:
+def test_a_value_that_would_decode_differently_is_refused_with_its_path(value: object, path: str, reason: str) -> None:
     with pytest.raises(PayloadNotEncodable) as caught:
         encoded(value)
     with pytest.raises(PayloadNotEncodable) as undigested:
@@ -231,7 +231,7 @@ def test_what_would_not_come_back_as_itself_is_refused_with_its_path(value: obje
     assert str(undigested.value) == str(caught.value)
 
 
-def test_a_refusal_can_be_stored_and_sent_whatever_the_key_was() -> None:
+def test_a_refusal_is_storable_and_picklable_for_any_key() -> None:
     with pytest.raises(PayloadNotEncodable) as caught:
         encoded({"\ud800" * 1000: {"\x00" * 1000: {"x": {"y": {1}}}}})
 
@@ -252,11 +252,11 @@ def test_a_long_path_keeps_its_beginning_and_its_end() -> None:
     assert len(caught.value.path) <= 200
 
 
-def test_the_widest_int_comes_back() -> None:
+def test_the_largest_allowed_int_round_trips() -> None:
     assert decoded(encoded([WIDEST, -WIDEST])) == [WIDEST, -WIDEST]
 
 
-def test_a_cycle_is_named_as_one() -> None:
+def test_a_cycle_is_reported_as_a_cycle() -> None:
     loop: dict[str, Any] = {"inner": {"list": [0]}}
     loop["inner"]["list"].append(loop["inner"])
 
@@ -266,7 +266,7 @@ def test_a_cycle_is_named_as_one() -> None:
     assert caught.value.path == "$.inner.list[1]"
 
 
-def test_a_cycle_through_dataclasses_is_named_as_one() -> None:
+def test_a_cycle_through_dataclasses_is_reported_as_a_cycle() -> None:
     child = Node("child", parent=Node("root"))
     assert child.parent is not None
     child.parent.parent = child
@@ -275,7 +275,7 @@ def test_a_cycle_through_dataclasses_is_named_as_one() -> None:
         encoded([child])
 
 
-def test_an_object_that_stands_in_two_places_is_no_cycle() -> None:
+def test_an_object_used_twice_is_not_a_cycle() -> None:
     shared = {"a": 1}
 
     assert decoded(encoded([shared, {"again": shared}])) == [{"a": 1}, {"again": {"a": 1}}]
@@ -300,7 +300,7 @@ def test_a_dataclass_counts_as_one_level() -> None:
         encoded(Point(x=value))
 
 
-def test_a_caller_deep_in_its_stack_gets_a_refusal_and_no_recursion_error() -> None:
+def test_a_call_near_the_stack_limit_is_refused_without_a_recursion_error() -> None:
     value, data = nested(MAX_DEPTH), encoded(nested(MAX_DEPTH, UUID(int=1)))
     limit = sys.getrecursionlimit()
 
@@ -314,7 +314,7 @@ def test_a_caller_deep_in_its_stack_gets_a_refusal_and_no_recursion_error() -> N
         sys.setrecursionlimit(limit)
 
 
-def test_a_payload_may_fill_the_limit_and_not_pass_it() -> None:
+def test_a_payload_at_the_limit_is_accepted_and_above_it_refused() -> None:
     largest = "x" * (MAX_BYTES - 2)
 
     assert len(encoded(largest)) == MAX_BYTES
@@ -328,7 +328,7 @@ def test_the_limit_counts_bytes_and_not_characters() -> None:
         JsonCodec(limit=5).encode("üü", context=b"")
 
 
-def test_a_limit_lowered_later_does_not_strand_what_is_stored() -> None:
+def test_stored_data_above_a_lowered_limit_can_still_be_read() -> None:
     data = JsonCodec().encode("x" * 100, context=b"")
 
     assert JsonCodec(limit=10).decode(data, context=b"") == "x" * 100
@@ -377,7 +377,7 @@ UNREADABLE: Final[dict[str, tuple[bytes, str]]] = {
 
 
 @pytest.mark.parametrize(("data", "reason"), UNREADABLE.values(), ids=UNREADABLE)
-def test_bytes_that_no_codec_of_ours_wrote_are_refused_with_a_reason(data: bytes, reason: str) -> None:
+def test_bytes_of_another_format_are_refused_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(PayloadNotDecodable) as caught:
         decoded(data)
 
@@ -392,11 +392,11 @@ def test_a_tag_written_with_escapes_is_still_a_tag() -> None:
     assert decoded(b'{"\\u0024date":"2024-02-29"}') == date(2024, 2, 29)
 
 
-def test_a_utc_moment_written_by_another_language_is_understood() -> None:
+def test_a_utc_time_written_by_another_language_is_read() -> None:
     assert decoded(b'{"$datetime":"2024-02-29T12:00:00Z"}') == datetime(2024, 2, 29, 12, tzinfo=UTC)
 
 
-def test_a_large_flat_payload_comes_back() -> None:
+def test_a_large_flat_payload_round_trips() -> None:
     value = [{"id": n, "name": f"customer {n}"} for n in range(MAX_DEPTH + 1)]
 
     assert decoded(encoded(value)) == value
@@ -454,7 +454,7 @@ class Picky:
             raise Unprintable
 
 
-def test_a_constructor_may_raise_anything_and_the_bytes_are_merely_not_decodable() -> None:
+def test_any_error_of_a_constructor_becomes_not_decodable() -> None:
     codec = JsonCodec(types=[Picky])
     data = codec.encode(Picky(0), context=b"").replace(b"0", b"1")
 
@@ -506,7 +506,7 @@ def test_a_class_may_be_listed_twice() -> None:
 
 @few
 @given(st.dictionaries(keys, plain_scalars | rich_scalars, max_size=5), st.data())
-def test_the_digest_does_not_see_the_order_of_keys(value: dict[str, Any], data: st.DataObject) -> None:
+def test_the_digest_ignores_the_order_of_keys(value: dict[str, Any], data: st.DataObject) -> None:
     shuffled = dict(data.draw(st.permutations([*value.items()])))
 
     assert CODEC.digest({"deep": [shuffled]}) == CODEC.digest({"deep": [value]})
@@ -514,7 +514,7 @@ def test_the_digest_does_not_see_the_order_of_keys(value: dict[str, Any], data: 
 
 @few
 @given(values, values)
-def test_the_digest_tells_apart_whatever_is_stored_differently(one: object, other: object) -> None:
+def test_values_stored_differently_have_different_digests(one: object, other: object) -> None:
     stored = [json.dumps(json.loads(encoded(value)), sort_keys=True) for value in (one, other)]
 
     assert (CODEC.digest(one) == CODEC.digest(other)) == (stored[0] == stored[1])
@@ -522,12 +522,12 @@ def test_the_digest_tells_apart_whatever_is_stored_differently(one: object, othe
 
 @few
 @given(values)
-def test_a_payload_and_its_digest_are_the_same_whether_made_together_or_not(value: object) -> None:
+def test_encode_with_digest_equals_encode_and_digest(value: object) -> None:
     assert CODEC.encode_with_digest(value) == (encoded(value), CODEC.digest(value))
 
 
 @pytest.mark.parametrize("value", [object(), {"at": float("nan")}, "x" * MAX_BYTES], ids=["type", "value", "size"])
-def test_what_cannot_be_encoded_is_refused_with_its_digest_too(value: object) -> None:
+def test_encode_with_digest_refuses_what_encode_refuses(value: object) -> None:
     with pytest.raises(PayloadNotEncodable) as alone:
         CODEC.encode(value, context=b"")
     with pytest.raises(PayloadNotEncodable) as together:
@@ -536,7 +536,7 @@ def test_what_cannot_be_encoded_is_refused_with_its_digest_too(value: object) ->
     assert (type(together.value), str(together.value)) == (type(alone.value), str(alone.value))
 
 
-def test_the_digest_tells_types_apart() -> None:
+def test_values_of_different_types_have_different_digests() -> None:
     alike = [1, 1.0, True, "1", Decimal(1), b"1", [1], {"1": 1}, None, "", [], {}, date(2024, 1, 1), "2024-01-01"]
 
     assert len({CODEC.digest(value) for value in alike}) == len(alike)
@@ -593,7 +593,7 @@ class WithTypes(Named):
         (OfAnInstance("zip"), "zip"),
     ],
 )
-def test_a_codec_is_called_by_the_name_of_what_it_writes(codec: Any, name: str) -> None:
+def test_a_codec_has_the_name_of_its_format(codec: Any, name: str) -> None:
     assert codec_name(codec) == name
 
 
@@ -603,7 +603,7 @@ def test_a_name_that_cannot_be_recorded_is_refused(name: Any) -> None:
         codec_name(OfAnInstance(name))
 
 
-def test_another_codec_than_the_recorded_one_is_refused_by_both_names() -> None:
+def test_a_codec_other_than_the_recorded_one_is_refused_with_both_names() -> None:
     check_codec("json", JsonCodec())
 
     with pytest.raises(CodecMismatch) as refused:

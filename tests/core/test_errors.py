@@ -132,13 +132,13 @@ def test_there_is_an_example_of_every_error() -> None:
 
 
 @by_name
-def test_an_error_says_what_is_the_matter(error: TaskHarborError) -> None:
+def test_the_message_of_an_error_names_the_problem(error: TaskHarborError) -> None:
     assert str(error) == EXAMPLES[error]
 
 
 @pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
 @by_name
-def test_an_error_survives_copying_between_processes(
+def test_an_error_can_be_copied_and_pickled(
     error: TaskHarborError, duplicate: Callable[[TaskHarborError], TaskHarborError]
 ) -> None:
     twin = duplicate(error)
@@ -160,22 +160,22 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_tree_is_as_it_is_drawn() -> None:
+def test_the_documented_tree_matches_the_classes() -> None:
     parents = {kind.__name__: kind.__bases__[0].__name__ for kind in kinds() - {TaskHarborError}}
 
     assert parents == drawn()
 
 
-def test_every_error_says_in_its_docstring_what_it_means() -> None:
+def test_every_error_has_a_docstring() -> None:
     assert not [kind for kind in kinds() if not kind.__doc__]
 
 
-def test_a_problem_can_be_found_inside_something_larger() -> None:
+def test_a_problem_can_be_prefixed_with_its_place() -> None:
     assert str(PROBLEM.within("jobs[3]")) == "jobs[3].priority is 'high': must be an int"
     assert str(PROBLEM) == "priority is 'high': must be an int"
 
 
-def test_a_refused_batch_tells_the_stored_from_the_refused() -> None:
+def test_a_refused_batch_separates_stored_and_refused_jobs() -> None:
     stored = Enqueued(JOB, existed=False)
 
     error = EnqueueRefused([stored, CONFLICT, stored, CONFLICT])
@@ -185,7 +185,7 @@ def test_a_refused_batch_tells_the_stored_from_the_refused() -> None:
     assert str(error).startswith("2 of 4 jobs refused, 2 stored; job 1: ")
 
 
-def test_a_payload_over_the_limit_tells_both_sizes() -> None:
+def test_a_payload_over_the_limit_reports_size_and_limit() -> None:
     error = PayloadTooLarge(11, 10)
 
     assert (error.size, error.limit, error.path) == (11, 10, "$")

@@ -147,9 +147,7 @@ REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
 
 
 @pytest.mark.parametrize(("field", "value", "shown", "rule"), REFUSED.values(), ids=REFUSED)
-def test_what_breaks_a_rule_is_refused_with_its_field_its_value_and_the_rule(
-    field: str, value: Any, shown: str, rule: str
-) -> None:
+def test_an_invalid_field_is_refused_with_its_value_and_rule(field: str, value: Any, shown: str, rule: str) -> None:
     [problem] = problems(**{field: value})
 
     assert problem.field == field
@@ -171,22 +169,20 @@ METADATA: Final[dict[str, tuple[Any, Any, str, str, str]]] = {
 
 
 @pytest.mark.parametrize(("key", "value", "field", "shown", "rule"), METADATA.values(), ids=METADATA)
-def test_metadata_that_breaks_a_rule_is_refused_with_its_key(
-    key: Any, value: Any, field: str, shown: str, rule: str
-) -> None:
+def test_invalid_metadata_is_refused_with_its_key(key: Any, value: Any, field: str, shown: str, rule: str) -> None:
     [problem] = problems(metadata={"fine": "too", key: value})
 
     assert (problem.field, problem.value) == (field, shown)
     assert rule in problem.rule
 
 
-def test_a_moment_and_a_delay_exclude_each_other() -> None:
+def test_scheduled_for_and_delay_exclude_each_other() -> None:
     [problem] = problems(scheduled_for=datetime(2030, 1, 1, tzinfo=UTC), delay=SECOND)
 
     assert str(problem) == "delay is 0:00:01: give scheduled_for or delay, not both"
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_invalid_fields_are_reported_together() -> None:
     found = problems(type="", queue="e mail", timeout=-SECOND, scheduled_for=NAIVE, max_attempts=0, metadata={"": 7})
 
     assert [problem.field for problem in found] == [
@@ -200,7 +196,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     ]
 
 
-def test_a_refusal_reads_as_its_problems_one_after_the_other() -> None:
+def test_the_message_of_a_refusal_joins_its_problems() -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate(request(max_attempts=0, priority="high"))
 
@@ -234,7 +230,7 @@ def test_a_refusal_reads_as_its_problems_one_after_the_other() -> None:
         {"metadata": {f"k{number}": "" for number in range(MAX_METADATA)}},
     ],
 )
-def test_what_is_exactly_at_its_limit_is_accepted(fields: dict[str, Any]) -> None:
+def test_a_value_at_its_limit_is_accepted(fields: dict[str, Any]) -> None:
     validate(request(**fields))
 
 
@@ -243,12 +239,12 @@ def test_a_request_does_not_show_its_payload() -> None:
 
 
 @pytest.mark.parametrize("budget", [ATTEMPTS_RANGE[0], ATTEMPTS_RANGE[-1]])
-def test_the_attempts_of_a_new_life_can_be_checked_alone(budget: int) -> None:
+def test_a_valid_requeue_budget_is_accepted(budget: int) -> None:
     validate_attempts(budget, field="budget")
 
 
 @pytest.mark.parametrize("budget", [0, ATTEMPTS_RANGE[-1] + 1, True, "3", None])
-def test_what_cannot_be_the_attempts_of_a_new_life_is_refused(budget: Any) -> None:
+def test_an_invalid_requeue_budget_is_refused(budget: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^budget is "):
         validate_attempts(budget, field="budget")
 
@@ -281,7 +277,7 @@ names = [
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(names), anything)
-def test_whatever_a_field_holds_is_accepted_or_named(field: str, value: object) -> None:
+def test_any_field_value_is_accepted_or_reported(field: str, value: object) -> None:
     try:
         validate(request(**{field: value}))
     except InvalidRequest as refusal:

@@ -42,7 +42,7 @@ def mixed(first: int, /, second: str = "b", *rest: float, named: bool, other: in
         ((1,), {"second": "x", "named": True}, {"first": 1, "second": "x", "named": True}),
     ],
 )
-def test_a_call_is_stored_by_the_names_of_parameters_and_comes_back_as_it_was(
+def test_a_call_is_stored_by_parameter_name_and_round_trips(
     args: tuple[Any, ...], kwargs: dict[str, Any], stored: dict[str, Any]
 ) -> None:
     packed = arguments(mixed).pack(args, kwargs)
@@ -52,11 +52,11 @@ def test_a_call_is_stored_by_the_names_of_parameters_and_comes_back_as_it_was(
     assert mixed(*again_args, **again_kwargs) == mixed(*args, **kwargs)
 
 
-def test_what_a_call_leaves_to_a_default_is_not_stored() -> None:
+def test_an_argument_left_to_its_default_is_not_stored() -> None:
     assert arguments(mixed).pack((1,), {"named": True}) == {"first": 1, "named": True}
 
 
-def test_a_default_in_the_middle_keeps_what_follows_in_its_place() -> None:
+def test_arguments_after_a_defaulted_one_keep_their_position() -> None:
     def middle(a: int, b: int = 2, *rest: int) -> tuple[int, ...]:
         return (a, b, *rest)
 
@@ -74,9 +74,7 @@ def test_a_default_in_the_middle_keeps_what_follows_in_its_place() -> None:
         ((1,), {"named": True, "more": 3}, r"more\['more'\] .*must be str"),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused_before_it_is_stored(
-    args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
-) -> None:
+def test_a_call_that_does_not_match_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str) -> None:
     with pytest.raises(InvalidRequest, match=refusal):
         arguments(mixed).pack(args, kwargs)
 
@@ -95,12 +93,12 @@ def test_a_call_that_does_not_fit_is_refused_before_it_is_stored(
         ({"first": 1, "named": True, "more": {"second": "x"}}, r"'mixed': more\['second'\]: a parameter has this name"),
     ],
 )
-def test_a_stored_call_that_does_not_fit_any_more_is_refused(stored: object, refusal: str) -> None:
+def test_a_stored_call_that_no_longer_matches_is_refused(stored: object, refusal: str) -> None:
     with pytest.raises(CallNotReadable, match=refusal):
         arguments(mixed).unpack(stored)
 
 
-def test_a_first_parameter_that_is_annotated_so_is_the_workers() -> None:
+def test_a_first_parameter_annotated_with_the_context_is_passed_by_the_worker() -> None:
     def told(ctx: Ctx, number: int) -> None: ...
 
     assert arguments(told).takes_context
@@ -127,7 +125,7 @@ def test_a_context_that_is_not_the_first_parameter_is_refused_by_name() -> None:
             arguments(each).pack((), {})
 
 
-def test_what_is_no_function_or_yields_is_refused_where_it_is_defined() -> None:
+def test_a_non_function_or_generator_is_refused_at_definition() -> None:
     class Kind:
         number: int
 
@@ -151,7 +149,7 @@ def test_what_is_no_function_or_yields_is_refused_where_it_is_defined() -> None:
             arguments(each)  # type: ignore[arg-type]
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     def grow(tree: Tree) -> None: ...
 
     tree = Tree([])
@@ -161,14 +159,14 @@ def test_a_value_that_holds_itself_is_refused() -> None:
         arguments(grow).pack((tree,), {})
 
 
-def test_names_that_only_type_checkers_see_are_refused_when_they_are_needed() -> None:
+def test_names_imported_for_type_checking_only_are_refused_on_use() -> None:
     def hidden(number: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821  that is the point
 
     with pytest.raises(UsageError, match="name 'Nowhere' is not defined"):
         arguments(hidden).pack((7,), {})
 
 
-def test_results_go_the_same_way() -> None:
+def test_results_are_checked_and_round_trip() -> None:
     def pair() -> tuple[int, str]: ...  # type: ignore[empty-body]
 
     stored = arguments(pair).pack_result((1, "a"))

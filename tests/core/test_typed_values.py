@@ -168,7 +168,7 @@ ROUND_TRIPS: list[tuple[Any, object]] = [
 
 
 @pytest.mark.parametrize(("annotation", "value"), ROUND_TRIPS, ids=lambda each: repr(each)[:40])
-def test_what_is_stored_comes_back_equal_and_of_the_same_type(annotation: Any, value: object) -> None:
+def test_a_stored_value_round_trips_with_its_type(annotation: Any, value: object) -> None:
     shape, codec = converter_for(annotation), JsonCodec()
 
     stored = codec.encode(shape.pack(value, "$"), context=b"")
@@ -227,7 +227,7 @@ def test_what_is_stored_comes_back_equal_and_of_the_same_type(annotation: Any, v
     ],
     ids=lambda each: repr(each)[:40],
 )
-def test_what_does_not_fit_is_refused_on_the_way_in_with_its_path(annotation: Any, value: object, refusal: str) -> None:
+def test_a_mismatch_is_refused_with_its_path_when_packing(annotation: Any, value: object, refusal: str) -> None:
     with pytest.raises(TypeMismatch) as refused:
         converter_for(annotation).pack(value, "$")
 
@@ -252,26 +252,24 @@ def test_what_does_not_fit_is_refused_on_the_way_in_with_its_path(annotation: An
     ],
     ids=lambda each: repr(each)[:40],
 )
-def test_what_does_not_fit_is_refused_on_the_way_out_with_its_path(
-    annotation: Any, stored: object, refusal: str
-) -> None:
+def test_a_mismatch_is_refused_with_its_path_when_unpacking(annotation: Any, stored: object, refusal: str) -> None:
     with pytest.raises(TypeMismatch, match=refusal.replace("$", r"\$").replace("|", r"\|")):
         converter_for(annotation).unpack(stored, "$")
 
 
-def test_a_set_is_stored_the_same_whatever_its_order_in_memory() -> None:
+def test_equal_sets_are_stored_equally() -> None:
     shape = converter_for(set[str])
 
     assert shape.pack({"b", "a", "c"}, "$") == ["a", "b", "c"]
 
 
-def test_what_is_stored_of_a_dataclass_is_plain_json() -> None:
+def test_a_dataclass_is_stored_as_json() -> None:
     stored = converter_for(dict[str, Tree]).pack({"oak": Tree("a", [Tree("b")])}, "$")
 
     assert json.dumps(stored) == '{"oak": {"name": "a", "children": [{"name": "b", "children": []}]}}'
 
 
-def test_a_model_is_stored_by_its_aliases_where_it_reads_these_and_by_its_names_where_not() -> None:
+def test_a_model_is_stored_by_alias_if_it_can_be_validated_so() -> None:
     class Aliased(pydantic.BaseModel):
         first_name: str = pydantic.Field(alias="firstName")
 
@@ -286,7 +284,7 @@ def test_a_model_is_stored_by_its_aliases_where_it_reads_these_and_by_its_names_
     assert converter_for(WrittenSo).unpack({"age": 36}, "$") == written_so
 
 
-def test_one_of_two_classes_that_look_the_same_when_stored_is_refused_and_the_other_is_not() -> None:
+def test_the_second_of_two_union_members_with_equal_fields_is_refused() -> None:
     @dataclass
     class Cat:
         name: str
@@ -304,12 +302,12 @@ def test_one_of_two_classes_that_look_the_same_when_stored_is_refused_and_the_ot
     assert converter_for(Dog | Cat).unpack(converter_for(Dog | Cat).pack(Cat("Tom"), "$"), "$") == Cat("Tom")
 
 
-def test_a_dataclass_that_does_not_keep_what_it_is_made_of_is_refused() -> None:
+def test_a_dataclass_with_an_init_var_is_refused() -> None:
     with pytest.raises(UsageError, match=r"Scaled.factor is an InitVar: .* make it a field"):
         converter_for(Scaled).pack(Scaled(1, 5), "$")
 
 
-def test_a_class_defined_inside_of_a_function_may_hold_itself_and_is_refused_where_it_holds_another() -> None:
+def test_a_local_class_may_refer_to_itself_but_not_to_others() -> None:
     @dataclass
     class Inner:
         number: int
@@ -326,7 +324,7 @@ def test_a_class_defined_inside_of_a_function_may_hold_itself_and_is_refused_whe
         converter_for(Outer).pack(Outer(Inner(1)), "$")
 
 
-def test_a_model_that_was_changed_for_the_worse_is_refused_at_the_enqueue() -> None:
+def test_a_model_changed_to_an_invalid_value_is_refused_when_packing() -> None:
     person = Person(name="Ada", born=date(1815, 12, 10))
     person.name = 7  # type: ignore[assignment]
 

@@ -59,9 +59,7 @@ def publish(transport: SqsTransport, *numbers: int) -> None:
     transport.send(DEAD_EVENTS_QUEUE, [OutgoingMessage(json.dumps(event(number))) for number in numbers])
 
 
-def test_repeats_of_an_event_raise_one_alert_and_all_their_messages_go(
-    endpoint: Endpoint, transport: SqsTransport
-) -> None:
+def test_repeats_of_an_event_raise_one_alert_and_are_deleted(endpoint: Endpoint, transport: SqsTransport) -> None:
     raised: list[str] = []
     alerts = Alerts(transport, lambda told: raised.append(told["event_id"]))
     publish(transport, 1, 2, 1)
@@ -74,9 +72,7 @@ def test_repeats_of_an_event_raise_one_alert_and_all_their_messages_go(
     assert endpoint.depth(NAME) == (0, 0, 0)
 
 
-def test_the_message_of_an_alert_that_could_not_be_raised_comes_again(
-    endpoint: Endpoint, transport: SqsTransport
-) -> None:
+def test_a_message_whose_alert_failed_is_redelivered(endpoint: Endpoint, transport: SqsTransport) -> None:
     raised: list[str] = []
 
     def page(told: dict[str, Any]) -> None:
@@ -114,7 +110,7 @@ def test_an_event_whose_message_could_not_be_deleted_raises_no_second_alert(
     assert endpoint.depth(NAME) == (0, 0, 0)
 
 
-def test_the_death_of_a_real_job_is_said(transport: SqsTransport, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_dies_raises_an_alert(transport: SqsTransport, capsys: pytest.CaptureFixture[str]) -> None:
     driver = MemoryDriver()
     worker = Worker(driver, transport=transport, receive_wait=SECOND, overdue_after=timedelta(milliseconds=1))
     worker.register("mail", fail, policy=RetryPolicy(backoff=Never()))

@@ -21,7 +21,7 @@ WORKERS: Final = 3
 ENQUEUERS: Final = 2
 
 
-def test_no_job_is_lost_or_run_twice_at_once_when_messages_are_lost_and_doubled_and_processes_killed(
+def test_faults_and_killed_processes_lose_and_double_no_job(
     tmp_path: Path,
 ) -> None:
     figures = torment(emptied(), tmp_path, jobs=60, every=2.0, kills=2)

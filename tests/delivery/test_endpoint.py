@@ -33,7 +33,7 @@ def sqs(endpoint: Endpoint) -> Iterator[Any]:
     client.close()
 
 
-def test_the_same_seed_makes_the_same_faults() -> None:
+def test_the_same_seed_injects_the_same_faults() -> None:
     faults = EndpointFaults(lose=0.3, duplicate=0.3, reorder=0.5, reject=0.2)
 
     assert fates(faults, seed=7) == fates(faults, seed=7)
@@ -47,7 +47,7 @@ def test_faults_may_concern_some_calls_only(endpoint: Endpoint, transport: SqsTr
     assert endpoint.depth(NAME) == (1, 0, 0)
 
 
-def test_time_can_be_let_pass(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_the_endpoint_clock_can_be_advanced(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     received(transport)
 
@@ -58,7 +58,9 @@ def test_time_can_be_let_pass(endpoint: Endpoint, transport: SqsTransport) -> No
     assert received(transport) == []
 
 
-def test_a_poll_whose_client_is_gone_takes_no_message(endpoint: Endpoint, transport: SqsTransport, sqs: Any) -> None:
+def test_a_poll_of_a_disconnected_client_receives_no_message(
+    endpoint: Endpoint, transport: SqsTransport, sqs: Any
+) -> None:
     url = sqs.get_queue_url(QueueName=NAME)["QueueUrl"]
     client = http.client.HTTPConnection("127.0.0.1", endpoint.port)
     asked = {"QueueUrl": url, "WaitTimeSeconds": 20}
@@ -82,7 +84,7 @@ def test_a_poll_whose_client_is_gone_takes_no_message(endpoint: Endpoint, transp
         ({"Entries": [{"Id": "0", "MessageBody": "x"}], "QueueUrl": "http://x/none"}, "NonExistentQueue"),
     ],
 )
-def test_what_sqs_refuses_is_refused_in_its_words(
+def test_requests_that_sqs_refuses_get_its_error_codes(
     transport: SqsTransport, sqs: Any, call: dict[str, Any], code: str
 ) -> None:
     url = sqs.get_queue_url(QueueName=transport.name("mail"))["QueueUrl"]
@@ -113,7 +115,7 @@ def test_single_calls_do_what_batches_do(transport: SqsTransport, sqs: Any) -> N
     assert sqs.list_queues(QueueNamePrefix="taskharbor")["QueueUrls"] == [url]
 
 
-def test_as_a_process_it_can_be_told_asked_killed_and_started_on_the_same_port() -> None:
+def test_the_endpoint_process_can_be_controlled_killed_and_restarted_on_its_port() -> None:
     with (
         process("--faults", '{"lose": 1}', "--seed", "3") as (first, url),
         closing(SqsTransport(endpoint_url=url, region=REGION)) as transport,

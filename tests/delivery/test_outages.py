@@ -144,7 +144,7 @@ def scene() -> Iterator[Scene]:
         yield made
 
 
-def test_while_sqs_is_away_jobs_are_stored_and_run_and_none_runs_twice_when_it_returns(scene: Scene) -> None:
+def test_jobs_run_during_an_sqs_outage_and_none_runs_twice_afterwards(scene: Scene) -> None:
     figures = outlive(scene, seconds=3, jobs=10)
 
     assert figures["jobs run while it was away"] == 10
@@ -187,7 +187,7 @@ def _stored(scene: Scene) -> float:
     return time.monotonic() - start
 
 
-def test_while_messages_can_be_received_but_not_sent_jobs_are_run(scene: Scene) -> None:
+def test_jobs_run_while_messages_can_be_received_but_not_sent(scene: Scene) -> None:
     figures = bypass(scene, jobs=10)
 
     assert figures["jobs run without a message"] == 10
@@ -223,7 +223,7 @@ def _is_ringing(scene: Scene, refused: int) -> bool:
     return scene.endpoint.requests["SendMessageBatch"] > refused
 
 
-def test_when_sqs_is_switched_off_for_good_jobs_are_run_late_and_not_lost(scene: Scene) -> None:
+def test_jobs_run_late_after_sqs_is_switched_off(scene: Scene) -> None:
     figures = do_without(scene, jobs=10)
 
     assert figures["jobs"] == 20
@@ -243,7 +243,7 @@ def do_without(scene: Scene, *, jobs: int) -> dict[str, Any]:
     return {"jobs": len(scene.jobs), "seconds that took": round(took, 1)}
 
 
-def test_a_task_that_always_fails_runs_max_attempts_times_and_its_death_is_told(scene: Scene) -> None:
+def test_a_failing_task_runs_max_attempts_times_and_publishes_an_event(scene: Scene) -> None:
     die(scene, jobs=2, max_attempts=3)
 
 
@@ -266,7 +266,7 @@ def die(scene: Scene, *, jobs: int, max_attempts: int) -> dict[str, Any]:
     return {"jobs": jobs, "attempts of each": max_attempts, "events": len(events)}
 
 
-def test_while_the_queue_for_dead_letters_is_out_messages_of_jobs_go_and_the_event_comes_later(scene: Scene) -> None:
+def test_an_outage_of_the_dead_events_queue_only_delays_events(scene: Scene) -> None:
     die_unheard(scene)
 
 

@@ -41,7 +41,7 @@ DOING = CallContext(operation="SendMessageBatch", queue=NAME, place="here")
         ("KmsDisabled", ["SendMessageBatch", NAME, "KmsDisabled"]),
     ],
 )
-def test_a_refusal_names_its_cause_and_the_way_out(
+def test_a_refusal_names_its_cause_and_a_remedy(
     endpoint: Endpoint, transport: SqsTransport, code: str, words: list[str]
 ) -> None:
     endpoint.faults = EndpointFaults(errors={code: 1})
@@ -63,7 +63,7 @@ def test_a_refusal_names_its_cause_and_the_way_out(
         ("404", "Not Found", ["did not reply like SQS"]),
     ],
 )
-def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said: str, words: list[str]) -> None:
+def test_an_ambiguous_error_code_is_decided_by_its_message(code: str, said: str, words: list[str]) -> None:
     error = ClientError({"Error": {"Code": code, "Message": said}}, "SendMessageBatch")
 
     text = str(translate_error(error, DOING))
@@ -71,7 +71,7 @@ def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said
     assert [word for word in words if word not in text] == []
 
 
-def test_a_region_that_does_not_exist_is_told_from_an_outage() -> None:
+def test_an_unknown_region_is_refused_and_not_unavailable() -> None:
     error = EndpointConnectionError(endpoint_url="https://sqs.nowhere-1.amazonaws.com")
 
     refused = translate_error(error, replace(DOING, region_exists=False))
@@ -83,7 +83,7 @@ def test_a_region_that_does_not_exist_is_told_from_an_outage() -> None:
     assert not away.is_unknown
 
 
-def test_region_and_endpoint_are_found_as_boto3_finds_them(
+def test_region_and_endpoint_come_from_the_configuration_of_boto3(
     endpoint: Endpoint, transport: SqsTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", endpoint.url)
@@ -96,7 +96,7 @@ def test_region_and_endpoint_are_found_as_boto3_finds_them(
     other.close()
 
 
-def test_without_credentials_it_is_told_where_they_may_be(
+def test_missing_credentials_are_refused_with_a_remedy(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in KEYS:
@@ -111,7 +111,7 @@ def test_without_credentials_it_is_told_where_they_may_be(
     assert not endpoint.requests
 
 
-def test_without_a_region_it_is_told_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_region_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
 
     with pytest.raises(TransportRefused, match="AWS_REGION"):
@@ -119,12 +119,12 @@ def test_without_a_region_it_is_told_how_to_give_one(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://"])
-def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_endpoint_url_is_refused(url: str) -> None:
     with pytest.raises(TransportRefused, match=url):
         SqsTransport(endpoint_url=url, region=REGION).depth("mail")
 
 
-def test_a_server_that_is_no_sqs_is_refused() -> None:
+def test_a_server_other_than_sqs_is_refused() -> None:
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -156,12 +156,12 @@ def test_a_closed_transport_opens_nothing_again(endpoint: Endpoint, transport: S
     assert endpoint.requests == before
 
 
-def test_a_transport_takes_no_other_prefix_than_sqs_does() -> None:
+def test_a_transport_refuses_an_invalid_prefix() -> None:
     with pytest.raises(InvalidRequest, match="prefix is 'a b'"):
         SqsTransport(prefix="a b")
 
 
-def test_boto3_is_not_loaded_before_the_first_call() -> None:
+def test_boto3_is_not_imported_before_the_first_call() -> None:
     code = """
 import sys
 from taskharbor.delivery.sqs import SqsTransport
@@ -172,7 +172,7 @@ sys.exit(", ".join({"boto3", "botocore"} & {*sys.modules}) or None)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_without_boto3_it_is_told_what_to_install() -> None:
+def test_without_boto3_the_error_names_the_extra_to_install() -> None:
     code = """
 import sys
 sys.modules["boto3"] = None

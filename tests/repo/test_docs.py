@@ -35,7 +35,7 @@ def named_tests(page: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("page", ["delivery.md", "guarantees.md", "mapping.md"])
-def test_every_test_that_a_table_names_exists(page: str) -> None:
+def test_every_test_named_in_a_table_exists(page: str) -> None:
     assert {name for names in named_tests(page).values() for name in names} <= known_tests()
 
 
@@ -80,7 +80,7 @@ def test_no_two_cases_of_the_kit_have_the_same_name() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_page_of_states_is_the_table() -> None:
+def test_the_states_page_matches_the_table() -> None:
     assert render_states.PAGE.read_text() == render_states.page(), "render it anew: python -m tools.render_states"
 
 
@@ -88,7 +88,7 @@ def blocks_of_the_readme() -> list[tuple[str, str]]:
     return re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
-def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
+def test_every_python_block_of_the_readme_prints_its_output(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,7 +133,7 @@ def worker_of(command: str, folder: Path) -> Iterator[Path]:
         worker.wait()
 
 
-def test_the_worker_of_the_readme_runs_the_job_that_follows_it_and_says_so(tmp_path: Path) -> None:
+def test_the_worker_of_the_readme_runs_and_logs_the_job(tmp_path: Path) -> None:
     blocks = [block for _, block in blocks_of_the_readme()]
     [place] = [n for n, block in enumerate(blocks) if block.startswith("$ taskharbor worker greetings.py ")]
     app, command, enqueue, log = blocks[place - 1 : place + 3]
@@ -150,7 +150,7 @@ def test_the_worker_of_the_readme_runs_the_job_that_follows_it_and_says_so(tmp_p
     }
 
 
-def test_the_readme_shows_what_the_demo_prints_and_nothing_is_lost_or_runs_twice() -> None:
+def test_the_readme_shows_the_output_of_the_demo() -> None:
     [shown] = [block for _, block in blocks_of_the_readme() if block.startswith("$ make demo\n")]
 
     done = subprocess.run(

@@ -65,7 +65,7 @@ def test_a_name_is_imported_from_where_it_is_defined(name: str, home: str) -> No
     assert value is getattr(import_module(home), name)
 
 
-def test_every_name_comes_with_a_star() -> None:
+def test_a_star_import_imports_every_exported_name() -> None:
     names = printed_by(
         "import json\n"
         "from taskharbor import *\n"
@@ -77,17 +77,17 @@ def test_every_name_comes_with_a_star() -> None:
 
 
 @pytest.mark.parametrize("name", ["Habor", "core.Status", ""])
-def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it(name: str) -> None:
+def test_an_unknown_attribute_raises_an_attribute_error_with_its_name(name: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'taskharbor' has no attribute '{name}'"):
         getattr(taskharbor, name)
 
 
-def test_a_name_that_is_not_there_cannot_be_imported() -> None:
+def test_an_unknown_name_cannot_be_imported() -> None:
     with pytest.raises(ImportError, match="cannot import name 'Habor'"):
         exec("from taskharbor import Habor")
 
 
-def test_importing_the_package_imports_nothing_of_it_yet_and_nothing_heavy() -> None:
+def test_importing_the_package_imports_no_submodules_or_heavy_modules() -> None:
     loaded = printed_by("import json, sys, taskharbor; print(json.dumps([*sys.modules]))")
 
     ours = {name for name in loaded if name.split(".")[0] == "taskharbor"}

@@ -34,13 +34,13 @@ def test_no_tracked_file_holds_an_absolute_path_of_a_machine() -> None:
     assert not found
 
 
-def test_every_module_can_be_read_in_one_sitting() -> None:
+def test_no_module_exceeds_the_line_limit() -> None:
     sizes = {shown(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
 
     assert not {name: size for name, size in sizes.items() if size > 450}
 
 
-def test_every_function_fits_on_one_screen() -> None:
+def test_no_function_exceeds_the_line_limit() -> None:
     sizes = {
         f"{shown(path)}:{node.lineno} {node.name}": body_lines(node)
         for path in MODULES
@@ -59,7 +59,7 @@ def test_every_package_exports_its_public_names_sorted_and_completely() -> None:
     assert not {shown(path): missing for path, names in declared.items() if (missing := public_names(path) - {*names})}
 
 
-def test_nothing_in_the_library_can_run_code_out_of_stored_bytes() -> None:
+def test_the_library_has_no_calls_that_execute_stored_bytes() -> None:
     found = [
         f"{shown(path)}:{line} {name}"
         for path in MODULES
@@ -70,7 +70,7 @@ def test_nothing_in_the_library_can_run_code_out_of_stored_bytes() -> None:
     assert not found
 
 
-def test_whatever_runs_for_ever_takes_threads_waits_clocks_and_chance_from_the_runtime() -> None:
+def test_services_use_threads_waits_clocks_and_randomness_of_the_runtime_only() -> None:
     parts = [
         *(SOURCE / "worker").rglob("*.py"),
         *(SOURCE / "schedules").rglob("*.py"),

@@ -17,7 +17,7 @@ def put(world: ScheduleRig, **fields: Any) -> None:
     world.scheduler.put([hourly(**fields)])
 
 
-def test_missed_fire_times_are_skipped_and_the_next_comes_in_time(world: ScheduleRig) -> None:
+def test_missed_fire_times_are_skipped_and_the_next_fires_on_time(world: ScheduleRig) -> None:
     put(world, missed="skip")
 
     world.pass_by(3 * HOUR)
@@ -36,7 +36,7 @@ def test_a_fire_time_is_missed_when_it_is_a_minute_late(world: ScheduleRig, late
     assert world.hours() == hours
 
 
-def test_one_that_is_in_time_is_not_skipped_with_the_missed_ones(world: ScheduleRig) -> None:
+def test_a_fire_time_on_time_is_not_skipped_with_the_missed_ones(world: ScheduleRig) -> None:
     put(world, missed="skip")
 
     world.pass_by(3 * HOUR + HOUR / 2)
@@ -44,7 +44,7 @@ def test_one_that_is_in_time_is_not_skipped_with_the_missed_ones(world: Schedule
     assert world.hours() == [4]
 
 
-def test_one_job_is_made_for_all_that_were_missed(world: ScheduleRig) -> None:
+def test_missed_once_enqueues_one_job_for_all_missed_fire_times(world: ScheduleRig) -> None:
     put(world, missed="once")
 
     world.pass_by(5 * HOUR)
@@ -54,7 +54,7 @@ def test_one_job_is_made_for_all_that_were_missed(world: ScheduleRig) -> None:
     assert world.schedule().next_at == datetime(2030, 1, 1, 6, tzinfo=UTC)
 
 
-def test_a_job_is_made_for_each_that_was_missed_within_the_window(world: ScheduleRig) -> None:
+def test_missed_all_enqueues_a_job_per_missed_fire_time_in_the_window(world: ScheduleRig) -> None:
     put(world, missed="all", window=3 * HOUR)
 
     world.pass_by(5 * HOUR)
@@ -63,7 +63,7 @@ def test_a_job_is_made_for_each_that_was_missed_within_the_window(world: Schedul
     assert world.hours() == [3, 4, 5]
 
 
-def test_a_year_without_anybody_does_not_flood_the_queue(world: ScheduleRig) -> None:
+def test_a_year_without_a_scheduler_enqueues_a_limited_number_of_jobs(world: ScheduleRig) -> None:
     put(world, missed="all", cron="* * * * *", window=timedelta(days=366))
 
     world.pass_by(timedelta(days=365))
@@ -75,7 +75,7 @@ def test_a_year_without_anybody_does_not_flood_the_queue(world: ScheduleRig) -> 
     assert times[-1] == world.clock.now()
 
 
-def test_what_a_pause_let_pass_is_missed_too(world: ScheduleRig) -> None:
+def test_fire_times_during_a_pause_are_missed(world: ScheduleRig) -> None:
     put(world, missed="once")
     world.driver.control.pause_schedules(["hourly"])
     world.pass_by(4 * HOUR)
@@ -86,7 +86,7 @@ def test_what_a_pause_let_pass_is_missed_too(world: ScheduleRig) -> None:
     assert world.hours() == [4]
 
 
-def test_jobs_may_overlap_where_that_is_allowed(world: ScheduleRig) -> None:
+def test_overlap_allow_enqueues_while_the_previous_job_runs(world: ScheduleRig) -> None:
     put(world, overlap="allow")
 
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_jobs_may_overlap_where_that_is_allowed(world: ScheduleRig) -> None:
     assert world.hours() == [1, 2, 3]
 
 
-def test_a_fire_time_makes_no_job_while_the_one_before_has_not_ended(world: ScheduleRig) -> None:
+def test_overlap_skip_enqueues_no_job_while_the_previous_one_runs(world: ScheduleRig) -> None:
     put(world, overlap="skip")
 
     world.reach(1)
@@ -108,7 +108,7 @@ def test_a_fire_time_makes_no_job_while_the_one_before_has_not_ended(world: Sche
     assert (while_it_lasts, world.hours()) == ([1], [1, 3])
 
 
-def test_a_fire_time_waits_until_the_job_before_has_ended(world: ScheduleRig) -> None:
+def test_overlap_queue_waits_until_the_previous_job_has_ended(world: ScheduleRig) -> None:
     put(world, overlap="queue", missed="skip")
 
     world.reach(1)
@@ -122,7 +122,7 @@ def test_a_fire_time_waits_until_the_job_before_has_ended(world: ScheduleRig) ->
 
 
 @pytest.mark.parametrize(("missed", "hours"), [("skip", [1, 2]), ("once", [1, 4]), ("all", [1, 2, 3, 4])])
-def test_what_passes_while_a_fire_time_waits_is_missed(world: ScheduleRig, missed: str, hours: list[int]) -> None:
+def test_fire_times_that_pass_while_one_waits_are_missed(world: ScheduleRig, missed: str, hours: list[int]) -> None:
     put(world, overlap="queue", missed=missed)
     for hour in (1, 2, 3, 4):
         world.reach(hour)
@@ -137,7 +137,7 @@ def test_what_passes_while_a_fire_time_waits_is_missed(world: ScheduleRig, misse
     assert world.schedule().next_at == datetime(2030, 1, 1, 5, tzinfo=UTC)
 
 
-def test_waiting_jobs_come_one_at_a_time(world: ScheduleRig) -> None:
+def test_queued_fire_times_fire_one_at_a_time(world: ScheduleRig) -> None:
     put(world, overlap="queue", missed="all")
 
     world.pass_by(4 * HOUR)
@@ -147,7 +147,7 @@ def test_waiting_jobs_come_one_at_a_time(world: ScheduleRig) -> None:
     assert world.hours() == [1]
 
 
-def test_a_fire_time_that_waited_is_skipped_when_nobody_was_there_after_the_wait(world: ScheduleRig) -> None:
+def test_a_queued_fire_time_is_skipped_if_no_scheduler_ran_afterwards(world: ScheduleRig) -> None:
     put(world, overlap="queue", missed="skip")
     world.reach(1)
     world.reach(2)
@@ -159,7 +159,7 @@ def test_a_fire_time_that_waited_is_skipped_when_nobody_was_there_after_the_wait
     assert world.hours() == [1]
 
 
-def test_the_job_before_is_canceled_and_a_new_one_made(world: ScheduleRig) -> None:
+def test_overlap_cancel_cancels_the_previous_job_and_enqueues_a_new_one(world: ScheduleRig) -> None:
     put(world, overlap="cancel")
 
     world.pass_by(HOUR)
@@ -180,9 +180,7 @@ def test_a_job_that_has_ended_is_not_canceled(world: ScheduleRig) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["skip", "cancel"])
-def test_where_only_one_job_would_be_left_one_is_made_for_all_that_were_missed(
-    world: ScheduleRig, overlap: str
-) -> None:
+def test_missed_all_enqueues_one_job_if_overlap_would_leave_one(world: ScheduleRig, overlap: str) -> None:
     put(world, overlap=overlap, missed="all")
 
     world.pass_by(4 * HOUR)
@@ -191,7 +189,7 @@ def test_where_only_one_job_would_be_left_one_is_made_for_all_that_were_missed(
     assert world.hours() == [4]
 
 
-def test_a_job_before_that_retention_removed_is_in_nobodys_way(world: ScheduleRig) -> None:
+def test_a_previous_job_removed_by_retention_does_not_overlap(world: ScheduleRig) -> None:
     put(world, overlap="skip")
     world.pass_by(HOUR)
     world.run_next()
@@ -202,7 +200,7 @@ def test_a_job_before_that_retention_removed_is_in_nobodys_way(world: ScheduleRi
     assert world.hours() == [2]
 
 
-def test_a_time_that_was_set_under_older_rules_of_its_zone_still_fires() -> None:
+def test_a_fire_time_set_under_older_zone_rules_still_fires() -> None:
     set_before = datetime(2030, 1, 1, 1, 7, tzinfo=UTC)
 
     step = next_firing(

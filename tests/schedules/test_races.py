@@ -50,7 +50,9 @@ def drivers(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path) 
         ]
 
 
-def test_of_schedulers_that_race_one_makes_the_job_of_each_fire_time(drivers: list[Driver], clock: ManualClock) -> None:
+def test_of_concurrent_schedulers_one_enqueues_the_job_of_each_fire_time(
+    drivers: list[Driver], clock: ManualClock
+) -> None:
     names = [f"minutely-{n}" for n in range(SCHEDULES)]
     Scheduler(drivers[0]).put([hourly(name, cron="* * * * *", missed="all") for name in names])
     together = threading.Barrier(len(drivers), timeout=LIMIT)
@@ -71,7 +73,7 @@ def test_of_schedulers_that_race_one_makes_the_job_of_each_fire_time(drivers: li
     assert {name: fire_times(drivers[0], name) for name in names} == dict.fromkeys(names, expected)
 
 
-def test_a_store_keeps_what_overlap_and_missed_need(drivers: list[Driver], clock: ManualClock) -> None:
+def test_a_store_keeps_the_fields_that_overlap_and_missed_need(drivers: list[Driver], clock: ManualClock) -> None:
     first, second = map(Scheduler, drivers)
     first.put([hourly("skips", overlap="skip"), hourly("cancels", overlap="cancel"), hourly("all", missed="all")])
 
@@ -85,7 +87,7 @@ def test_a_store_keeps_what_overlap_and_missed_need(drivers: list[Driver], clock
     assert {each.next_at for each in drivers[0].inspector.schedules().values()} == {START + 3.5 * HOUR}
 
 
-def test_a_schedule_survives_its_process(drivers: list[Driver], clock: ManualClock) -> None:
+def test_a_schedule_fires_after_its_process_has_ended(drivers: list[Driver], clock: ManualClock) -> None:
     spec = hourly(payload={"a": [1, 2]}, jitter=MINUTE, timeout=timedelta(seconds=1.5))
     Scheduler(drivers[0]).put([spec])
     clock.advance(HOUR / 4)

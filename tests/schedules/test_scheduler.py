@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_a_job_is_made_at_the_fire_time_and_not_before(world: ScheduleRig) -> None:
+def test_a_job_is_enqueued_at_the_fire_time_and_not_before(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     world.pass_by(HOUR / 2 - timedelta.resolution)
@@ -40,7 +40,7 @@ def test_a_job_is_made_at_the_fire_time_and_not_before(world: ScheduleRig) -> No
     assert world.hours() == [1]
 
 
-def test_a_job_is_as_its_schedule_says(world: ScheduleRig) -> None:
+def test_a_job_has_the_fields_of_its_schedule(world: ScheduleRig) -> None:
     world.scheduler.put(
         [hourly(payload={"n": 1}, queue="mail", timeout=MINUTE, max_attempts=3, priority=7, type="mail.digest")]
     )
@@ -56,7 +56,7 @@ def test_a_job_is_as_its_schedule_says(world: ScheduleRig) -> None:
     assert job.metadata == {"schedule": "hourly", "fire_time": "2030-01-01T01:00:00+00:00"}
 
 
-def test_how_often_a_job_is_tried_is_the_policys_where_its_schedule_does_not_say(world: ScheduleRig) -> None:
+def test_max_attempts_comes_from_the_policy_unless_the_schedule_sets_it(world: ScheduleRig) -> None:
     Scheduler(world.driver, policy=RetryPolicy(max_attempts=4)).put([hourly()])
 
     world.pass_by(HOUR)
@@ -64,7 +64,7 @@ def test_how_often_a_job_is_tried_is_the_policys_where_its_schedule_does_not_say
     assert [job.max_attempts for job in made(world.driver)] == [4]
 
 
-def test_a_schedule_goes_on_after_each_fire_time(world: ScheduleRig) -> None:
+def test_a_schedule_fires_again_after_each_fire_time(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_a_schedule_goes_on_after_each_fire_time(world: ScheduleRig) -> None:
     assert world.schedule().last_job_id == made(world.driver)[-1].id
 
 
-def test_what_is_stored_is_what_was_defined(world: ScheduleRig) -> None:
+def test_a_stored_schedule_equals_its_definition(world: ScheduleRig) -> None:
     spec = hourly(
         timezone="Europe/Paris", missed="all", overlap="queue", jitter=1.5 * SECOND, window=HOUR, timeout=0.25 * SECOND,
         max_attempts=2, priority=-3, queue="mail",
@@ -97,7 +97,7 @@ def test_a_process_that_starts_more_often_than_its_schedule_fires_still_fires_it
     assert world.hours() == [2, 4]
 
 
-def test_another_cron_counts_from_now_on(world: ScheduleRig) -> None:
+def test_a_changed_cron_applies_from_now_on(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
     world.scheduler.put([hourly(cron="45 * * * *")])
 
@@ -106,7 +106,7 @@ def test_another_cron_counts_from_now_on(world: ScheduleRig) -> None:
     assert [time.minute for time in fire_times(world.driver, "hourly")] == [45]
 
 
-def test_a_schedule_fires_in_processes_that_never_heard_of_it(world: ScheduleRig) -> None:
+def test_a_schedule_fires_in_processes_that_did_not_declare_it(world: ScheduleRig) -> None:
     Scheduler(world.driver).put([hourly("one")])
     Scheduler(world.driver).put([hourly("two")])
 
@@ -127,7 +127,7 @@ def test_a_payload_that_cannot_be_stored_is_refused_when_it_is_put(world: Schedu
         world.scheduler.put([hourly(payload={1, 2})])
 
 
-def test_a_paused_schedule_fires_no_more_until_it_is_resumed(world: ScheduleRig) -> None:
+def test_a_paused_schedule_does_not_fire_until_it_is_resumed(world: ScheduleRig) -> None:
     world.scheduler.put([hourly(missed="skip")])
     world.driver.control.pause_schedules(["hourly"])
     world.pass_by(2 * HOUR)
@@ -139,7 +139,7 @@ def test_a_paused_schedule_fires_no_more_until_it_is_resumed(world: ScheduleRig)
     assert (while_paused, world.hours()) == ([], [3])
 
 
-def test_jitter_delays_jobs_by_less_than_it_says_and_every_process_by_the_same(world: ScheduleRig) -> None:
+def test_jitter_is_bounded_and_equal_in_every_process(world: ScheduleRig) -> None:
     other = ScheduleRig()
     for each in (world, other):
         each.scheduler.put([hourly(jitter=10 * MINUTE), hourly("other", jitter=10 * MINUTE)])
@@ -153,7 +153,7 @@ def test_jitter_delays_jobs_by_less_than_it_says_and_every_process_by_the_same(w
     assert len(set(delays)) > 35
 
 
-def test_a_job_can_be_made_now_and_the_schedule_goes_on_as_before(world: ScheduleRig) -> None:
+def test_run_now_enqueues_a_job_and_keeps_the_next_fire_time(world: ScheduleRig) -> None:
     world.scheduler.put([hourly(payload=[7], priority=2)])
     before = world.schedule()
 
@@ -164,7 +164,7 @@ def test_a_job_can_be_made_now_and_the_schedule_goes_on_as_before(world: Schedul
     assert world.schedule() == before
 
 
-def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: ScheduleRig) -> None:
+def test_run_now_with_the_same_key_enqueues_one_job(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     first, second = (world.scheduler.run_now("hourly", idempotency_key="button") for _ in range(2))
@@ -172,14 +172,14 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: Schedul
     assert (first.id, first.existed, second.existed) == (second.id, False, True)
 
 
-def test_a_schedule_that_is_not_there_cannot_be_run_and_the_nearest_is_named(world: ScheduleRig) -> None:
+def test_run_now_of_an_unknown_schedule_suggests_the_nearest_name(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
 
     with pytest.raises(ScheduleNotFound, match="schedule 'hourli' not found; did you mean 'hourly'"):
         world.scheduler.run_now("hourli")
 
 
-def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: ScheduleRig) -> None:
+def test_a_payload_is_encrypted_for_its_schedule_and_again_per_job(world: ScheduleRig) -> None:
     codec = AesGcmCodec({"k": bytes(32)})
     scheduler = Scheduler(world.driver, codec=codec)
     scheduler.put([hourly(payload={"card": "4111"})])
@@ -193,7 +193,7 @@ def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: Sc
     assert b"4111" not in world.schedule().payload + jobs[0].payload + jobs[1].payload
 
 
-def test_what_one_process_cannot_fire_is_told_once_left_to_others_and_holds_nobody_up(
+def test_a_schedule_that_cannot_be_fired_here_is_logged_once_and_skipped(
     world: ScheduleRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_key = Scheduler(world.driver, codec=AesGcmCodec({"old": bytes(32), "new": bytes(range(32))}))
@@ -212,7 +212,7 @@ def test_what_one_process_cannot_fire_is_told_once_left_to_others_and_holds_nobo
     assert len([line for line in caplog.messages if "schedule secret not fired by this process" in line]) == 1
 
 
-def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: ScheduleRig) -> None:
+def test_an_unreadable_schedule_does_not_block_others(world: ScheduleRig) -> None:
     world.scheduler.put([hourly("a"), hourly("b"), hourly("good", cron="5 * * * *")])
     world.driver.control.put_schedules(
         [
@@ -226,7 +226,7 @@ def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: ScheduleR
     assert world.hours("good") == [1]
 
 
-def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world: ScheduleRig) -> None:
+def test_waiting_schedules_do_not_block_others(world: ScheduleRig) -> None:
     waiting = [hourly(f"waits-{n}", overlap="queue") for n in range(2 * SCHEDULE_BATCH)]
     world.scheduler.put([*waiting, hourly("other", cron="5 * * * *")])
 
@@ -237,7 +237,7 @@ def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world:
     assert len(made(world.driver)) == 2 * SCHEDULE_BATCH + 2
 
 
-def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: ScheduleRig) -> None:
+def test_a_tick_returns_the_capped_time_to_the_next_minute(world: ScheduleRig) -> None:
     pauses = []
     for seconds in (20, 59.75, 60):
         world.clock.advance(START + timedelta(seconds=seconds) - world.clock.now())
@@ -246,7 +246,7 @@ def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: S
     assert pauses == [MAX_TICK, 0.25 * SECOND, MAX_TICK]
 
 
-def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_says(world: ScheduleRig) -> None:
+def test_a_janitor_fires_schedules_and_pauses_as_the_scheduler_returns(world: ScheduleRig) -> None:
     world.scheduler.put([hourly()])
     janitor = Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=world.scheduler)
     world.clock.advance(HOUR / 2 - 0.5 * SECOND)
@@ -259,7 +259,7 @@ def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_sa
     assert world.hours() == [1]
 
 
-def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: ScheduleRig) -> None:
+def test_a_janitor_that_fires_schedules_survives_an_unavailable_store(world: ScheduleRig) -> None:
     def refuse(verb: str, call: Callable[[], Any]) -> Any:
         if verb == "due_schedules":
             raise StoreUnavailable("unplugged by a test")
