@@ -14,32 +14,32 @@ NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class KeyRig:
-    """A store with keys, and a ring that knows them, both on one clock."""
+    """A store with keys and a key cache on one clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(NOW)
         self.driver = MemoryDriver(clock=self.clock)
-        self.ring = KeyCache(lambda: self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
+        self.cache = KeyCache(lambda: self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
 
     def issue(self, *scopes: str, **options: Any) -> tuple[str, str]:
         issued = issue_key("ci", scopes or ("jobs:read",), now=self.clock.now(), **options)
         assert self.driver.control.add_keys([issued.key]) == [True]
         return issued.key.id, issued.text
 
-    def opens(self, text: str) -> bool:
-        known, key = self.ring.remembered(text)
-        return (key if known else self.ring.find(text)) is not None
+    def accepts(self, text: str) -> bool:
+        known, key = self.cache.remembered(text)
+        return (key if known else self.cache.find(text)) is not None
 
 
 def test_an_issued_key_is_valid_and_stored_without_its_secret() -> None:
-    door = KeyRig()
+    rig = KeyRig()
 
-    key_id, text = door.issue("jobs:write", "jobs:read")
+    key_id, text = rig.issue("jobs:write", "jobs:read")
 
-    found = door.ring.find(text)
+    found = rig.cache.find(text)
     assert found is not None
     assert (found.id, found.scopes) == (key_id, ("jobs:read", "jobs:write"))
-    stored = door.driver.inspector.keys()[key_id]
+    stored = rig.driver.inspector.keys()[key_id]
     assert stored.digest == key_digest(text)
     assert text.rpartition("_")[2] not in repr(stored)
 
@@ -52,61 +52,61 @@ def test_the_repr_of_an_issued_key_hides_the_secret() -> None:
 
 @pytest.mark.parametrize("text", ["", "thk_", "thk_0123456789ab_short", "Bearer", "é" * 60, "thk_" + "0" * 12 + "_é"])
 def test_malformed_keys_are_rejected_without_a_store_query(text: str) -> None:
-    door = KeyRig()
-    before = door.driver.statements
+    rig = KeyRig()
+    before = rig.driver.statements
 
-    assert not door.opens(text)
-    assert door.driver.statements == before
+    assert not rig.accepts(text)
+    assert rig.driver.statements == before
 
 
 def test_a_known_id_with_another_secret_is_rejected() -> None:
-    door = KeyRig()
-    key_id, text = door.issue()
+    rig = KeyRig()
+    key_id, text = rig.issue()
     other = issue_key("ci", ["admin"], now=NOW)
 
-    assert not door.opens(f"thk_{key_id}_{other.text.split('_', 2)[2]}")
-    assert door.opens(text)
+    assert not rig.accepts(f"thk_{key_id}_{other.text.split('_', 2)[2]}")
+    assert rig.accepts(text)
 
 
 def test_a_revoked_key_is_rejected_after_five_seconds() -> None:
-    door = KeyRig()
-    key_id, text = door.issue()
-    assert door.opens(text)
+    rig = KeyRig()
+    key_id, text = rig.issue()
+    assert rig.accepts(text)
 
-    door.driver.control.revoke_keys([key_id])
+    rig.driver.control.revoke_keys([key_id])
 
-    door.clock.advance(timedelta(seconds=5))
-    assert not door.opens(text)
+    rig.clock.advance(timedelta(seconds=5))
+    assert not rig.accepts(text)
 
 
 def test_a_key_is_rejected_from_its_expiry_time() -> None:
-    door = KeyRig()
-    _, text = door.issue(expires_at=NOW + timedelta(seconds=3))
-    assert door.opens(text)
+    rig = KeyRig()
+    _, text = rig.issue(expires_at=NOW + timedelta(seconds=3))
+    assert rig.accepts(text)
 
-    door.clock.advance(timedelta(seconds=3))
+    rig.clock.advance(timedelta(seconds=3))
 
-    assert not door.opens(text)
+    assert not rig.accepts(text)
 
 
 def test_a_valid_key_is_read_once_in_five_seconds() -> None:
-    door = KeyRig()
-    _, text = door.issue()
-    door.opens(text)
-    before = door.driver.statements
+    rig = KeyRig()
+    _, text = rig.issue()
+    rig.accepts(text)
+    before = rig.driver.statements
 
-    door.clock.advance(timedelta(seconds=4))
+    rig.clock.advance(timedelta(seconds=4))
 
-    assert door.opens(text)
-    assert door.driver.statements == before
+    assert rig.accepts(text)
+    assert rig.driver.statements == before
 
 
 def test_the_cache_of_rejected_keys_is_bounded() -> None:
-    door = KeyRig()
+    rig = KeyRig()
     for _ in range(3_000):
-        door.opens(issue_key("ci", ["admin"], now=NOW).text)
+        rig.accepts(issue_key("ci", ["admin"], now=NOW).text)
 
-    assert len(door.ring._cached) <= 1_024  # noqa: SLF001  what must stay small
+    assert len(rig.cache._cached) <= 1_024  # noqa: SLF001  its size is under test
 
 
 def test_admin_includes_every_scope_and_others_only_themselves() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _dead(rig: DeliveryRig) -> JobId:
-    """Let a job die, and nobody be told."""
+    """Return a dead job whose event is not published."""
 
     def fail(_job: object) -> None:
         raise ValueError("no such address")
@@ -38,7 +38,7 @@ def _event(rig: DeliveryRig, job_id: JobId) -> OutboxRow:
     return row
 
 
-def _told(rig: DeliveryRig) -> list[dict[str, object]]:
+def _published(rig: DeliveryRig) -> list[dict[str, object]]:
     return [json.loads(copy.body) for copy in rig.service.queues.get(DEAD_EVENTS_QUEUE, [])]
 
 
@@ -52,7 +52,7 @@ def test_a_dead_letter_event_is_published_once_with_its_fields() -> None:
 
     job = rig.job(job_id)
     assert job.dead_at is not None
-    assert _told(rig) == [
+    assert _published(rig) == [
         {
             "event_id": f"{job_id}:1",
             "job_id": str(job_id),
@@ -83,7 +83,7 @@ def test_an_event_that_failed_is_retried_under_the_same_id() -> None:
     rig.service.broken.clear()
     relay.tick()
 
-    assert [event["event_id"] for event in _told(rig)] == [f"{job_id}:1"]
+    assert [event["event_id"] for event in _published(rig)] == [f"{job_id}:1"]
 
 
 def test_an_event_that_always_fails_is_given_up_with_its_reason() -> None:
@@ -91,7 +91,7 @@ def test_an_event_that_always_fails_is_given_up_with_its_reason() -> None:
     job_id = _dead(rig)
 
     def refuse(_events: Sequence[DeadTaskEvent]) -> Sequence[ItemFailure | None]:
-        raise TransportRefused("there is no queue", "make it")
+        raise TransportRefused("queue not found", "create it")
 
     relay = OutboxRelay(rig.driver, refuse, most=3)
     for _ in range(5):
@@ -100,7 +100,7 @@ def test_an_event_that_always_fails_is_given_up_with_its_reason() -> None:
     row = _event(rig, job_id)
     assert row.given_up_at is not None
     assert row.attempts == 3
-    assert "there is no queue" in (row.last_error or "")
+    assert "queue not found" in (row.last_error or "")
 
 
 def test_a_permanently_refused_event_is_given_up_and_others_are_published() -> None:
@@ -130,7 +130,7 @@ def test_the_relay_retries_soon_after_an_unavailable_store(verb: str) -> None:
     rig.run(60)
     relay.tick()
 
-    assert {event["event_id"] for event in _told(rig)} == {f"{job_id}:1"}
+    assert {event["event_id"] for event in _published(rig)} == {f"{job_id}:1"}
 
 
 def test_a_worker_publishes_the_event_of_its_dead_job_at_once() -> None:
@@ -145,7 +145,7 @@ def test_a_worker_publishes_the_event_of_its_dead_job_at_once() -> None:
     rig.enqueuer().tick()
     rig.run(1.5)
 
-    assert [event["event_id"] for event in _told(rig)] == [f"{job_id}:1"]
+    assert [event["event_id"] for event in _published(rig)] == [f"{job_id}:1"]
 
 
 def test_an_unavailable_dead_events_queue_does_not_delay_message_deletion() -> None:

@@ -1,4 +1,4 @@
-"""What the HTTP API and ``--json`` show."""
+"""The JSON forms of the HTTP API and ``--json``."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_attempt_views_show_each_attempt_and_its_error() -> None:
     stored = Client(driver, clock=clock).enqueue(JobRequest(type="greet")).id
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     driver.settle([Settlement(claim.lease, Outcome.fail("hopeless", failure=BOOM))])
-    driver.requeue([stored], token=new_token(), budget=1, by="ada", reason="mended")
+    driver.requeue([stored], token=new_token(), budget=1, by="ada", reason="fixed")
 
     attempts = driver.inspector.attempts([stored])
 

@@ -61,7 +61,7 @@ class Node:
 
 
 @dataclass
-class Stranger:
+class Unregistered:
     name: str
 
 
@@ -203,7 +203,11 @@ REFUSED: Final[dict[str, tuple[object, str, str]]] = {
     "wide int": ({"n": WIDEST + 1}, "$.n", "over 8,192 bits: pass a str"),
     "wide negative int": ([-WIDEST - 1], "$[0]", "over 8,192 bits"),
     "unregistered enum": ({"c": Enum("Mood", "GLAD").GLAD}, "$.c", "JsonCodec(types=[Mood])"),  # type: ignore[attr-defined]
-    "unregistered dataclass": ([Stranger("x")], "$[0]", "Stranger is not registered: JsonCodec(types=[Stranger])"),
+    "unregistered dataclass": (
+        [Unregistered("x")],
+        "$[0]",
+        "Unregistered is not registered: JsonCodec(types=[Unregistered])",
+    ),
     "inside a dataclass": ([Point(x={"y": {1}})], "$[0].x.y", "use a list"),
     "combined flags": ([Right.READ | Right.WRITE], "$[0]", "pass a list of members"),
     "no flags": ([Right(0)], "$[0]", "pass a list of members"),
@@ -431,7 +435,7 @@ def test_reading_damaged_bytes_raises_nothing_but_not_decodable(value: object, d
 
 
 def read_or_refuse(data: bytes) -> None:
-    """Read *data*; the value, or else the reason, must itself be storable."""
+    """Read *data*, and check that the value or the reason is storable."""
     try:
         value = decoded(data)
     except PayloadNotDecodable as error:
@@ -562,7 +566,7 @@ class Bare:
 
 
 class Another(JsonCodec):
-    """Writes something else than the codec whose name it inherits."""
+    """Overrides `encode` and inherits the name."""
 
     def encode(self, value: object, *, context: bytes) -> bytes:
         return super().encode(value, context=context)[::-1]
@@ -578,7 +582,7 @@ class OfAnInstance(Bare):
 
 
 class WithTypes(Named):
-    """Overrides neither."""
+    """Overrides neither `encode` nor the name."""
 
 
 @pytest.mark.parametrize(

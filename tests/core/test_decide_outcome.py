@@ -55,7 +55,7 @@ def job(*, attempt: int = 1, max_attempts: int = 3) -> Job:
     )
 
 
-SPENT_JOB: Final = job(attempt=3, max_attempts=3)
+EXHAUSTED_JOB: Final = job(attempt=3, max_attempts=3)
 
 
 def test_an_error_is_retried_after_the_delay_of_the_policy() -> None:
@@ -85,7 +85,7 @@ def test_without_a_policy_the_default_one_decides() -> None:
 def test_a_job_without_attempts_left_fails_for_good() -> None:
     error = ValueError("boom")
 
-    outcome = decide_outcome(SPENT_JOB, error, NOW, policy=EVERY_MINUTE)
+    outcome = decide_outcome(EXHAUSTED_JOB, error, NOW, policy=EVERY_MINUTE)
 
     assert outcome == Outcome.fail(ATTEMPTS_EXHAUSTED, failure=Failure.of(error))
 
@@ -128,7 +128,7 @@ def test_a_handler_may_overrule_a_policy_that_gives_up() -> None:
 
 
 def test_a_retry_on_the_last_attempt_fails_for_good() -> None:
-    outcome = decide_outcome(SPENT_JOB, Retry(after=HOUR), NOW)
+    outcome = decide_outcome(EXHAUSTED_JOB, Retry(after=HOUR), NOW)
 
     assert (outcome.event, outcome.reason) == (Event.FAIL, ATTEMPTS_EXHAUSTED)
 
@@ -178,7 +178,7 @@ def test_a_snooze_to_the_end_of_the_calendar_is_clamped(until: datetime, delay: 
 
 
 def test_a_snooze_on_the_last_attempt_is_allowed() -> None:
-    assert decide_outcome(SPENT_JOB, Snooze(after=HOUR), NOW).event is Event.SNOOZE
+    assert decide_outcome(EXHAUSTED_JOB, Snooze(after=HOUR), NOW).event is Event.SNOOZE
 
 
 @pytest.mark.parametrize("arguments", [{}, {"after": HOUR, "until": NOW}])
@@ -207,7 +207,7 @@ def test_a_cancel_keeps_the_reason() -> None:
 
 
 def test_a_cancel_on_the_last_attempt_cancels_the_job() -> None:
-    assert decide_outcome(SPENT_JOB, Cancel(), NOW).event is Event.CANCEL
+    assert decide_outcome(EXHAUSTED_JOB, Cancel(), NOW).event is Event.CANCEL
 
 
 def test_a_dead_letter_keeps_the_reason_and_the_place() -> None:
@@ -239,9 +239,9 @@ class InAMinute(Snooze):
         self.after = 60  # type: ignore[assignment]  # the mistake under test
 
 
-class CalledOff(Cancel):
+class NotNeeded(Cancel):
     def __init__(self) -> None:
-        Exception.__init__(self, "called off")
+        Exception.__init__(self, "not needed")
 
 
 class Hopeless(DeadLetter):
@@ -249,7 +249,7 @@ class Hopeless(DeadLetter):
         Exception.__init__(self, "hopeless")
 
 
-@pytest.mark.parametrize("kind", [TooEarly, InAMinute, CalledOff, Hopeless])
+@pytest.mark.parametrize("kind", [TooEarly, InAMinute, NotNeeded, Hopeless])
 def test_a_subclass_that_skips_the_base_constructor_is_recorded(kind: type[Exception]) -> None:
     outcome = decide_outcome(job(), kind(), NOW)
 
@@ -364,15 +364,15 @@ SIGNALS: Final = {
 
 @pytest.mark.parametrize("signal", SIGNALS.values(), ids=SIGNALS)
 def test_handler_signals_can_be_copied_and_pickled(signal: Exception) -> None:
-    # Nothing of ours pickles, but multiprocessing and concurrent.futures do it with
-    # whatever a function of theirs raised, and a handler may run one.
+    # TaskHarbor pickles nothing, but multiprocessing and concurrent.futures pickle what their
+    # functions raise, and a handler may use them.
     copies = [copy.copy(signal), pickle.loads(pickle.dumps(signal))]
 
     assert [decide_outcome(job(), each, NOW) for each in copies] == [decide_outcome(job(), signal, NOW)] * 2
 
 
 class Odd(Exception):
-    """Has a constructor of its own, and says whatever it was told to."""
+    """An error with its own constructor and any text."""
 
     def __init__(self, words: Any, *, breaks: bool) -> None:
         super().__init__(words)

@@ -49,7 +49,7 @@ JOB: Final = JobId(UUID(int=7))
 PROBLEM: Final = Problem(field="priority", value="'high'", rule="must be an int")
 CONFLICT: Final = IdempotencyConflict("mail", "welcome-7", JOB)
 
-# One of each class, and what it says: the facts, and what to do where the caller can do something.
+# One of each class, and its message: the facts, and a remedy if the caller has one.
 EXAMPLES: Final[dict[TaskHarborError, str]] = {
     TaskHarborError("something"): "something",
     UsageError(PROBLEM): "priority is 'high': must be an int",
@@ -107,8 +107,8 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     StoreUnavailable("connection refused"): "store unavailable: connection refused",
 }
 
-# Nothing of ours pickles, but multiprocessing, concurrent.futures and pytest-xdist do it
-# with whatever was raised, and an error that breaks there hides what happened.
+# TaskHarbor pickles nothing, but multiprocessing, concurrent.futures and pytest-xdist pickle
+# errors, and one that cannot be pickled would hide its cause.
 COPIES: Final[dict[str, Callable[[TaskHarborError], TaskHarborError]]] = {
     "pickle": lambda error: pickle.loads(pickle.dumps(error)),
     "copy": copy.copy,
@@ -123,7 +123,7 @@ def kinds() -> set[type[TaskHarborError]]:
 
 
 def facts(error: BaseException) -> list[tuple[str, str]]:
-    """Return what an error knows, in a form that does not ask whether nested errors are the same object."""
+    """Return the attributes of an error, with nested errors in a comparable form."""
     return sorted((name, repr(value)) for name, value in vars(error).items())
 
 

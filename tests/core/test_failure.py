@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def caught(call: Callable[[], object]) -> BaseException:
-    """Return what *call* raised, with the traceback it had."""
+    """Return the error that *call* raised, with its traceback."""
     try:
         call()
-    except BaseException as error:  # noqa: BLE001  whatever it is, it is what the test is about
+    except BaseException as error:  # noqa: BLE001  the error under test
         return error
     raise AssertionError
 
@@ -67,7 +67,7 @@ def test_the_type_of_a_local_class_is_its_qualified_name() -> None:
 
     name = Failure.of(Local()).type
 
-    assert name.endswith("full_name.<locals>.Local")
+    assert name.endswith("qualified_name.<locals>.Local")
 
 
 def test_what_caused_an_error_is_in_its_traceback() -> None:
@@ -130,7 +130,7 @@ class Recursive(Exception):
 
 
 class Slippery(str):
-    """A str whose own methods break."""
+    """A str whose methods raise."""
 
     __slots__ = ()
 
@@ -280,7 +280,7 @@ def test_a_recursion_has_one_fingerprint_however_deep_it_went() -> None:
 
 
 def named(module: str, function: str) -> Callable[[Callable[[], object]], None]:
-    """Return a function that calls another one, as if it stood in *module*."""
+    """Return a function that calls another one, as if it were defined in *module*."""
     place: dict[str, Any] = {"__name__": module}
     exec(f"def {function}(call):\n    call()", place)
     found: Callable[[Callable[[], object]], None] = place[function]

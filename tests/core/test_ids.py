@@ -31,7 +31,7 @@ def milliseconds(job_id: UUID) -> int:
 
 
 def tail(job_id: UUID) -> int:
-    """Return what stands between version and variant bits, and after them, as one number."""
+    """Return the random bits between and after the version and variant bits, as one number."""
     high, low = job_id.int >> 64 & 0xFFF, job_id.int & (1 << 62) - 1
     return high << 62 | low
 
@@ -119,7 +119,7 @@ def test_an_overflowing_random_part_increases_the_time_part() -> None:
     room = 2 ** (TAIL_BITS - 1)
     first = ids()
 
-    ids._last_tail += room - 1  # noqa: SLF001  2**41 calls would do the same
+    ids._last_tail += room - 1  # noqa: SLF001  instead of 2**41 calls
     second, third = ids(), ids()
 
     assert tail(first) < room
@@ -182,7 +182,7 @@ def test_no_thread_can_make_an_id_before_the_last_one_is_recorded(
 
 
 class CountingLock:
-    """Stands for the lock: threads that race would find a missing one only by luck."""
+    """Replaces the lock: racing threads would reveal a missing lock only by chance."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -216,16 +216,16 @@ def test_tokens_are_unique_and_random() -> None:
     assert {token.version for token in tokens} == {4}
 
 
-# In processes of their own: pytest's must not be forked while it has threads, and
-# a child that hangs must be stopped by somebody.
-CHILD_GOES_ITS_OWN_WAY: Final = """
+# In separate processes: pytest must not be forked while it has threads, and a child
+# that hangs must be killed.
+FORKED_CHILD: Final = """
 import os
 from taskharbor.core.ids import JobIdGenerator
 
 ids = JobIdGenerator(milliseconds=lambda: 1_900_000_000_000)
 print(ids(), flush=True)
 child = os.fork()
-if child:  # it prints after the child has
+if child:  # print after the child
     os.waitpid(child, 0)
 print(*(ids() for _ in range(500)), sep="\\n", flush=True)
 """
@@ -243,7 +243,7 @@ for _ in range(3):
 for _ in range(40):
     child = os.fork()
     if child == 0:
-        signal.alarm(5)  # ends a child that waits for a lock nobody holds any more
+        signal.alarm(5)  # ends a child that waits for a lock of its parent
         new_job_id()
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -262,7 +262,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can
 
 @needs_fork
 def test_a_forked_child_does_not_make_the_ids_of_its_parent() -> None:
-    done = run(CHILD_GOES_ITS_OWN_WAY)
+    done = run(FORKED_CHILD)
 
     made = done.stdout.split()
     assert done.returncode == 0, done.stderr
@@ -271,7 +271,7 @@ def test_a_forked_child_does_not_make_the_ids_of_its_parent() -> None:
 
 @needs_fork
 def test_a_forked_child_does_not_continue_from_its_parents_last_id() -> None:
-    done = run(CHILD_GOES_ITS_OWN_WAY)
+    done = run(FORKED_CHILD)
 
     parents, childs, *_ = (UUID(line) for line in done.stdout.split())
     assert abs(tail(childs) - tail(parents)) > 2**40  # a step is at most 2**32

@@ -1,4 +1,4 @@
-"""Keys and values of a JSON text are counted as they are, whatever stands between and inside them."""
+"""Counting the keys and values of a JSON text."""
 
 from __future__ import annotations
 

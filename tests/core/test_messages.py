@@ -151,18 +151,18 @@ def hidden(time: timedelta) -> MessageDecision:
     return MessageDecision(MessageAction.LEAVE, time)
 
 
-# The table of the design, row by row; the message's seq is 3 and it was seen once.
+# The table of the design, row by row. The message's seq is 3, and it was received once.
 VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
     "body unreadable": (MessageFinding.UNREADABLE, DELETE),
     "claimed and settled": (MessageFinding.SETTLED, DELETE),
     "claimed, settlement unknown": (MessageFinding.UNSETTLED, LEAVE),
     "reply of the claim lost": (MessageFinding.CLAIM_UNKNOWN, LEAVE),
-    "store out of reach": (MessageFinding.STORE_AWAY, LEAVE),
+    "store unavailable": (MessageFinding.STORE_AWAY, LEAVE),
     "final": (refused(RefusalReason.FINAL), DECLINE),
     "pending or failed": (refused(RefusalReason.NOT_ENQUEUED), DECLINE),
     "cancel requested": (refused(RefusalReason.CANCEL_REQUESTED), DECLINE),
     "paused": (refused(RefusalReason.PAUSED), DECLINE),
-    "spent": (refused(RefusalReason.EXHAUSTED), DECLINE),
+    "exhausted": (refused(RefusalReason.EXHAUSTED), DECLINE),
     "not due within V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY + MOMENT), DECLINE),
     "due exactly at V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY), hidden(VISIBILITY)),
     "due within V": (refused(RefusalReason.NOT_DUE, until=20 * SECOND), hidden(20 * SECOND)),
@@ -171,9 +171,9 @@ VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
     "leased elsewhere": (refused(RefusalReason.LEASED, until=20 * SECOND), hidden(20 * SECOND)),
     "leased for one second": (refused(RefusalReason.LEASED, until=SECOND), hidden(SECOND)),
     "leased for a moment": (refused(RefusalReason.LEASED, until=MOMENT), hidden(SECOND)),
-    "lease over meanwhile": (refused(RefusalReason.LEASED, until=-20 * SECOND), hidden(SECOND)),
+    "lease expired meanwhile": (refused(RefusalReason.LEASED, until=-20 * SECOND), hidden(SECOND)),
     "leased for longer than V": (refused(RefusalReason.LEASED, until=10 * VISIBILITY), hidden(VISIBILITY)),
-    "leased, nobody knows how long": (refused(RefusalReason.LEASED), hidden(VISIBILITY)),
+    "leased, unknown end": (refused(RefusalReason.LEASED), hidden(VISIBILITY)),
     "no handler here": (refused(RefusalReason.UNHANDLED), hidden(VISIBILITY)),
     "job of another queue": (refused(RefusalReason.OTHER_QUEUE), DELETE),
     "job of another queue, older seq": (refused(RefusalReason.OTHER_QUEUE, sends=4), DELETE),

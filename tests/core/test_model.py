@@ -22,7 +22,7 @@ CANARY: Final = b"hunter2"
 
 
 class CountingCodec:
-    """JSON that remembers what it was asked to read."""
+    """A JSON codec that records its calls of `decode`."""
 
     def __init__(self) -> None:
         self.read: list[tuple[bytes, bytes]] = []
@@ -136,9 +136,9 @@ def test_a_new_job_and_a_schedule_do_not_show_their_payload() -> None:
     assert "hunter2" not in repr(new) + repr(schedule)
 
 
-@pytest.mark.parametrize(("attempts", "spent"), [(0, False), (2, False), (3, True), (4, True)])
-def test_a_job_is_exhausted_when_its_attempts_reach_the_maximum(attempts: int, spent: bool) -> None:
-    assert job(attempt_count=attempts, max_attempts=3).is_exhausted == spent
+@pytest.mark.parametrize(("attempts", "exhausted"), [(0, False), (2, False), (3, True), (4, True)])
+def test_a_job_is_exhausted_when_its_attempts_reach_the_maximum(attempts: int, exhausted: bool) -> None:
+    assert job(attempt_count=attempts, max_attempts=3).is_exhausted == exhausted
 
 
 @settings(max_examples=100, deadline=None)

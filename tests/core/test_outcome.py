@@ -146,7 +146,7 @@ def test_a_failure_by_timeout_is_recorded_as_timed_out() -> None:
     late = Failure.of(JobTimedOut(new_job_id(), SOON))
 
     assert Outcome.retry(after=SOON, failure=late).attempt_outcome is AttemptOutcome.TIMED_OUT
-    assert Outcome.fail("spent", failure=late).attempt_outcome is AttemptOutcome.TIMED_OUT
+    assert Outcome.fail("exhausted", failure=late).attempt_outcome is AttemptOutcome.TIMED_OUT
 
 
 def test_a_builtin_timeout_error_of_the_handler_is_a_failure() -> None:

@@ -42,7 +42,7 @@ def problems(**fields: Any) -> tuple[Problem, ...]:
 
 
 class Undecided(tzinfo):
-    """A time zone that does not know its offset: what has it is as good as naive."""
+    """A time zone without an offset; a time in it counts as naive."""
 
     def utcoffset(self, _: datetime | None) -> None:
         return None
@@ -60,7 +60,7 @@ SCHEDULES: Final = "must be from 1970 to before 9000"
 KEYS: Final = "must have 1 to 255 characters, not"
 STORABLE: Final = "must not contain NUL or a lone surrogate"
 
-# What is given, then the value as it is shown, then the rule.
+# The field, its value, the value as shown, and the rule.
 REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
     "blank type": ("type", "", "''", TYPES),
     "type of blanks": ("type", "  ", "'  '", TYPES),

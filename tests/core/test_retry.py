@@ -169,7 +169,7 @@ def test_chance_is_at_least_zero_and_below_one(job_id: UUID, attempt: int, seed:
     seen: list[float] = []
 
     class Spy:
-        def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  it only looks at chance
+        def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  only chance matters
             seen.append(chance)
             return SECOND
 

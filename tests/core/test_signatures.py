@@ -1,4 +1,4 @@
-"""How calls of functions are stored, and come back."""
+"""Storing and reading back calls of functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Ctx:
-    """Stands for what a worker fills in."""
+    """Stands in for the worker's context."""
 
 
 @dataclass
@@ -99,11 +99,11 @@ def test_a_stored_call_that_no_longer_matches_is_refused(stored: object, refusal
 
 
 def test_a_first_parameter_annotated_with_the_context_is_passed_by_the_worker() -> None:
-    def told(ctx: Ctx, number: int) -> None: ...
+    def task(ctx: Ctx, number: int) -> None: ...
 
-    assert arguments(told).takes_context
-    assert arguments(told).pack((7,), {}) == {"number": 7}
-    assert arguments(told).unpack({"number": 7}) == ((7,), {})
+    assert arguments(task).takes_context
+    assert arguments(task).pack((7,), {}) == {"number": 7}
+    assert arguments(task).unpack({"number": 7}) == ((7,), {})
 
 
 def test_a_parameter_without_an_annotation_is_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Laws of the transition table."""
+"""Invariants of the transition table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CIRCUMSTANCES: Final = [*product((True, False), repeat=3)]
 
 
 def reachable(start: Status) -> set[Status]:
-    """Return every state that some sequence of events leads to from *start*."""
+    """Return every status that can be reached from *start*."""
     found, ahead = {start}, [start]
     while ahead:
         status = ahead.pop()
@@ -34,7 +34,7 @@ def reachable(start: Status) -> set[Status]:
 
 
 def leaving(status: Status) -> set[Event]:
-    """Return every event that may happen to a job in *status*."""
+    """Return every event that is allowed in *status*."""
     return {event for event in Event if status in TRANSITIONS[event].sources}
 
 
@@ -97,10 +97,10 @@ def test_succeeded_can_be_reached_from_every_status_that_is_not_final(status: St
 
 
 def test_every_status_can_be_reached_by_a_new_job() -> None:
-    [born] = TRANSITIONS[Event.INSERT].targets
+    [first] = TRANSITIONS[Event.INSERT].targets
 
-    assert born is Status.PENDING
-    assert reachable(born) == set(Status)
+    assert first is Status.PENDING
+    assert reachable(first) == set(Status)
 
 
 def test_only_an_insert_creates_a_job() -> None:
@@ -163,12 +163,12 @@ def test_the_status_after_an_attempt_is_a_target_of_its_row(
 
 @pytest.mark.parametrize("event", sorted(ENDING))
 def test_every_target_of_a_settle_event_can_be_reached(event: Event) -> None:
-    landings = {
+    statuses = {
         status_after(event, sent=sent, exhausted=exhausted, cancel_requested=cancel_requested)
         for sent, exhausted, cancel_requested in CIRCUMSTANCES
     }
 
-    assert landings >= set(TRANSITIONS[event].targets)
+    assert statuses >= set(TRANSITIONS[event].targets)
 
 
 @pytest.mark.parametrize(("sent", "exhausted"), [*product((True, False), repeat=2)])

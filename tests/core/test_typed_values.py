@@ -1,4 +1,4 @@
-"""Values by their annotations: what is stored, what comes back, and what is refused."""
+"""Converting annotated values: the stored form, round trips and refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Range(NamedTuple):
     high: int = 9
 
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024  what nobody annotated is stored, too
+Pair = namedtuple("Pair", "left right")  # noqa: PYI024  without annotations
 
 
 class Address(TypedDict):

@@ -1,4 +1,4 @@
-"""The example of a consumer of dead letters, on an endpoint over HTTP."""
+"""The example consumer of dead-letter events, with an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def publish(transport: SqsTransport, *numbers: int) -> None:
 
 def test_repeats_of_an_event_raise_one_alert_and_are_deleted(endpoint: Endpoint, transport: SqsTransport) -> None:
     raised: list[str] = []
-    alerts = Alerts(transport, lambda told: raised.append(told["event_id"]))
+    alerts = Alerts(transport, lambda event: raised.append(event["event_id"]))
     publish(transport, 1, 2, 1)
     first = alerts.tick(NOW)
     publish(transport, 1, 2, 3)
@@ -75,11 +75,11 @@ def test_repeats_of_an_event_raise_one_alert_and_are_deleted(endpoint: Endpoint,
 def test_a_message_whose_alert_failed_is_redelivered(endpoint: Endpoint, transport: SqsTransport) -> None:
     raised: list[str] = []
 
-    def page(told: dict[str, Any]) -> None:
-        assert sum(endpoint.depth(NAME)) == 1, "it was deleted before anybody was told"
-        raised.append(told["event_id"])
+    def page(event: dict[str, Any]) -> None:
+        assert sum(endpoint.depth(NAME)) == 1, "deleted before the alert"
+        raised.append(event["event_id"])
         if len(raised) == 1:
-            raise ConnectionError("the pager is away")
+            raise ConnectionError("the pager is unavailable")
 
     alerts = Alerts(transport, page)
     publish(transport, 1)
@@ -98,7 +98,7 @@ def test_an_event_whose_message_could_not_be_deleted_raises_no_second_alert(
     endpoint: Endpoint, transport: SqsTransport
 ) -> None:
     raised: list[str] = []
-    alerts = Alerts(transport, lambda told: raised.append(told["event_id"]))
+    alerts = Alerts(transport, lambda event: raised.append(event["event_id"]))
     publish(transport, 1)
     endpoint.faults = EndpointFaults(reject=1, operations=frozenset({"DeleteMessageBatch"}))
     alerts.tick(NOW)
@@ -122,9 +122,9 @@ def test_a_job_that_dies_raises_an_alert(transport: SqsTransport, capsys: pytest
     finally:
         worker.stop(NOW)
 
-    said = capsys.readouterr().out
-    assert said.startswith(f"job {job_id} (mail) died after 1 of 20 attempts: ")
-    assert "no such user" in said
+    output = capsys.readouterr().out
+    assert output.startswith(f"job {job_id} (mail) died after 1 of 20 attempts: ")
+    assert "no such user" in output
 
 
 def fail(_job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Cutting batches, and putting together what is known of them."""
+"""Splitting calls into batches and combining their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint of our own, beyond what the transport's contract holds it to."""
+"""The SQS endpoint for tests, beyond the contract of the transport."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_poll_of_a_disconnected_client_receives_no_message(
     client = http.client.HTTPConnection("127.0.0.1", endpoint.port)
     asked = {"QueueUrl": url, "WaitTimeSeconds": 20}
     client.request("POST", "/", json.dumps(asked), {"X-Amz-Target": "AmazonSQS.ReceiveMessage"})
-    wait_until(lambda: endpoint.requests["ReceiveMessage"] == 1)  # else the message may come before the poll
+    wait_until(lambda: endpoint.requests["ReceiveMessage"] == 1)  # otherwise the message may be sent before the poll
     client.close()
 
     transport.send("mail", messages(1))
@@ -122,9 +122,9 @@ def test_the_endpoint_process_can_be_controlled_killed_and_restarted_on_its_port
     ):
         transport.ensure_queues([MAIL])
         transport.send("mail", messages(1))
-        told = control(url, {"faults": {}})
+        after_change = control(url, {"faults": {}})
         transport.send("mail", messages(1))
-        asked = control(url, {})
+        state = control(url, {})
         first.kill()
         first.wait(10)
         with process("--port", url.rpartition(":")[2]) as (second, same):
@@ -132,8 +132,8 @@ def test_the_endpoint_process_can_be_controlled_killed_and_restarted_on_its_port
             second.terminate()
             ended = second.wait(10)
 
-    assert (told["happened"]["lose"], told["depths"]) == (1, {NAME: [0, 0, 0]})
-    assert (asked["requests"]["SendMessageBatch"], asked["depths"]) == (2, {NAME: [1, 0, 0]})
+    assert (after_change["happened"]["lose"], after_change["depths"]) == (1, {NAME: [0, 0, 0]})
+    assert (state["requests"]["SendMessageBatch"], state["depths"]) == (2, {NAME: [1, 0, 0]})
     assert (same, ended) == (url, 0)
 
 
@@ -143,7 +143,7 @@ def test_a_fault_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 
 def fates(faults: EndpointFaults, *, seed: int) -> tuple[list[bool], list[str], Counter[str]]:
-    """Return what was answered, what arrived, and what went wrong."""
+    """Return the results, the received bodies and the injected faults."""
     with Endpoint.start(faults=faults, seed=seed) as endpoint:
         transport = SqsTransport(endpoint_url=endpoint.url, region=REGION)
         transport.ensure_queues([MAIL])

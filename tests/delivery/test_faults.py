@@ -1,4 +1,4 @@
-"""What the transport says when the service fails: what is known, and what is not."""
+"""Results of the transport when the service fails: known and unknown ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_send_whose_reply_is_lost_is_unknown(endpoint: Endpoint, transport: Sq
 
     assert caught.value.is_unknown
     assert endpoint.depth(NAME) == (1, 0, 0)
-    assert endpoint.requests["SendMessageBatch"] == 1  # it is for the caller to send again, or not
+    assert endpoint.requests["SendMessageBatch"] == 1  # the caller decides whether to send again
 
 
 def test_a_send_without_a_reply_times_out(endpoint: Endpoint, transport: SqsTransport) -> None:
@@ -107,7 +107,7 @@ def test_a_server_error_is_reported_as_unavailable(endpoint: Endpoint, transport
 def test_results_of_earlier_batches_are_kept(endpoint: Endpoint, transport: SqsTransport) -> None:
     endpoint.faults = EndpointFaults(errors={"ThrottlingException": 0.5})
     answers: list[ItemFailure | None] = []
-    while not answers:  # the dice are seeded: this is the same run each time
+    while not answers:  # seeded: the same run each time
         with suppress(TransportUnavailable):
             answers = transport.send("mail", messages(60))
 

@@ -15,7 +15,7 @@ from taskharbor.delivery.sqs.queues import checked_prefix
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE
 
 OURS = [DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE]
-# Names made of few parts meet each other more often than those of any.
+# Names of few distinct parts collide more often than arbitrary names.
 PARTS = st.lists(st.sampled_from(["a", "-", ".", "dot", "_", "dead", "events", "unreadable"]), min_size=1, max_size=8)
 NAMES = PARTS.map("".join).filter(lambda name: QUEUE_PATTERN.fullmatch(name) is not None)
 ANY = st.from_regex(QUEUE_PATTERN, fullmatch=True)

@@ -1,4 +1,4 @@
-"""What the transport says when something must be mended: one line, with the cause and the way out."""
+"""Refusals of the transport: one line with the cause and a remedy."""
 
 from __future__ import annotations
 
@@ -139,11 +139,11 @@ def test_a_server_other_than_sqs_is_refused() -> None:
 
 
 def test_the_host_inside_the_url_of_a_queue_is_never_connected_to(endpoint: Endpoint, transport: SqsTransport) -> None:
-    # The endpoint gives URLs with a host that does not exist: every call that goes well went elsewhere.
+    # The endpoint returns URLs with a host that does not exist, so a successful call did not connect to it.
     transport.send("mail", messages(1))
 
     assert endpoint.requests["SendMessageBatch"] == 1
-    assert "sqs.invalid" in "".join(transport._urls.values())  # noqa: SLF001  what it was given
+    assert "sqs.invalid" in "".join(transport._urls.values())  # noqa: SLF001  the URL from the service
 
 
 def test_a_closed_transport_opens_nothing_again(endpoint: Endpoint, transport: SqsTransport) -> None:
@@ -206,7 +206,7 @@ os._exit(0)
 
 
 class Page(BaseHTTPRequestHandler):
-    """A web server that has never heard of SQS."""
+    """A web server that does not implement SQS."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -214,5 +214,5 @@ class Page(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"<html>not found</html>")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its own name for it
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name in the base class
         pass

@@ -1,4 +1,4 @@
-"""The docs say what is so."""
+"""The docs match the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def known_tests() -> set[str]:
 
 
 def named_tests(page: str) -> dict[str, list[str]]:
-    """Return the rows of a page's tables, without their headings, each with the tests that it names."""
+    """Return the rows of a page's tables without headings, each with the tests that it names."""
     rows = re.sub(r"^\|.+\|\n\|[-|]+\|$", "", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
     return {row: re.findall(r"`(test_\w+)`", row) for row in re.findall(r"^\|(.+)\|$", rows, re.MULTILINE)}
 
@@ -119,13 +119,13 @@ def printed_by(block: str, names: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def worker_of(command: str, folder: Path) -> Iterator[Path]:
-    """Run the command of a worker in *folder*, and give the file that holds what it says."""
-    told = folder / "stderr"
-    with told.open("w") as stderr:
+    """Run a worker command in *folder*, and yield the file with its log."""
+    log_file = folder / "stderr"
+    with log_file.open("w") as stderr:
         words = command.removeprefix("$ taskharbor").split()
         worker = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], cwd=folder, stderr=stderr)
     try:
-        yield told
+        yield log_file
         worker.terminate()
         assert worker.wait(timeout=30) == 0
     finally:
@@ -139,14 +139,14 @@ def test_the_worker_of_the_readme_runs_and_logs_the_job(tmp_path: Path) -> None:
     app, command, enqueue, log = blocks[place - 1 : place + 3]
     (tmp_path / "greetings.py").write_text(app)
 
-    with worker_of(command, tmp_path) as told:
+    with worker_of(command, tmp_path) as log_file:
         done = subprocess.run(
             [sys.executable, "-c", enqueue], cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True
         )
         assert done.stdout == "greeted Grace\n"
 
     assert {form_of(line) for line in log.splitlines()} <= {
-        form_of(line[24:]) for line in told.read_text().splitlines()
+        form_of(line[24:]) for line in log_file.read_text().splitlines()
     }
 
 
@@ -160,7 +160,7 @@ def test_the_readme_shows_the_output_of_the_demo() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert_ledger_is_clean(shown)
     assert_ledger_is_clean(done.stdout)
-    # Times and counts differ from run to run. What is said does not.
+    # Times and counts differ between runs; the wording does not.
     assert {*map(form_of, shown.splitlines()[1:])} == {*map(form_of, done.stdout.splitlines())}
 
 
@@ -169,11 +169,11 @@ def assert_ledger_is_clean(text: str) -> None:
         int, re.findall(r"^accepted (\d+) · succeeded (\d+) · dead (\d+) · unfinished 0$", text, re.MULTILINE)[0]
     )
     assert accepted == succeeded + dead
-    assert dead == 3  # one is poison, and two are hopeless
+    assert dead == 3  # one kills its workers, two fail for good
     assert "\nlost 0 · overlapping 0\n" in text
     assert re.search(r"worker \d is killed with SIGKILL", text)
 
 
 def form_of(line: str) -> str:
-    """Return *line* without what differs from run to run: ids and numbers."""
+    """Return *line* without the parts that differ between runs: ids and numbers."""
     return re.sub(r" *\d+(\.\d+)?", "#", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", line))

@@ -19,7 +19,7 @@ TREE: Final = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
 
 
 def imports_for_type_checkers() -> dict[str, str]:
-    """Return what a type checker sees: the module of every name, by name."""
+    """Return the module of every name, as a type checker sees it."""
     [block] = [node for node in TREE.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return {
         alias.asname or alias.name: statement.module or ""
@@ -30,12 +30,12 @@ def imports_for_type_checkers() -> dict[str, str]:
 
 
 def imports_when_asked_for() -> dict[str, str]:
-    """Return what happens at run time: the module of every name, by name."""
+    """Return the module of every name at run time."""
     return {name: f"taskharbor.{home}" for name, home in taskharbor._HOMES.items()}  # noqa: SLF001  the table under test
 
 
 def printed_by(script: str) -> list[str]:
-    """Run *script* in a process that has imported nothing yet, and return the JSON it prints."""
+    """Run *script* in a new process, and return the JSON it prints."""
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30)
     names: list[str] = json.loads(done.stdout)
     return names
@@ -119,7 +119,7 @@ def test_a_client_on_the_memory_store_needs_the_standard_library_only() -> None:
 
 
 def modules_with_examples() -> list[str]:
-    # The command line's examples are commands; its own tests run them.
+    # The examples of the command line are commands; its own tests run them.
     modules = pkgutil.walk_packages([str(SOURCE)], prefix="taskharbor.", onerror=lambda _: None)
     names = [module.name for module in modules if module.name.split(".")[1] != "cli"]
     return [name for name in names if ">>> " in source_of(name)]

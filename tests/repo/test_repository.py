@@ -1,4 +1,4 @@
-"""Rules about the repository itself that no other tool holds."""
+"""Rules about the repository that no other tool checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = ROOT / "src" / "taskharbor"
 MODULES: Final = sorted(SOURCE.rglob("*.py"))
 
-# Without their endings, so that this file does not hold what it looks for.
+# Without their endings, so that this file does not contain them.
 REGISTRY_HOSTS: Final = [f"{name}.org" for name in ("pypi", "pythonhosted", "npmjs")]
 FOR_SIGNALS: Final = {("service", "queue.Empty"), ("service", "queue.SimpleQueue")}
 MACHINE_PATH: Final = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work)/\w")
@@ -108,7 +108,7 @@ def tracked_files() -> list[Path]:
     else:
         generated = {".venv", ".cache", "__pycache__", "build", "dist"}
         paths = [path for path in ROOT.rglob("*") if not is_generated(path.relative_to(ROOT), generated)]
-    return [path for path in paths if path.is_file()]  # git also lists what was deleted just now
+    return [path for path in paths if path.is_file()]  # git also lists deleted files
 
 
 def is_generated(path: Path, generated: set[str]) -> bool:
@@ -121,7 +121,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def exported(path: Path) -> list[str] | None:
-    """Return what is listed by hand; a list computed from what there is (the kit's cases) is complete anyway."""
+    """Return the literal `__all__`; a computed one (the kit's cases) is complete anyway."""
     for statement in parsed(path).body:
         match statement:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names)):
@@ -143,7 +143,7 @@ def public_names(path: Path) -> set[str]:
 
 
 def names_bound(statement: ast.stmt) -> list[str]:
-    """Return what a statement adds to its module; other people's names do not count."""
+    """Return the names that a statement defines in its module, without imports of third-party names."""
     match statement:
         case ast.ImportFrom(module=str() as module) if module.split(".")[0] == SOURCE.name:
             return [alias.asname or alias.name for alias in statement.names]

@@ -1,4 +1,4 @@
-"""When a cron expression fires."""
+"""Fire times of cron expressions."""
 
 from __future__ import annotations
 

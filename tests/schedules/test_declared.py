@@ -1,4 +1,4 @@
-"""Tasks that run again and again."""
+"""Scheduled tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two schedulers on one real store."""
+"""Two schedulers on one store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Driver
 
-LIMIT: Final = 30.0  # seconds; far more than a tick takes
+LIMIT_SECONDS: Final = 30.0  # far more than a tick takes
 ROUNDS: Final = 12
 SCHEDULES: Final = 5
 
@@ -35,7 +35,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def drivers(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path) -> Iterator[list[Driver]]:
-    """Give two connections to one store."""
+    """Yield two connections to one store."""
     url = emptied() if request.param == "postgres" else ""
     with ExitStack() as stack:
         yield [
@@ -55,7 +55,7 @@ def test_of_concurrent_schedulers_one_enqueues_the_job_of_each_fire_time(
 ) -> None:
     names = [f"minutely-{n}" for n in range(SCHEDULES)]
     Scheduler(drivers[0]).put([hourly(name, cron="* * * * *", missed="all") for name in names])
-    together = threading.Barrier(len(drivers), timeout=LIMIT)
+    together = threading.Barrier(len(drivers), timeout=LIMIT_SECONDS)
 
     def race(driver: Driver) -> None:
         scheduler = Scheduler(driver)
@@ -67,7 +67,7 @@ def test_of_concurrent_schedulers_one_enqueues_the_job_of_each_fire_time(
 
     with ThreadPoolExecutor(len(drivers)) as pool:
         for racer in [pool.submit(race, driver) for driver in drivers]:
-            racer.result(LIMIT)
+            racer.result(LIMIT_SECONDS)
 
     expected = [START + n * MINUTE for n in range(1, ROUNDS + 1)]
     assert {name: fire_times(drivers[0], name) for name in names} == dict.fromkeys(names, expected)

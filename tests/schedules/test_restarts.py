@@ -1,4 +1,4 @@
-"""Schedulers that are killed at any moment, and some that run at once."""
+"""Schedulers that are killed at random times while others run."""
 
 from __future__ import annotations
 
