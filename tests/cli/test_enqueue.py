@@ -196,7 +196,7 @@ def test_a_failed_audit_entry_does_not_fail_an_enqueue(console: Console, monkeyp
     said = console("enqueue", "t")
 
     assert (said.code, console.job(id_of(said.out)).type) == (ExitCode.OK, "t")
-    assert said.err == "done, but the audit entry failed: the store is out of reach: gone\n"
+    assert said.err == "done, but the audit entry failed: store unavailable: gone\n"
 
 
 def id_of(out: str) -> JobId:

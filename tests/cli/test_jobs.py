@@ -283,7 +283,7 @@ def test_a_job_that_is_not_there_ends_with_4(verb: str, console: Console) -> Non
     said = console("jobs", verb, missing)
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == f"error: there is no job {missing}; check the id\n"
+    assert said.err == f"error: job {missing} not found; check the id\n"
 
 
 @pytest.mark.parametrize("verb", ON_ONE)

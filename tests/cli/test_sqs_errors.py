@@ -33,12 +33,12 @@ WRONG: Final = [
     pytest.param(
         KEYS | REGION,
         EndpointFaults(),
-        ["no queue taskharbor-", "(eu-central-1)", "taskharbor sqs setup", "correct the region"],
+        ["does not exist at", "(eu-central-1)", "taskharbor sqs setup", "correct the region"],
         id="missing queue or wrong region",
     ),
     pytest.param(KEYS, EndpointFaults(), ["no AWS region", "set AWS_REGION"], id="no region"),
     pytest.param(KEYS | REGION, DENIED, ["is denied", "taskharbor sqs policy"], id="denied access"),
-    pytest.param(KEYS | REGION, BAD_KEY, ["does not accept", "correct the key"], id="bad credentials"),
+    pytest.param(KEYS | REGION, BAD_KEY, ["rejected the credentials", "correct the key"], id="bad credentials"),
     pytest.param(REGION, EndpointFaults(), ["no credentials", "set AWS_ACCESS_KEY_ID"], id="no credentials"),
 ]
 
@@ -52,7 +52,7 @@ def test_an_sqs_error_ends_a_command_with_one_line_and_a_fix(
 
     assert done.returncode == ExitCode.USAGE
     assert done.stdout == ""
-    assert done.stderr.startswith("error: the queue service refuses: ")
+    assert done.stderr.startswith("error: queue service refused: ")
     assert done.stderr.count("\n") == 1
     assert [word for word in words if word not in done.stderr] == []
 
@@ -63,7 +63,7 @@ def test_an_unavailable_sqs_ends_a_command_with_3() -> None:
         done = taskharbor("sqs", "status", **BARE, **KEYS, **REGION, AWS_ENDPOINT_URL_SQS=endpoint.url)
 
     assert done.returncode == ExitCode.CANNOT_CONNECT
-    assert done.stderr.startswith("error: the queue service is out of reach: ")
+    assert done.stderr.startswith("error: queue service unavailable: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -82,14 +82,14 @@ def test_worker_and_enqueuer_log_an_sqs_error_once_and_continue(
         ):
             job_id = Client(driver).enqueue(JobRequest(type="greet")).id
             logs = [tmp_path / "enqueuer", tmp_path / "worker"]
-            wait_until(lambda: all("the queue service refuses" in log.read_text() for log in logs))
+            wait_until(lambda: all("queue service refused" in log.read_text() for log in logs))
             for process in (enqueuer, worker):
                 process.send_signal(signal.SIGTERM)
             codes = [process.wait(LIMIT) for process in (enqueuer, worker)]
     stored = driver.inspector.get([job_id])
     driver.close()
 
-    refusals = [[line for line in log.read_text().splitlines() if "refuses" in line] for log in logs]
+    refusals = [[line for line in log.read_text().splitlines() if "service refused" in line] for log in logs]
     assert codes == [0, 0]
     assert [*stored] == [job_id]
     assert [len(lines) for lines in refusals] == [1, 1]

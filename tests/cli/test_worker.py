@@ -238,8 +238,8 @@ def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Dri
         janitor.send_signal(signal.SIGTERM)
         assert janitor.wait(LIMIT) == 0
 
-    assert f"job {job_id} (greet) is dead after attempt 1: attempts spent\n" in janitor.log()
-    assert events.with_name("events.hook").read_text() == "attempts spent"
+    assert f"job {job_id} (greet) is dead after attempt 1: attempts exhausted\n" in janitor.log()
+    assert events.with_name("events.hook").read_text() == "attempts exhausted"
 
 
 @pytest.mark.usefixtures("_in_a_folder", "_nothing_starts")

@@ -45,7 +45,7 @@ JOB: Final = JobId(new_token())
 TOKEN: Final = new_token()
 BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f1")
 
-FLAGS: Final = ("cancel_requested", "spent", "sent")
+FLAGS: Final = ("cancel_requested", "exhausted", "sent")
 JOBS: Final = "CREATE TABLE jobs (cancel_requested_at, attempt_count, max_attempts, sent_at)"
 OTHERS: Final = (
     "CREATE TABLE others AS SELECT 1 AS cancel_requested_at, 9 AS attempt_count, 9 AS max_attempts, 1 AS sent_at"

@@ -16,8 +16,8 @@ from taskharbor.core.request import (
     MAX_DELAY,
     MAX_KEY_CHARS,
     MAX_METADATA,
-    MAX_METADATA_KEY,
-    MAX_METADATA_VALUE,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
     MAX_SCHEDULED_FOR,
     MAX_TIMEOUT,
     MIN_SCHEDULED_FOR,
@@ -87,9 +87,11 @@ Priority = Annotated[int, Field(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[-1]), Be
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
 Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
 _MetadataKey = Annotated[
-    str, Field(min_length=1, max_length=MAX_METADATA_KEY, pattern=_STORABLE), AfterValidator(_storable)
+    str, Field(min_length=1, max_length=MAX_METADATA_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)
 ]
-_MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE, pattern=_STORABLE), AfterValidator(_storable)]
+_MetadataValue = Annotated[
+    str, Field(max_length=MAX_METADATA_VALUE_CHARS, pattern=_STORABLE), AfterValidator(_storable)
+]
 Metadata = Annotated[
     dict[_MetadataKey, _MetadataValue],
     Field(max_length=MAX_METADATA),
@@ -98,8 +100,8 @@ Metadata = Annotated[
         {
             "type": "object",
             "maxProperties": MAX_METADATA,
-            "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY, "pattern": _STORABLE},
-            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE, "pattern": _STORABLE},
+            "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY_CHARS, "pattern": _STORABLE},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS, "pattern": _STORABLE},
         }
     ),
 ]

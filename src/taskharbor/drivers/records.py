@@ -241,7 +241,7 @@ def landing_case(
     """
     flags: dict[str, LiteralString] = {
         "cancel_requested": f"{job}cancel_requested_at IS NOT NULL",
-        "spent": f"{attempts} >= {job}max_attempts",
+        "exhausted": f"{attempts} >= {job}max_attempts",
         "sent": f"{job}sent_at IS NOT NULL",
     }
     arms: list[tuple[LiteralString, Status]] = []

@@ -257,7 +257,7 @@ def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
         lease=LEASE,
         scheduler=harbor.scheduler(),
         relay=None if relay is None else lambda: loops.wake("outbox-relay"),
-        tell=HookCaller(harbor.hooks),
+        notify=HookCaller(harbor.hooks),
     )
     loops.add("janitor", service.tick)
     log.info("janitor started")

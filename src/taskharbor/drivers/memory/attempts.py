@@ -243,7 +243,7 @@ def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Set
     status = status_after(
         outcome.event,
         sent=ended.sent_at is not None,
-        spent=ended.is_exhausted,
+        exhausted=ended.is_exhausted,
         cancel_requested=ended.cancel_requested_at is not None,
     )
     _store_outcome(tables, ended, status, outcome, now)

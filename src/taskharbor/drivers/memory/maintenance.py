@@ -43,7 +43,7 @@ class MemoryMaintenance:
         status = status_after(
             Event.EXPIRE,
             sent=job.sent_at is not None,
-            spent=ended.is_exhausted,
+            exhausted=ended.is_exhausted,
             cancel_requested=job.cancel_requested_at is not None,
         )
         record_attempt(self._tables, job, now=now, event=Event.EXPIRE, status=status, outcome=lost)

@@ -117,7 +117,7 @@ def test_a_job_with_exhausted_attempts_cannot_be_claimed(subject: Subject) -> No
     job_id = subject.bring(Status.ENQUEUED)
     subject.exhaust(job_id)
 
-    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT, sends=1)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.EXHAUSTED, sends=1)]
 
 
 def test_a_job_of_a_paused_queue_cannot_be_claimed(subject: Subject) -> None:
@@ -175,7 +175,7 @@ def test_an_expired_lease_with_a_cancel_request_is_not_reclaimed_by_message(subj
 def test_an_expired_lease_with_exhausted_attempts_is_not_reclaimed_by_message(subject: Subject) -> None:
     job_id = lose(subject, max_attempts=1)
 
-    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.EXHAUSTED)]
 
 
 def test_an_expired_lease_in_a_paused_queue_is_not_reclaimed_by_message(subject: Subject) -> None:
@@ -222,7 +222,7 @@ def test_a_claim_refused_for_several_reasons_reports_the_first_in_order(subject:
     answers.append(subject.claim(job_id, types=["other"]))
 
     reasons = [answer.reason for [answer] in answers if isinstance(answer, Refused)]
-    assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.SPENT]
+    assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.EXHAUSTED]
 
 
 def test_a_reclaim_refused_for_several_reasons_reports_the_first_in_order(subject: Subject) -> None:
@@ -233,7 +233,7 @@ def test_a_reclaim_refused_for_several_reasons_reports_the_first_in_order(subjec
     answers.append(subject.claim(job_id, types=["other"]))
 
     reasons = [answer.reason for [answer] in answers if isinstance(answer, Refused)]
-    assert reasons == [RefusalReason.SPENT, RefusalReason.CANCEL_REQUESTED]
+    assert reasons == [RefusalReason.EXHAUSTED, RefusalReason.CANCEL_REQUESTED]
 
 
 def test_a_refusal_contains_the_number_of_the_newest_message(subject: Subject) -> None:

@@ -62,8 +62,8 @@ class QueueService:
     _count: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> None:
-        for shape in shapes:
+    def ensure_queues(self, specs: Sequence[QueueSpec]) -> None:
+        for shape in specs:
             self.queues.setdefault(shape.name, [])
 
     def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:

@@ -164,7 +164,7 @@ def _landing(event: Event, before: Job, after: Job) -> Status:
     return status_after(
         event,
         sent=before.sent_at is not None,
-        spent=after.is_exhausted,
+        exhausted=after.is_exhausted,
         cancel_requested=before.cancel_requested_at is not None,
     )
 
