@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskharbor.worker.pipeline import STAGES, build_pipeline
 from tools import render_picture, render_states
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ def test_no_two_cases_of_the_kit_have_the_same_name() -> None:
 
 def test_the_states_page_matches_the_table() -> None:
     assert render_states.PAGE.read_text() == render_states.page(), "run python -m tools.render_states"
+
+
+def test_the_picture_names_the_stages_that_the_pipeline_builds() -> None:
+    assert {*STAGES} <= {*build_pipeline.__code__.co_varnames}
 
 
 @pytest.mark.parametrize("path", render_picture.pictures(), ids=lambda path: path.stem)
@@ -220,7 +225,7 @@ def assert_ledger_is_clean(text: str) -> None:
     assert accepted == succeeded + dead
     assert dead == 3  # one kills its workers, two fail for good
     assert "\nlost 0 · overlapping 0\n" in text
-    assert re.search(r"worker \d is killed with SIGKILL", text)
+    assert re.search(r"killed worker \d with SIGKILL", text)
 
 
 def form_of(line: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.codec import JsonCodec
 from taskharbor.janitor import ClockGuard
@@ -23,10 +24,23 @@ from taskharbor.worker.stop_request import StopRequest
 from taskharbor.worker.timeouts import TimeoutMonitor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
     from taskharbor.worker.config import WorkerConfig
     from taskharbor.worker.handlers import HandlerRegistry
+
+
+STAGES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "source": "claims due jobs",
+        "executor": "runs the handler",
+        "recorder": "settles the job",
+        "hooks": "log and notify",
+    }
+)
+"""The way of a job through a worker; `tools/render_picture.py` draws it."""
 
 
 @dataclass(frozen=True, slots=True)
