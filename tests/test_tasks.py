@@ -232,7 +232,7 @@ def test_a_stored_call_that_does_not_fit_becomes_a_dead_letter_that_says_why(har
     job_id = harbor.client.enqueue(JobRequest(type="greet", payload={"nmae": "Ada"})).id
     harbor.worker().drain()
 
-    with pytest.raises(JobFailed, match=r"does not fit task 'greet': nmae: no such parameter"):
+    with pytest.raises(JobFailed, match=r"does not match task 'greet': nmae: no such parameter"):
         greet.handle(job_id).result()
     assert harbor.handle(job_id).job().attempt_count == 1
 
@@ -368,7 +368,7 @@ def test_a_method_or_an_unannotated_function_is_refused_by_name(quick: Harbor) -
 
 
 def test_a_task_is_not_made_of_a_task(quick: Harbor) -> None:
-    with pytest.raises(UsageError, match=r"task is 'greet': it is one already; .*aliases="):
+    with pytest.raises(UsageError, match=r"task is 'greet': it is already a task; .*aliases="):
 
         @quick.task(type="other")
         @quick.task

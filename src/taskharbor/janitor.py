@@ -36,7 +36,7 @@ With one check per period, a check could come just before the duty is due, and a
 two periods.
 """
 MAX_CLOCK_DRIFT: Final = timedelta(seconds=5)
-"""The maximum drift between the store's clock and this process's; more is a jump."""
+"""The maximum drift of the store's clock from this process's between two readings; more is a jump."""
 
 
 class ClockGuard:

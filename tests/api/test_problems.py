@@ -199,7 +199,7 @@ def test_a_store_with_another_codec_is_500_and_logged(
 
     assert [(answer.status_code, problem(answer)["code"]) for answer in answers] == [(500, "codec-mismatch")] * 2
     assert "aes-gcm+json" not in "".join(answer.text for answer in answers)
-    assert "written with the codec 'aes-gcm+json', not with 'json'" in caplog.text
+    assert "written with codec 'aes-gcm+json', not 'json'" in caplog.text
     assert driver.inspector.find(JobFilter(), limit=1).jobs == ()
 
 

@@ -170,7 +170,7 @@ def test_a_wait_that_times_out_ends_with_7_and_keeps_the_job(console: Console) -
     said = console("enqueue", "greet", "--wait", "--wait-for", "10ms")
 
     assert said.code == ExitCode.TIMED_OUT_WAITING
-    assert "did not end within" in said.err
+    assert "did not finish within" in said.err
     [job] = console("jobs", "list", "--json").data["jobs"]
     assert (job["status"] in FINAL, job["id"] in said.err) == (False, True)
 

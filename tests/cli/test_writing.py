@@ -34,7 +34,7 @@ harbor = Harbor(codec=AesGcmCodec({"k": bytes(32)}), policy=RetryPolicy(max_atte
 @harbor.task
 def pay(card: str) -> None: ...
 """
-REFUSED = "written with the codec 'aes-gcm+json', not with 'json'"
+REFUSED = "written with codec 'aes-gcm+json', not 'json'"
 
 
 @pytest.mark.parametrize("named", [[], ["--app", "shop.py"], ["--app", "shop:harbor"]])

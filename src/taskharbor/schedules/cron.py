@@ -29,7 +29,7 @@ def zone_named(timezone: str) -> tzinfo | None:
     """Return the time zone with this name, or None."""
     if timezone == "UTC":
         return UTC  # works without a time zone database
-    from zoneinfo import ZoneInfo  # noqa: PLC0415  slow to import: it imports sysconfig
+    from zoneinfo import ZoneInfo  # noqa: PLC0415  importing it takes as long as all of taskharbor
 
     with suppress(KeyError, ValueError, OSError):  # unknown; invalid; a directory
         return ZoneInfo(timezone)

@@ -78,7 +78,7 @@ def jittered(name: str, fire: datetime, jitter: timedelta) -> datetime:
 def _newest(times: Times, *, fire: datetime, since: datetime, until: datetime, most: int) -> list[datetime]:
     """Return the last *most* fire times from *since* to *until*, in order.
 
-    *fire* is always one of them, even if *times* omits it: the rules of its zone may have changed. The search
+    *fire* counts as a fire time even if *times* omits it: the rules of its zone may have changed. The search
     starts at the end and doubles its span, because only the last few of a year of minutes are wanted.
     """
     span = most * timedelta(minutes=1)
