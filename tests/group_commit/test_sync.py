@@ -293,7 +293,7 @@ def test_an_unavailable_store_fails_each_caller_of_the_batch_after_one_repeat(
     driver.may_go.set()
 
     errors = [each.exception(LIMIT) for each in behind]
-    assert [str(error) for error in errors] == 3 * ["the store is out of reach: no route"]
+    assert [str(error) for error in errors] == 3 * ["store unavailable: no route"]
     assert len(set(map(id, errors))) == 3
     assert not first.result(LIMIT).existed
     assert driver.batches[1] == driver.batches[2]
@@ -311,7 +311,7 @@ def test_each_caller_of_the_batch_gets_the_retry_time(client: Client, driver: Ga
     driver.may_go.set()
 
     errors = [each.exception(LIMIT) for each in behind]
-    assert [str(error) for error in errors] == 3 * ["the store is out of reach: gone; try again in 1 s"]
+    assert [str(error) for error in errors] == 3 * ["store unavailable: gone; try again in 1 s"]
     assert driver.repeats == [False, False]
 
 
