@@ -604,7 +604,7 @@ def test_a_client_with_another_codec_is_refused_and_stores_nothing(
     client = Client(driver)
 
     for _ in range(2):
-        with pytest.raises(CodecMismatch, match="with the codec 'ZipCodec', not with 'json'"):
+        with pytest.raises(CodecMismatch, match="with codec 'ZipCodec', not 'json'"):
             write(client)
 
     assert [job.id for job in driver.inspector.find(JobFilter(), limit=10).jobs] == [first.id]
