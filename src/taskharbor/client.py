@@ -9,7 +9,6 @@ import os
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import product
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.codec import CODEC_SETTING, JsonCodec, check_codec, codec_name
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("taskharbor.client")
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
-_NO_DELAY: Final = timedelta(0)
-_NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Client:
@@ -301,27 +298,31 @@ class Client:
                 payload, digest = json.encode(request.payload, context=b""), b""
             except PayloadNotEncodable as error:
                 raise InvalidRequest([_payload_problem(error)]) from error
-        attempts = self._attempts
         if has_defaults:
-            defaults = (None, _NO_DELAY, None, 0, key, digest, _NO_METADATA)
-            return new_job((job_id, request.type, request.queue, payload, now, attempts, *defaults))
-        when = request.scheduled_for
-        return new_job(
-            (
-                job_id,
-                exact_str(request.type),
-                exact_str(request.queue),
-                payload,
-                now,
-                int(request.max_attempts or attempts),
-                None if when is None else when.astimezone(UTC),
-                request.delay or _NO_DELAY,
-                request.timeout,
-                int(request.priority),
-                None if key is None else exact_str(key),
-                digest,
-                _exact_strings(request.metadata),
+            return new_job(
+                id=job_id,
+                type=request.type,
+                queue=request.queue,
+                payload=payload,
+                created_at=now,
+                max_attempts=self._attempts,
+                idempotency_key=key,
+                digest=digest,
             )
+        return new_job(
+            id=job_id,
+            type=exact_str(request.type),
+            queue=exact_str(request.queue),
+            payload=payload,
+            created_at=now,
+            max_attempts=int(request.max_attempts or self._attempts),
+            scheduled_for=None if request.scheduled_for is None else request.scheduled_for.astimezone(UTC),
+            delay=request.delay or timedelta(0),
+            timeout=request.timeout,
+            priority=int(request.priority),
+            idempotency_key=None if key is None else exact_str(key),
+            digest=digest,
+            metadata=_exact_strings(request.metadata),
         )
 
     def _encode_with_digest(self, request: JobRequest, job_id: JobId) -> tuple[bytes, bytes]:

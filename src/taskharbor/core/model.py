@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import timedelta
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.codec import Codec, JsonCodec
@@ -135,6 +136,8 @@ class Job(JobSummary):
         return JobSummary(**{name: getattr(self, name) for name in JobSummary.__slots__})
 
 
+_NO_DELAY: Final = timedelta(0)
+_NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 _new: Final = object.__new__  # skip __init__: assigning slots directly takes 0.5 µs, not 5
 _MutableSummary: Final = mutable_twin(JobSummary)
 _MutableJob: Final = mutable_twin(Job)
@@ -172,16 +175,33 @@ def stored_summary(values: Sequence[Any]) -> JobSummary:
     return job  # type: ignore[no-any-return]
 
 
-def new_job(values: Sequence[Any]) -> NewJob:
-    """Return the new job with these field *values*, from ``id`` to ``metadata``."""
+# fmt: on
+
+
+def new_job(
+    *,
+    id: JobId,
+    type: str,
+    queue: str,
+    payload: bytes,
+    created_at: datetime,
+    max_attempts: int,
+    scheduled_for: datetime | None = None,
+    delay: timedelta = _NO_DELAY,
+    timeout: timedelta | None = None,
+    priority: int = 0,
+    idempotency_key: str | None = None,
+    digest: bytes = b"",
+    metadata: Mapping[str, str] = _NO_METADATA,
+) -> NewJob:
+    """Return ``NewJob(…)`` in a third of the time."""
     job = _new(_MutableNewJob)
-    (
-        job.id, job.type, job.queue, job.payload, job.created_at, job.max_attempts, job.scheduled_for, job.delay,
-        job.timeout, job.priority, job.idempotency_key, job.digest, job.metadata,
-    ) = values
+    job.id, job.type, job.queue, job.payload = id, type, queue, payload
+    job.created_at, job.max_attempts, job.scheduled_for, job.delay = created_at, max_attempts, scheduled_for, delay
+    job.timeout, job.priority, job.idempotency_key, job.digest = timeout, priority, idempotency_key, digest
+    job.metadata = metadata
     job.__class__ = NewJob
     return job  # type: ignore[no-any-return]
-# fmt: on
 
 
 def payload_context(job_id: JobId, job_type: str) -> bytes:
