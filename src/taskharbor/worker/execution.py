@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class StopReason(Enum):
     """Why an attempt shall stop. One that came first stays, but for a lost lease, which beats all."""
 
-    CANCEL = "its cancel was requested"
-    TIMEOUT = "its timeout has passed"
-    SHUTDOWN = "its worker shuts down"
-    LOST = "its lease is lost"
+    CANCEL = "cancel requested"
+    TIMEOUT = "timed out"
+    SHUTDOWN = "worker shutting down"
+    LOST = "lease lost"
 
 
 class Execution:
