@@ -416,7 +416,7 @@ def test_progress_that_is_no_number_is_refused_at_once(said: tuple[Any, ...], qu
 
     with pytest.raises(
         JobFailed,
-        match=r"progress is .*: give whole numbers of at most 64 bits for done and total, and text for the note",
+        match=r"progress is .*: done and total must be integers of at most 64 bits, and note must be text",
     ):
         handle.result()
 

@@ -91,7 +91,7 @@ def test_a_mismatch_that_is_found_late_stops_the_worker(late: Worker, caplog: py
 
     with pytest.raises(CodecMismatch):
         late.codec_check.raise_refusal()
-    assert "worker stops: the payloads in this store" in caplog.text
+    assert "stopping worker: the payloads in this store" in caplog.text
 
 
 def test_a_mismatch_that_is_found_late_ends_a_drain(late: Worker) -> None:

@@ -43,7 +43,7 @@ def test_a_visibility_not_longer_than_the_heartbeat_is_refused(options: dict[str
     text = str(refused.value)
     assert "visibility" in text
     assert given in text
-    assert f"longer than the heartbeat, {beat}" in text
+    assert f"longer than the heartbeat ({beat})" in text
     assert "raise visibility, or shorten heartbeat or lease" in text
 
 

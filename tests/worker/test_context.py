@@ -27,7 +27,7 @@ def test_progress_too_large_to_store_is_refused_and_loses_no_progress_of_others(
 ) -> None:
     def render(_job: Job, ctx: Context) -> None:
         ctx.progress(-LARGEST - 1, LARGEST)
-        with pytest.raises(UsageError, match=r"progress is .*: give whole numbers of at most 64 bits"):
+        with pytest.raises(UsageError, match=r"progress is .*: done and total must be integers of at most 64 bits"):
             ctx.progress(*said)
         wait_until(lambda: stored(driver, job_id).progress is not None)
 

@@ -124,7 +124,7 @@ def test_a_lifespan_that_fails_to_end_is_told_and_changes_nothing(
         quick.worker().drain()
 
     assert handle.result() == 7
-    assert "the lifespan did not end well" in caplog.text
+    assert "failed after its yield" in caplog.text
 
 
 def test_a_lifespan_that_does_not_yield_once_or_comes_second_is_refused(quick: Harbor) -> None:
@@ -147,12 +147,12 @@ def test_a_lifespan_that_is_no_generator_is_refused_where_it_is_defined(quick: H
         yield app
 
     with pytest.raises(
-        UsageError, match=r"lifespan is managed: write a function that yields: .* needs no @contextmanager"
+        UsageError, match=r"lifespan is managed: must be a generator function .* without @contextmanager"
     ):
         quick.lifespan(managed)  # type: ignore[type-var]
-    with pytest.raises(UsageError, match="lifespan is needy: it is called without arguments"):
+    with pytest.raises(UsageError, match="lifespan is needy: must have no required parameters"):
         quick.lifespan(needy)  # type: ignore[type-var]
-    with pytest.raises(UsageError, match="lifespan is plain: write a function that yields"):
+    with pytest.raises(UsageError, match="lifespan is plain: must be a generator function"):
 
         @quick.lifespan  # type: ignore[type-var]
         def plain() -> int:

@@ -99,7 +99,7 @@ def test_a_pair_serves_handlers_of_both_colours(driver: Driver) -> None:
 def test_middleware_without_the_colour_of_the_handler_is_refused_when_that_is_registered(
     handler: Any, middleware: Any
 ) -> None:
-    with pytest.raises(UsageError, match=r"give a pair \(plain, async\) to serve both"):
+    with pytest.raises(UsageError, match=r"pass a pair \(sync, async\) to support both"):
         worker_for(MemoryDriver(), {"greet": handler}, middleware=[middleware])
 
 

@@ -196,7 +196,7 @@ def test_the_commands_work(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 def test_a_worker_goes_on_while_the_newest_migration_is_applied_and_after(
     shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.worker.heartbeats.PERIOD", timedelta(milliseconds=200))
+    monkeypatch.setattr("taskharbor.worker.heartbeats.WORKER_HEARTBEAT", timedelta(milliseconds=200))
     with shop.working() as worker:
         before = shop.add.enqueue(1, 1)
         assert before.result(timeout=20) == 2
