@@ -35,7 +35,7 @@ class HandlerCancelled(Exception):
     """A handler raised `asyncio.CancelledError` although the worker did not cancel it."""
 
     def __str__(self) -> str:
-        return "the handler was cancelled, or awaited something that was; not by this worker"
+        return "the handler raised CancelledError, but this worker did not cancel it"
 
 
 class UnprintableError(Exception):
@@ -46,7 +46,7 @@ class UnprintableError(Exception):
         self.name, self.raised = name, raised
 
     def __str__(self) -> str:
-        return f"a {self.name}, which raised {self.raised} on being looked at"
+        return f"{self.name} cannot be formatted: it raised {self.raised}"
 
 
 class OutcomeSink(Protocol):
