@@ -10,7 +10,7 @@ env: .venv/.installed ## Set up .venv from the lock (PYTHON=python3.12 picks ano
 	@:
 
 check: env ## The quick half of test: lint, types, import contracts
-	@$(BIN)/python -m tools.checks lint types contracts
+	@$(BIN)/python -m tools.checks lint types contracts words
 
 test: env ## Everything CI runs: lint, types, import contracts, all behaviour
 	@$(BIN)/python -m tools.checks

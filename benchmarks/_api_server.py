@@ -1,4 +1,4 @@
-"""The API of a store beside an empty endpoint and a bare SELECT, in a process that tells its own CPU time."""
+"""An API server that also has an empty endpoint, a bare SELECT, and an endpoint for its own CPU time."""
 
 from __future__ import annotations
 

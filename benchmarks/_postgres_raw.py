@@ -1,7 +1,7 @@
-"""What a careful engineer would write by hand: psycopg and the same work, and nothing of TaskHarbor.
+"""The baseline: the driver's work written directly with psycopg, without TaskHarbor.
 
-The tables are those that ``taskharbor migrate up`` makes. Claims and acks check what the
-driver checks, are fenced by the token, tally what ended, and fetch every column of a job.
+The tables are those of ``taskharbor migrate up``. Claims and acks make the driver's checks,
+are fenced by the token, count finished jobs, and fetch every column of a job.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def connect(url: str) -> psycopg.Connection[Any]:
 
 
 def drain(db: psycopg.Connection[Any], batch: int) -> int:
-    """Claim and ack until nothing is left; return how many jobs that were."""
+    """Claim and ack until no job is left. Return the number of jobs."""
     done = 0
     while True:
         token = uuid4()
@@ -91,7 +91,7 @@ def drain(db: psycopg.Connection[Any], batch: int) -> int:
 
 
 def copy(db: psycopg.Connection[Any], ids: Sequence[UUID], payload: bytes, keys: list[str] | None = None) -> None:
-    """Store rows that are ready, under their keys if they have any."""
+    """Store prepared rows, with their keys if they have any."""
     [now] = db.execute("SELECT statement_timestamp()").fetchone() or []
     names: Sequence[str | None] = keys or [None] * len(ids)
     with db.transaction(), db.cursor() as cursor:
@@ -107,7 +107,7 @@ def copy(db: psycopg.Connection[Any], ids: Sequence[UUID], payload: bytes, keys:
 
 
 def copy_made(db: psycopg.Connection[Any], payloads: Sequence[object]) -> None:
-    """Make ids and JSON for *payloads*, and store them."""
+    """Generate ids and JSON for *payloads*, and store them."""
     [now] = db.execute("SELECT statement_timestamp()").fetchone() or []
     with db.cursor() as cursor, cursor.copy(COPY) as sink:
         sink.set_types(("uuid", "text", "text", "int4", "bytea", "timestamptz", "timestamptz", "int4", "text"))
@@ -122,14 +122,14 @@ INSERT = """
 
 
 def latencies(url: str, count: int) -> list[float]:
-    """Return the seconds from an INSERT with a NOTIFY behind it until a listener has claimed the job."""
-    asked, claimed, is_claimed = list[float](), list[float](), threading.Event()
+    """Return the seconds from an INSERT followed by a NOTIFY until a listener has claimed the job."""
+    inserted, claimed, is_claimed = list[float](), list[float](), threading.Event()
 
     def listen() -> None:
-        with connect(url) as ear, connect(url) as db:
-            ear.execute("LISTEN bare")
+        with connect(url) as connection, connect(url) as db:
+            connection.execute("LISTEN bare")
             is_claimed.set()
-            for _ in ear.notifies(timeout=30, stop_after=count):
+            for _ in connection.notifies(timeout=30, stop_after=count):
                 db.execute(CLAIM, {"token": uuid4(), "lease": LEASE, "limit": 1}, binary=True).fetchall()
                 claimed.append(time.perf_counter())
                 is_claimed.set()
@@ -140,9 +140,9 @@ def latencies(url: str, count: int) -> list[float]:
     with connect(url) as db:
         for _ in range(count):
             is_claimed.clear()
-            asked.append(time.perf_counter())
+            inserted.append(time.perf_counter())
             db.execute(INSERT, [uuid4()])
             db.execute("NOTIFY bare")
             is_claimed.wait(10)
     listener.join(10)
-    return [end - start for start, end in zip(asked, claimed, strict=True)]
+    return [end - start for start, end in zip(inserted, claimed, strict=True)]

@@ -1,4 +1,4 @@
-"""What the benchmarks of delivery share: credentials for no real account, and queues."""
+"""Shared helpers of the delivery benchmarks: test credentials, queues and counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME: Final = "taskharbor-default"
 
 @contextmanager
 def credentials() -> Iterator[None]:
-    """Let this process and its children find keys that are worth nothing, and no others."""
+    """Set test credentials for this process and its children, and hide real ones."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**KEYS, "AWS_CONFIG_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true"}.items():
             patch.setenv(name, value)
@@ -31,7 +31,7 @@ def credentials() -> Iterator[None]:
 
 @contextmanager
 def transport_to(url: str, *, visibility: timedelta) -> Iterator[SqsTransport]:
-    """Give a transport to the endpoint at *url*, where all queues are made."""
+    """Yield a transport for the endpoint at *url*, with all queues created."""
     with closing(SqsTransport(endpoint_url=url, region=REGION)) as transport:
         keep = timedelta(days=1)
         transport.ensure_queues(
@@ -41,12 +41,12 @@ def transport_to(url: str, *, visibility: timedelta) -> Iterator[SqsTransport]:
 
 
 def depth(url: str) -> int:
-    """Return how many messages for jobs there are, seen by the endpoint itself."""
+    """Return how many job messages the endpoint holds."""
     counts: list[int] = control(url, {})["depths"][NAME]
     return sum(counts)
 
 
 def asked(url: str) -> dict[str, Any]:
-    """Return how often each operation was called, by the endpoint's own count."""
+    """Return how often each operation was called, as counted by the endpoint."""
     counts: dict[str, Any] = control(url, {})["requests"]
     return counts

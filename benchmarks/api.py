@@ -1,7 +1,7 @@
-"""What a create costs the server beside an empty endpoint, and how long reads take over a million jobs.
+"""The server's CPU time for a create compared with an empty endpoint, and the latency of reads with a million jobs.
 
-The server is a process of its own on PostgreSQL with fsync on; clients are in another. Sides that are
-compared are called in turns; a ratio is the median over the pairs.
+The server is a separate process on PostgreSQL with fsync on. Compared sides are measured in turn, and
+a ratio is the median over the pairs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def measured(*, jobs: int, dead: int, pairs: int, creates: int, reads: int) -> d
 
 
 def grow(driver: PostgresDriver, jobs: int, dead: int) -> None:
-    """Fill the store: dead letters, finished jobs, and a tenth that waits."""
+    """Fill the store with dead letters, finished jobs, and a tenth of waiting jobs."""
     boom = Failure(type="ValueError", message="boom", fingerprint="f00d")
     fill(driver, dead)
     while claims := driver.reserve(
@@ -97,8 +97,8 @@ def read_all(site: ApiRig, driver: PostgresDriver, url: str, reads: int) -> dict
 
 
 def read_one(site: ApiRig, url: str, path: str, reads: int) -> dict[str, float]:
-    """Compare with a bare SELECT through the same stack; and tell what a request made the store do at most."""
-    site.times(path, 20)  # statements are prepared, and pages are in memory
+    """Compare a read with a bare SELECT through the same stack, and return the cost of its statements."""
+    site.times(path, 20)  # prepare statements and cache pages
     execute(url, "SELECT pg_stat_statements_reset()")
     ours = percentile(site.times(path, reads))
     [(slowest, buffers)] = execute(url, _STATEMENTS)
@@ -126,21 +126,21 @@ def percentile(seconds: list[float]) -> float:
 
 
 class ApiRig:
-    """Clients of the server, over plain sockets: a client that costs much would be all that is measured."""
+    """Clients of the server on plain sockets, so that the client's own cost does not dominate."""
 
     def __init__(self, port: int, key: str) -> None:
         self._port = port
         self._head = f"Host: localhost\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
 
     def cpu_of(self, path: str, count: int) -> float:
-        """Return how many microseconds of CPU the server takes for a POST."""
+        """Return the server's CPU microseconds per POST."""
         before = self._cpu()
-        asyncio.run(self._crowd(self._request("POST", path, BODY), count))
+        asyncio.run(self._run_clients(self._request("POST", path, BODY), count))
         return 1e6 * (self._cpu() - before) / count
 
     def times(self, path: str, count: int) -> list[float]:
-        """Return how long GETs take, four at a time."""
-        return asyncio.run(self._crowd(self._request("GET", path), count, clients=4))
+        """Return the latencies of GETs, four at a time."""
+        return asyncio.run(self._run_clients(self._request("GET", path), count, clients=4))
 
     def _cpu(self) -> float:
         return float(asyncio.run(self._once(self._request("GET", "/cpu"))))
@@ -154,7 +154,7 @@ class ApiRig:
         writer.close()
         return body
 
-    async def _crowd(self, request: bytes, count: int, clients: int = CLIENTS) -> list[float]:
+    async def _run_clients(self, request: bytes, count: int, clients: int = CLIENTS) -> list[float]:
         shares = await asyncio.gather(*(self._client(request, count // clients) for _ in range(clients)))
         return [seconds for share in shares for seconds in share]
 
@@ -180,7 +180,7 @@ async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
 
 class NoSuccess(Exception):
-    """A request was refused: its time means nothing."""
+    """A request failed, so its time is meaningless."""
 
 
 @contextmanager

@@ -1,13 +1,13 @@
-"""20,000 and more generated requests, good and bad, against every operation of the OpenAPI document.
+"""Send more than 20,000 generated requests, valid and invalid, to every operation of the OpenAPI document.
 
-An answer of 5xx, an undocumented status or a body that breaks its schema raises: there are no figures then.
+A 5xx response, an undocumented status or a body that does not match its schema raises, so there are no figures.
 """
 
 from __future__ import annotations
 
 from tests.support.fuzzing import fuzz
 
-REQUESTS = 24_000  # of which some operations cannot make enough different ones
+REQUESTS = 24_000  # fewer are sent: some operations do not have enough different requests
 SEEDS = 10
 
 

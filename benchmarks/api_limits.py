@@ -1,7 +1,7 @@
-"""What heavy and hostile requests cost the other clients of the API.
+"""The effect of heavy and hostile requests on other clients of the API.
 
-The server is a process of its own on PostgreSQL, clients are in this one. Memory is the peak of the server's
-resident set (VmHWM) on a fresh process, after one request.
+The server is a separate process on PostgreSQL. Memory is the peak resident set (VmHWM) of a fresh server
+process after one request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def figures() -> dict[str, object]:
 
 
 def list_peak(server: PostgresServer, size: int) -> float:
-    """Return the peak MB of a server that listed jobs of *size* once."""
+    """Return the peak MB of a server that listed jobs with payloads of *size* bytes once."""
     with store(server) as (driver, url):
         for _ in range(JOBS // 10):
             Client(driver).enqueue_many([JobRequest(type="greet", payload="x" * size)] * 10)
@@ -76,7 +76,7 @@ def key_of(driver: PostgresDriver) -> str:
 
 
 def batches() -> dict[str, bytes]:
-    """Return bodies of the largest size, each heavy in its own way; some are refused."""
+    """Return bodies of the maximum size that are expensive in different ways. Some are rejected."""
     return {
         "keys": _batch("{" + ",".join(f'"k{n}":1' for n in range(300_000)) + "}"),
         "keys before a space": _batch("{" + ",".join(f'"k{n}" :1' for n in range(300_000)) + "}"),
@@ -104,7 +104,7 @@ def _jobs(payload: object, count: int) -> bytes:
 
 
 class ApiRig:
-    """How to reach the API of a store."""
+    """Starts API servers for a store and measures them."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url = url
@@ -112,7 +112,7 @@ class ApiRig:
 
     @contextmanager
     def served(self, files: int | None = None) -> Iterator[Running]:
-        """Start a server that may have *files* open, and stop it."""
+        """Run a server with at most *files* open files inside the block."""
         command = [sys.executable, "-m", "benchmarks._api_server", self._url]
         if files is not None:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
@@ -130,13 +130,13 @@ class ApiRig:
             sending = threading.Thread(target=running.post_batches, args=(body,))
             running.livez()
             sending.start()
-            slowest = 0.0  # it includes what the machine takes for a request at any time: see "nothing"
+            slowest = 0.0  # it includes the latency of an idle server, which "nothing" measures
             while sending.is_alive():
                 slowest = max(slowest, running.livez())
             return slowest
 
     def half_requests(self) -> dict[str, object]:
-        """Hold connections with half a request each, and ask on another one."""
+        """Hold connections with half a request each, and measure a request on another connection."""
         with self.served(FILES) as running, ExitStack() as open_ones:
             for _ in range(SLOW_CONNECTIONS):
                 last = open_ones.enter_context(socket.create_connection(("127.0.0.1", running.port), TIMEOUT_SECONDS))
@@ -165,7 +165,7 @@ def _seconds(call: Callable[[], object], begun: float) -> float | str:
 
 
 class Running:
-    """A server that runs."""
+    """A running server."""
 
     def __init__(self, port: int, pid: int, key: str) -> None:
         self.port = port
@@ -176,7 +176,7 @@ class Running:
         return self._ask("GET", path)
 
     def post_batches(self, body: bytes) -> None:
-        """Send *body* some times; nothing, for a second."""
+        """Send *body* several times, or wait a second if it is empty."""
         if not body:
             threading.Event().wait(1)
         for _ in range(BATCHES if body else 0):

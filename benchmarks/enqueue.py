@@ -1,9 +1,9 @@
-"""One job at a time: from many threads, from many coroutines and from one caller, beside raw inserts by hand.
+"""Enqueue one job at a time from many threads, many coroutines and one caller, compared with raw inserts.
 
-By hand is one psycopg connection for each thread, on which each row is one prepared INSERT
-that commits by itself, with the same columns in the same table. All on a server of its own
-with fsync on. Sides work in turns, so that the noise of the machine falls on all; a ratio is the
-median over the rounds. ``statements`` says how many went to the server for a job.
+The raw side has one psycopg connection per thread. Each row is one prepared, autocommitted INSERT
+with the same columns in the same table. The server has fsync on. Sides are measured in turn, so that
+machine noise affects all of them, and a ratio is the median over the rounds. ``statements`` is the
+number of statements per job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.postgres import PostgresDriver
 
-ROUNDS: Final = 25  # many and short: what a disk does from second to second differs more than what is compared
+ROUNDS: Final = 25  # many short rounds, because disk speed varies more from second to second than the sides differ
 CALLERS: Final = 32
 EACH: Final = 40
 LONE: Final = 200
@@ -72,7 +72,7 @@ def one(server: PostgresServer) -> dict[str, object]:
 
 def compared(sides: dict[str, Callable[[], None]], count: int, driver: PostgresDriver) -> dict[str, object]:
     for work in sides.values():
-        work()  # once unmeasured: it connects, and prepares
+        work()  # a warm-up that connects and prepares statements
     statements = dict.fromkeys(sides, 0)
     rounds = []
     for _ in range(ROUNDS):

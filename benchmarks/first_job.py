@@ -1,4 +1,4 @@
-"""What somebody new goes through, from a clone on, with the commands of the README, and how long each step takes."""
+"""Run a new user's first steps with the README's commands, from the clone on, and measure how long each takes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 README: Final = (ROOT / "README.md").read_text("utf-8")
-LIMIT: Final = 300  # seconds for the longest step
-LOOK: Final = 0.2
+TIMEOUT_SECONDS: Final = 300  # for the longest step
+POLL_SECONDS: Final = 0.2
 STORE: Final = "sqlite:///.taskharbor/dev.db"
 SLOW: Final = """
 
@@ -33,11 +33,11 @@ def slow() -> str:
         time.sleep(3600)
     return "done"
 """
-MENDED: Final = """
+FIXED: Final = """
 
 @harbor.task
-def unheard_of() -> str:
-    return "heard"
+def unknown_task() -> str:
+    return "done"
 """
 
 
@@ -57,12 +57,12 @@ def walk(folder: Path) -> dict[str, float]:
     (folder / "greetings.py").write_text(app() + SLOW)
     with user.developing() as dev:
         with took.step("from taskharbor dev to the first job"):
-            until(lambda: " runs greet" in dev.said())
+            until(lambda: " runs greet" in dev.output())
             user.run(*readme_line("enqueue greet"))
             assert "SUCCEEDED" in user.run(*readme_line("jobs list"))
         with took.step("a job survives the kill -9 of its worker"):
             survive(user, folder)
-        with took.step("a dead letter is mended and requeued"):
+        with took.step("a dead letter is fixed and requeued"):
             requeue(user, folder)
     return took.seconds
 
@@ -72,27 +72,29 @@ def survive(user: User, folder: Path) -> None:
     until((folder / "seen").exists)
     [worker] = json.loads(user.run("workers", "list", "--json", "--url", STORE))["workers"]
     os.kill(worker["pid"], signal.SIGKILL)
-    (folder / "greetings.py").write_text(app() + SLOW + "\n")  # saved, so that a worker starts again
+    (folder / "greetings.py").write_text(app() + SLOW + "\n")  # a change of the file restarts the worker
     user.run("jobs", "wait", job, "--timeout", "2m", "--url", STORE)
 
 
 def requeue(user: User, folder: Path) -> None:
-    job = user.run("enqueue", "unheard_of", "--url", STORE).strip()
+    job = user.run("enqueue", "unknown_task", "--url", STORE).strip()
     until(lambda: json.loads(user.run("jobs", "show", job, "--json", "--url", STORE))["status"] == "DEAD")
-    (folder / "greetings.py").write_text(app() + SLOW + MENDED)
-    until(lambda: "unheard_of" in user.run("workers", "list", "--json", "--url", STORE))
+    (folder / "greetings.py").write_text(app() + SLOW + FIXED)
+    until(lambda: "unknown_task" in user.run("workers", "list", "--json", "--url", STORE))
     user.run("dead", "requeue", job, "--yes", "--url", STORE)
     user.run("jobs", "wait", job, "--timeout", "2m", "--url", STORE)
 
 
 class User:
-    """Somebody with a terminal in *folder*."""
+    """A user with a terminal in *folder*."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def sh(self, *words: str) -> str:
-        done = subprocess.run(words, cwd=self._folder, capture_output=True, text=True, check=False, timeout=LIMIT)
+        done = subprocess.run(
+            words, cwd=self._folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr}")
         return done.stdout
@@ -102,14 +104,14 @@ class User:
 
     @contextmanager
     def developing(self) -> Iterator[Developing]:
-        file = self._folder / "said"
+        file = self._folder / "output"
         command = ["env/bin/taskharbor", *readme_line("dev"), "--port", "0"]
-        with file.open("w") as said:
-            process = subprocess.Popen(command, cwd=self._folder, stderr=said, stdout=said)
+        with file.open("w") as output:
+            process = subprocess.Popen(command, cwd=self._folder, stderr=output, stdout=output)
         try:
             yield Developing(file)
             process.send_signal(signal.SIGINT)
-            if code := process.wait(LIMIT):
+            if code := process.wait(TIMEOUT_SECONDS):
                 raise RuntimeError(f"taskharbor dev ended with {code}: {file.read_text()}")
         finally:
             process.kill()
@@ -117,17 +119,17 @@ class User:
 
 
 class Developing:
-    """`taskharbor dev` under way."""
+    """A running `taskharbor dev`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self._file.read_text()
 
 
 class Steps:
-    """How long each step took."""
+    """Measures how long each step takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -149,12 +151,12 @@ def readme_line(start: str) -> list[str]:
     return str(line).split()
 
 
-def until(is_so: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + LIMIT
-    while not is_so():
-        if time.monotonic() > give_up_at:
-            raise TimeoutError(is_so)
-        time.sleep(LOOK)  # noqa: TID251  nothing here can be waited for
+def until(is_true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not is_true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(is_true)
+        time.sleep(POLL_SECONDS)  # noqa: TID251  there is no event to wait for
 
 
 if __name__ == "__main__":

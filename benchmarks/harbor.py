@@ -1,4 +1,4 @@
-"""How soon a task starts: after an enqueue of its own, and after the commit of a transaction that it joined."""
+"""The latency from enqueue to start of a task, on the harbor's own connection and in a joined transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDS: Final = 200
-LIMIT: Final = 30.0  # seconds; what is waited for comes within milliseconds
+TIMEOUT_SECONDS: Final = 30.0  # a start takes milliseconds
 
 
 def figures() -> dict[str, object]:
@@ -60,13 +60,13 @@ def start_latencies(harbor: Harbor, db: psycopg.Connection) -> dict[str, float]:
 
 
 def in_turns(ways: dict[str, Callable[[], float]], started: SimpleQueue[float]) -> dict[str, float]:
-    """Take turns, so that the noise of the machine falls on all, and return the median of each and their ratio."""
+    """Measure in turn, so that machine noise affects all, and return the median of each and their ratio."""
     took: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(ROUNDS + 10):
         for name, enqueue in ways.items():
             began = enqueue()
-            waited = started.get(timeout=LIMIT) - began
-            if turn >= 10:  # by then everything is connected
+            waited = started.get(timeout=TIMEOUT_SECONDS) - began
+            if turn >= 10:  # skip the warm-up
                 took[name].append(waited)
     medians = {name: round(statistics.median(each) * 1_000, 2) for name, each in took.items()}
     return medians | {"joined, times own": round(medians["joined"] / medians["own connection"], 2)}

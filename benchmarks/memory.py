@@ -1,4 +1,4 @@
-"""What the parts below every store cost: codec, ids, client, and full cycles on the memory driver."""
+"""The cost of the parts that all stores share: codec, ids, client, and full cycles on the memory driver."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def enqueue(batch: int) -> float:
 
 
 def cycle(batch: int) -> float:
-    """Take jobs through their whole life, *batch* at a time."""
+    """Insert, reserve and ack jobs, *batch* at a time."""
     driver = MemoryDriver()
     client = Client(driver)
     requests = [JobRequest(type="greet", payload=PAYLOAD) for _ in range(batch)]

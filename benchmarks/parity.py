@@ -1,6 +1,6 @@
-"""Many random runs of the same calls on SQLite and in memory, each answer and each row compared.
+"""Run the same random calls on SQLite and in memory, and compare each answer and each row.
 
-They are other runs each time. A difference raises, with the shortest run that shows it: there are no figures then.
+Each execution uses new random runs. A difference raises with the shortest run that shows it, so there are no figures.
 """
 
 from __future__ import annotations

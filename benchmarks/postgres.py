@@ -1,7 +1,7 @@
-"""The PostgreSQL driver beside a loop by hand, under a million finished jobs, and under an old snapshot.
+"""The PostgreSQL driver compared with a raw psycopg loop, with a million finished jobs, and under an old snapshot.
 
-All on a server of its own with fsync on. Sides that are compared work in turns, so that the
-noise of the machine falls on both; a ratio is the median over the pairs.
+The server has fsync on. Compared sides are measured in turn, so that machine noise affects
+both, and a ratio is the median over the pairs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def compared(pairs: list[tuple[float, float]], one: str, other: str) -> dict[str
 
 
 def rate(driver: PostgresDriver, count: int, work: Callable[[], int]) -> float:
-    """Return how many of *count* new jobs *work* drains in a second."""
+    """Insert *count* jobs, drain them with *work*, and return the jobs per second."""
     fill(driver, count)
     start = time.perf_counter()
     done = work()
@@ -83,7 +83,7 @@ def rate(driver: PostgresDriver, count: int, work: Callable[[], int]) -> float:
 
 
 class WrongCount(Exception):
-    """A drain did not drain what was there: its rate means nothing."""
+    """A drain did not process all jobs, so its rate is meaningless."""
 
 
 def drain(driver: PostgresDriver, batch: int, *, most: int | None = None) -> int:
@@ -106,7 +106,7 @@ def new_job() -> NewJob:
 
 
 def bulk_insert(server: PostgresServer) -> dict[str, object]:
-    """From requests to committed rows, beside a COPY of rows that are ready, and one that makes ids and JSON itself."""
+    """Compare a bulk insert with a COPY of prepared rows, and with a COPY that generates ids and JSON itself."""
     with store(server) as (driver, url), closing(raw.connect(url)) as db:
         client = Client(driver)
         return {
@@ -143,7 +143,7 @@ def bulk_pair(
 
 
 def with_history(server: PostgresServer) -> dict[str, object]:
-    """Compare a database full of finished jobs with an empty one: in rate, and in what a job touches."""
+    """Compare a database full of finished jobs with an empty one, in jobs per second, buffers and WAL bytes."""
     with store(server) as (full, full_url), store(server) as (empty, empty_url):
         while (done := finished(full_url)) < FINISHED:
             fill(full, count := min(100_000, FINISHED - done))
@@ -163,7 +163,7 @@ def finished(url: str) -> int:
 
 
 def touched(driver: PostgresDriver, url: str) -> tuple[float, float, float]:
-    """Return jobs a second of a drain at batch 100, and the buffers and WAL bytes that each job took."""
+    """Drain in batches of 100, and return the jobs per second, and the buffers and WAL bytes per job."""
     execute(url, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
     count = JOBS[100]
     fill(driver, count)
@@ -185,11 +185,11 @@ def under_snapshot(server: PostgresServer) -> dict[str, float]:
 
 
 def last_and_first(server: PostgresServer) -> tuple[float, float]:
-    """Return the rates of a drain's last tenth and of its first, while somebody's old snapshot is open.
+    """Return the rates of the last and the first tenth of a drain while another session holds an old snapshot.
 
-    VACUUM can remove nothing then. It comes by before the last tenth, as it would by itself sooner or later: what it
-    tells the planner, that no job is in process, must not matter. What was written before is flushed before each of the
-    two, or it would be while one of them is timed.
+    VACUUM can remove nothing then. It runs before the last tenth, as autovacuum would at some time: its statistics,
+    that no job is running, must not matter. A CHECKPOINT before each tenth flushes earlier writes, so that they are
+    not flushed while it is timed.
     """
     with store(server) as (driver, url):
         fill(driver, UNDER_SNAPSHOT)

@@ -1,7 +1,7 @@
-"""Processes at a durable PostgreSQL that is killed ten times under them.
+"""Processes on a durable PostgreSQL server that is killed ten times.
 
-A job that is lost, settled twice or not as it was told raises, and so does a process that
-does not work again within five seconds: there are no figures then.
+A job that is lost, settled twice or settled with another outcome raises, and so does a process
+that does not work again within five seconds, so there are no figures.
 """
 
 from __future__ import annotations

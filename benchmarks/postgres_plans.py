@@ -1,7 +1,7 @@
-"""How PostgreSQL runs what runs all day, with a million jobs in each leaf that grows.
+"""The plans of all frequent statements in PostgreSQL, with a million jobs in each growing partition.
 
-The plans are judged as the tests judge them, at ten times their size. A bad one raises, with its name: there are no
-figures then.
+The checks are those of the tests, at ten times their size. A bad plan raises with its name, so there are no
+figures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.support.postgres import database
 from tests.support.query_plans import BATCH, Ran, Watched, all_day, fill, leave_statistics_alone, vacuum, watched
 
 SIZE = 1_000_000
-ROUNDS = 2  # what they leave under way is passed by the next dispatch
+ROUNDS = 2  # in the second, dispatch passes the jobs that the first left enqueued
 
 
 def figures() -> dict[str, object]:

@@ -13,8 +13,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 CACHE: Final = ROOT / ".cache" / "pythons"
 VERSIONS: Final = ("3.11", "3.12", "3.13", "3.14")
 GROUPS: Final = ("behaviour", "stores", "postgres", "worker", "harbor", "cli", "delivery", "api")
-INSTALLED_WITHIN: Final = 1_200  # seconds
-TESTED_WITHIN: Final = 3_600
+INSTALL_SECONDS: Final = 1_200
+TEST_SECONDS: Final = 3_600
 
 
 def figures() -> dict[str, object]:
@@ -26,27 +26,27 @@ def figures() -> dict[str, object]:
 
 
 def interpreter(version: str) -> Path | None:
-    """Return the Python of that version: on the PATH, or installed beside the one that runs this."""
-    beside = sorted(Path(sys.base_prefix).parent.glob(f"*{version}.*/bin/python{version}"))
+    """Return the Python of that version: on the PATH, or installed next to the running one."""
+    installed = sorted(Path(sys.base_prefix).parent.glob(f"*{version}.*/bin/python{version}"))
     on_path = shutil.which(f"python{version}")
-    return beside[-1] if beside else Path(on_path) if on_path else None
+    return installed[-1] if installed else Path(on_path) if on_path else None
 
 
 def environment(version: str, python: Path) -> Path:
     folder = CACHE / version
     shutil.rmtree(folder, ignore_errors=True)
-    run([python, "-m", "venv", folder], INSTALLED_WITHIN)
+    run([python, "-m", "venv", folder], INSTALL_SECONDS)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run([*pip, "--require-hashes", "-r", ROOT / "requirements-dev.lock"], INSTALLED_WITHIN)
-    run([*pip, "--no-deps", "--no-build-isolation", "--editable", ROOT], INSTALLED_WITHIN)
+    run([*pip, "--require-hashes", "-r", ROOT / "requirements-dev.lock"], INSTALL_SECONDS)
+    run([*pip, "--no-deps", "--no-build-isolation", "--editable", ROOT], INSTALL_SECONDS)
     return folder / "bin" / "python"
 
 
 def tested(python: Path) -> dict[str, object]:
-    """Return how many tests passed, if all did."""
+    """Run the tests and return how many passed. Raise if any failed."""
     command: list[str | Path] = [python, "-m", "tools.checks", *GROUPS]
     ended = subprocess.run(
-        command, cwd=ROOT, check=False, capture_output=True, text=True, errors="replace", timeout=TESTED_WITHIN
+        command, cwd=ROOT, check=False, capture_output=True, text=True, errors="replace", timeout=TEST_SECONDS
     )
     if ended.returncode != 0:
         raise RuntimeError(f"{python}:\n{ended.stdout}")

@@ -1,7 +1,7 @@
-"""How a day of five million finished jobs goes, beside a process that keeps finishing jobs.
+"""Prune a day of five million finished jobs while another thread keeps finishing jobs.
 
-A day that is not gone after `MOST_DUTIES` duties raises, and so does one that leaves a key, an attempt or a
-count behind: there are no figures then.
+A day that is not removed after `MAX_DUTIES` duties raises, and so does a remaining key, attempt or count, so there
+are no figures.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from taskharbor.testing.postgres import PostgresServer
 
 JOBS: Final = 5_000_000
 KEYED: Final = 50
-"""One job in so many has an idempotency key; as many others an attempt, and a tenth of those an event."""
-MOST_DUTIES: Final = 1_000
+"""One job in this many has an idempotency key. As many have an attempt, and a tenth of those have an event."""
+MAX_DUTIES: Final = 1_000
 LEASE: Final = timedelta(seconds=30)
 QUIET_SECONDS: Final = 5.0
 
@@ -86,7 +86,7 @@ def figures(jobs: int = JOBS) -> dict[str, object]:
 
 
 def fill(url: str, jobs: int) -> str:
-    """Make a leaf that is past its retention, and put *jobs* into it, on the server's side."""
+    """Create a partition past its retention, and fill it with *jobs* jobs on the server."""
     day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - RETENTION - timedelta(days=2)
     leaf = f"th_jobs_finished_{day:%Y%m%d}"
     asked: dict[str, Any] = {"day": day, "ms": round(day.timestamp() * 1_000), "jobs": jobs, "keyed": KEYED}
@@ -103,17 +103,17 @@ def fill(url: str, jobs: int) -> str:
 
 
 def prune_day(driver: PostgresDriver, url: str, leaf: str) -> list[float]:
-    """Do the duty of pruning until the day is gone, and return how many seconds each took."""
+    """Run the prune duty until the day is removed, and return how many seconds each run took."""
     janitor = Janitor(ThreadRuntime(sync_threads=1), driver, lease=LEASE)
-    _, prune = janitor._duties["prune"]  # noqa: SLF001  without the minute between two of them
+    _, prune = janitor._duties["prune"]  # noqa: SLF001  without the minute between two runs
     seconds: list[float] = []
     with psycopg.connect(url, autocommit=True) as db:
         while db.execute("SELECT to_regclass(%s)", [leaf]).fetchone() != (None,):
             start = time.monotonic()
             prune()
             seconds.append(time.monotonic() - start)
-            if len(seconds) > MOST_DUTIES:
-                raise RuntimeError(f"{leaf} is there after {MOST_DUTIES} duties")
+            if len(seconds) > MAX_DUTIES:
+                raise RuntimeError(f"{leaf} still exists after {MAX_DUTIES} duties")
     return seconds
 
 
@@ -128,11 +128,11 @@ def check(url: str) -> None:
         """
         left = db.execute(query).fetchone()
     if left is None or any(left):
-        raise RuntimeError(f"the day left behind: {left}")
+        raise RuntimeError(f"rows of the day remain: {left}")
 
 
 class Finishing:
-    """A thread that finishes one job after the other, and knows how long the slowest settle took."""
+    """A thread that finishes one job after the other, and measures the slowest settle."""
 
     def __init__(self, url: str) -> None:
         self._driver = PostgresDriver(url)
@@ -153,7 +153,7 @@ class Finishing:
         self._ended.wait(seconds)
 
     def slowest(self) -> float:
-        """Return the seconds of the slowest settle since this was last asked."""
+        """Return the seconds of the slowest settle since the last call."""
         slowest, self._slowest = self._slowest, 0.0
         return slowest
 

@@ -1,7 +1,7 @@
-"""When schedules fire, in every time zone, whenever its clocks were changed in ten years; and days full of crashes.
+"""Fire times around all clock changes of ten years in every time zone, and simulated days with crashes.
 
-A fire time that differs from that of a walk through the minutes raises, and so does one without a job, or
-with two: there are no figures then. Zones whose clocks ran alike for ten years are walked through once.
+A fire time that differs from the oracle's raises, and so does one without a job or with two jobs, so there
+are no figures. Zones with equal clocks for ten years are checked once.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from tests.support.cron_oracle import MINUTE, RULES, changes, disagreements, yea
 from tests.support.scheduler_day import SchedulerDay
 
 FIRST, LAST = 2017, 2026
-EVERY = timedelta(minutes=97)  # how often it is asked what comes next
+EVERY = timedelta(minutes=97)  # between two checks of the next fire time
 DAYS = 60
 
 
 def figures(first: int = FIRST, last: int = LAST, days: int = DAYS) -> dict[str, object]:
     start = time.monotonic()
     alike = _zones_alike(year(first), year(last + 1))
-    for moments, names in alike:
-        for change in moments:
+    for times, names in alike:
+        for change in times:
             if found := disagreements(names[0], change, every=EVERY):
                 raise RuntimeError("; ".join(found))
     return {
         "years": f"{first} to {last}",
         "zones": sum(len(names) for _, names in alike),
         "zones that differ": len(alike),
-        "changes of clocks": sum(len(moments) * len(names) for moments, names in alike),
-        "changes walked through": sum(len(moments) for moments, _ in alike),
+        "changes of clocks": sum(len(times) * len(names) for times, names in alike),
+        "changes walked through": sum(len(times) for times, _ in alike),
         "expressions": len(RULES),
         "disagreements": 0,
         "seconds": round(time.monotonic() - start),
@@ -40,14 +40,14 @@ def figures(first: int = FIRST, last: int = LAST, days: int = DAYS) -> dict[str,
 
 
 def _zones_alike(start: datetime, end: datetime) -> list[tuple[tuple[datetime, ...], list[str]]]:
-    """Return when clocks were changed, and the zones where they ran alike for all of the time, minute by minute."""
+    """Return the times of clock changes, and the zones whose clocks were equal in every minute."""
     alike: dict[tuple[tuple[datetime, ...], tuple[object, ...]], list[str]] = defaultdict(list)
     for name in sorted(available_timezones()):
         zone = ZoneInfo(name)
-        moments = tuple(changes(zone, start, end))
-        minutes = [start, *(moment + n * MINUTE for moment in moments for n in range(61))]
-        alike[moments, tuple(minute.astimezone(zone).utcoffset() for minute in minutes)].append(name)
-    return [(moments, names) for (moments, _), names in alike.items()]
+        times = tuple(changes(zone, start, end))
+        minutes = [start, *(time_of_change + n * MINUTE for time_of_change in times for n in range(61))]
+        alike[times, tuple(minute.astimezone(zone).utcoffset() for minute in minutes)].append(name)
+    return [(times, names) for (times, _), names in alike.items()]
 
 
 def _days(count: int) -> dict[str, object]:

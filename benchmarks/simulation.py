@@ -1,6 +1,6 @@
-"""As many simulated worlds as fit into five minutes, each of another seed: half of that time for those with messages.
+"""Run simulations with new seeds for five minutes: half of the time in mode "polling", half in mode "sqs".
 
-A world in which a promise is broken raises, with the seed that shows it again: there are no figures then.
+A violation raises with its seed, so there are no figures.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from taskharbor.testing.simulation import REQUIRED_COVERAGE, REQUIRED_MESSAGE_CO
 if TYPE_CHECKING:
     from taskharbor.testing.simulation import Mode, SeedReport
 
-SECONDS: Final = 300.0
+RUN_SECONDS: Final = 300.0
 BATCH: Final = 1_000
-FIRST: Final = 1_000_000  # not those that every run of the tests goes through
+FIRST: Final = 1_000_000  # beyond the seeds of the tests
 
 
-def figures(seconds: float = SECONDS, first: int = FIRST) -> dict[str, object]:
+def figures(seconds: float = RUN_SECONDS, first: int = FIRST) -> dict[str, object]:
     return {
-        "polling": _worlds("polling", seconds / 2, first, REQUIRED_COVERAGE),
-        "by messages": _worlds("sqs", seconds / 2, first, REQUIRED_MESSAGE_COVERAGE),
+        "polling": _run_mode("polling", seconds / 2, first, REQUIRED_COVERAGE),
+        "by messages": _run_mode("sqs", seconds / 2, first, REQUIRED_MESSAGE_COVERAGE),
     }
 
 
-def _worlds(mode: Mode, seconds: float, first: int, expected: frozenset[str]) -> dict[str, object]:
+def _run_mode(mode: Mode, seconds: float, first: int, expected: frozenset[str]) -> dict[str, object]:
     start = time.monotonic()
     tally = Tally()
     while time.monotonic() - start < seconds:
-        for verdict in run_seeds(range(first + tally.worlds, first + tally.worlds + BATCH), mode):
-            tally.take(verdict)
+        for report in run_seeds(range(first + tally.worlds, first + tally.worlds + BATCH), mode):
+            tally.add(report)
     if missing := expected - set(tally.seen):
         raise RuntimeError(f"never seen: {sorted(missing)}")
     return {
@@ -47,18 +47,18 @@ def _worlds(mode: Mode, seconds: float, first: int, expected: frozenset[str]) ->
 
 
 class Tally:
-    """What many worlds add up to."""
+    """The totals of many simulations."""
 
     def __init__(self) -> None:
         self.worlds = self.jobs = self.happenings = 0
         self.faults: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
 
-    def take(self, verdict: SeedReport) -> None:
-        if verdict.violations:
-            raise RuntimeError(str(verdict))
+    def add(self, report: SeedReport) -> None:
+        if report.violations:
+            raise RuntimeError(str(report))
         self.worlds += 1
-        self.jobs += verdict.jobs
-        self.happenings += verdict.happenings
-        self.faults.update(verdict.faults)
-        self.seen.update(verdict.seen)
+        self.jobs += report.jobs
+        self.happenings += report.happenings
+        self.faults.update(report.faults)
+        self.seen.update(report.seen)

@@ -1,7 +1,7 @@
-"""Full cycles (insert, reserve, ack) on the SQLite driver, beside a hand-written loop of the same statements.
+"""Full cycles (insert, reserve, ack) on the SQLite driver, compared with a raw sqlite3 loop of the same statements.
 
-Both sides work in turns on files of their own, so that the noise of the machine falls
-on both; a ratio is the median over the pairs.
+Both sides are measured in turn on separate files, so that machine noise affects both, and a
+ratio is the median over the pairs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settlement
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.drivers.sqlite.claim import TAKE_ANY
+from taskharbor.drivers.sqlite.claim import CLAIM_ANY_TYPE
 from taskharbor.drivers.sqlite.insert import INSERT_JOB
 from taskharbor.drivers.sqlite.settle import ACK
 
@@ -66,7 +66,7 @@ def paired(one: Callable[[], float], other: Callable[[], float], names: tuple[st
 
 
 def ours(driver: SqliteDriver, batch: int) -> float:
-    """Take jobs through their whole life with the driver; return jobs a second, not counting the making of the jobs."""
+    """Run full cycles with the driver, and return the jobs per second without the time to create them."""
     took = 0.0
     for _ in range(JOBS[batch] // batch):
         jobs = [new_job() for _ in range(batch)]
@@ -92,7 +92,7 @@ def open_raw(file: Path, synchronous: str) -> sqlite3.Connection:
 
 
 def by_hand(db: sqlite3.Connection, batch: int) -> float:
-    """Do the same with nothing but sqlite3 and the driver's own statements."""
+    """Run full cycles with only sqlite3 and the driver's statements."""
     took = 0.0
     for _ in range(JOBS[batch] // batch):
         ids = [new_job_id().bytes for _ in range(batch)]
@@ -106,7 +106,7 @@ def by_hand(db: sqlite3.Connection, batch: int) -> float:
         db.execute("BEGIN IMMEDIATE")
         taker = {"token": token, "ends": now + 30_000_000, "worker": "w", "now": now}
         asked = {"queue": "default", "due": now, "overdue": now - 30_000_000, "limit": batch}
-        rows = db.execute(TAKE_ANY, taker | asked).fetchall()
+        rows = db.execute(CLAIM_ANY_TYPE, taker | asked).fetchall()
         db.execute("COMMIT")
         db.execute("BEGIN IMMEDIATE")
         db.executemany(ACK, [{"id": row[0], "token": token, "now": now, "result": None} for row in rows])

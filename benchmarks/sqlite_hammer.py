@@ -1,6 +1,6 @@
-"""Two processes at one SQLite file for a minute, one of them killed ten times.
+"""Two processes on one SQLite file for a minute, one of them killed ten times.
 
-A job that is lost, settled twice or not in its row raises: there are no figures then.
+A job that is lost, settled twice or different from its row raises, so there are no figures.
 """
 
 from __future__ import annotations

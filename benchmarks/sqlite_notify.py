@@ -1,4 +1,4 @@
-"""How soon a process at a SQLite file hears of another one's job, and what listening and ringing cost."""
+"""The latency of notifications between two processes on a SQLite file, and the cost of listening and notifying."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 ROUNDS = 1_000
-ROUNDS_BY_LOOKING = 100
+POLLED_ROUNDS = 100
 CALLS = 5_000
 IDLE = timedelta(seconds=20)
 DEADLINE = timedelta(seconds=30)
@@ -38,14 +38,14 @@ def figures() -> dict[str, object]:
                 "milliseconds between two processes": latencies(driver, file),
                 "microseconds": costs(file),
                 "seconds of CPU in an hour of waiting": {
-                    f"a look every {look.total_seconds() * 1_000:g} ms": cpu_per_hour(file, look)
+                    f"a check every {look.total_seconds() * 1_000:g} ms": cpu_per_hour(file, look)
                     for look in (DATA_VERSION_POLL, timedelta(milliseconds=10), timedelta(milliseconds=1))
                 },
             }
 
 
 def latencies(driver: SqliteDriver, file: Path) -> dict[str, object]:
-    bell = SqliteNotifier(file)
+    notifier = SqliteNotifier(file)
     with closing(sqlite3.connect(file)) as db:
         joined = driver.join(db)
 
@@ -55,27 +55,27 @@ def latencies(driver: SqliteDriver, file: Path) -> dict[str, object]:
             return time.monotonic_ns()
 
         return {
-            "from the ring until wait returns": heard(
-                file, lambda: begun(lambda: bell.notify([new_job()], now=0)), ROUNDS
+            "from the notify until wait returns": wake_latency(
+                file, lambda: begun(lambda: notifier.notify([new_job()], now=0)), ROUNDS
             ),
-            "from the call of insert, with its commit": heard(
+            "from the call of insert, with its commit": wake_latency(
                 file, lambda: begun(lambda: driver.insert([new_job()])), ROUNDS
             ),
-            "from a commit that cannot ring": heard(file, commit, ROUNDS_BY_LOOKING, pause=DATA_VERSION_POLL),
+            "from a commit that cannot notify": wake_latency(file, commit, POLLED_ROUNDS, pause=DATA_VERSION_POLL),
         }
 
 
 def begun(call: Callable[[], object]) -> int:
-    """Make the call, and return when it began."""
+    """Make the call and return when it began."""
     start = time.monotonic_ns()
     call()
     return start
 
 
-def heard(
+def wake_latency(
     file: Path, act: Callable[[], int], rounds: int, *, pause: timedelta = timedelta(milliseconds=2)
 ) -> dict[str, float]:
-    """Let another process wait, *act* here, and compare the moment that tells with the moment the other woke up."""
+    """Return how long another process needs to wake up after the time that *act* returns, in milliseconds."""
     here, there = SPAWN.Pipe()
     other = SPAWN.Process(target=listen, args=(file, there, rounds))
     other.start()
@@ -86,10 +86,10 @@ def heard(
 
 
 def one_round(here: Connection, act: Callable[[], int], pause: timedelta) -> float:
-    here.poll(0.002 + random.random() * pause.total_seconds())  # nothing comes: by then the other waits again
+    here.poll(0.002 + random.random() * pause.total_seconds())  # give the other process time to wait again
     start = act()
     if not here.poll(DEADLINE.total_seconds()):
-        raise TimeoutError("it was never heard")
+        raise TimeoutError("the other process did not wake up")
     woke: int = here.recv()
     return (woke - start) / 1e6
 
@@ -103,14 +103,14 @@ def listen(file: Path, there: Connection, rounds: int) -> None:
 
 
 def costs(file: Path) -> dict[str, float]:
-    bell, jobs = SqliteNotifier(file), [new_job()]
+    notifier, jobs = SqliteNotifier(file), [new_job()]
     with closing(ChangeWatch(file, every=DATA_VERSION_POLL)) as watch:
-        taken = {"a ring that nobody listens to": microseconds(lambda: bell.notify(jobs, now=0))}
+        taken = {"a notify without listeners": microseconds(lambda: notifier.notify(jobs, now=0))}
         with ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(closing(SqliteListener(file, ["default"])))
-            taken["a ring for four listeners"] = microseconds(lambda: bell.notify(jobs, now=0))
-        return taken | {"a look at the file": microseconds(watch.check)}
+            taken["a notify for four listeners"] = microseconds(lambda: notifier.notify(jobs, now=0))
+        return taken | {"a check of the file": microseconds(watch.check)}
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -125,7 +125,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def cpu_per_hour(file: Path, look: timedelta) -> float:
-    with closing(SqliteListener(file, ["default"], look=look)) as listener:
+    with closing(SqliteListener(file, ["default"], poll=look)) as listener:
         start = time.process_time()
         listener.wait(IDLE)
         return round((time.process_time() - start) * (timedelta(hours=1) / IDLE), 1)

@@ -1,8 +1,8 @@
-"""What delivery by SQS costs: calls for each job, the enqueuer beside a loop by hand, and both modes on the same jobs.
+"""The cost of delivery by SQS: calls per job, the enqueuer compared with a raw loop, and both modes on the same jobs.
 
-Endpoints are processes of their own on this machine: no network, and none of AWS's own latency. Sides
-that are compared work in turns. More than 0.35 calls for a job, or an enqueuer that is slower than 0.8
-times the loop, raises.
+Endpoints are separate processes on this machine, without a network or the latency of AWS. Compared sides
+are measured in turn. More than 0.35 calls per job, or an enqueuer with less than 0.8 times the rate of
+the loop, raises.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.postgres import compared, store
 from benchmarks.worker import fill, nothing, percentiles
 from benchmarks.worker_memory import Count
 from taskharbor import Client, JobRequest
+from taskharbor.delivery.transport import BATCH_LIMIT
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import tuned_interpreter
@@ -44,10 +45,9 @@ SENT: Final = 8_000
 STARTS: Final = 100
 CONCURRENCY: Final = 100
 VISIBILITY: Final = timedelta(minutes=1)
-LIMIT: Final = 60.0  # seconds
-MOST_CALLS: Final = 0.35
-LEAST_RATIO: Final = 0.8
-TENS: Final = 10
+TIMEOUT_SECONDS: Final = 60.0
+MAX_CALLS: Final = 0.35
+MIN_RATIO: Final = 0.8
 OPERATIONS: Final = ("SendMessageBatch", "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch")
 
 
@@ -64,10 +64,10 @@ def figures() -> dict[str, object]:
             ours = both_modes(server, url)
         with running(EMULATORS["ministack"]) as url:
             theirs = both_modes(server, url)
-    if calls["in all"] > MOST_CALLS:
-        raise RuntimeError(f"a job takes {calls['in all']} calls, more than {MOST_CALLS}")
-    if sent["ratio"] < LEAST_RATIO:
-        raise RuntimeError(f"the enqueuer has {sent['ratio']} times the rate of the loop, less than {LEAST_RATIO}")
+    if calls["in all"] > MAX_CALLS:
+        raise RuntimeError(f"a job takes {calls['in all']} calls, more than {MAX_CALLS}")
+    if sent["ratio"] < MIN_RATIO:
+        raise RuntimeError(f"the enqueuer has {sent['ratio']} times the rate of the loop, less than {MIN_RATIO}")
     return {
         "calls for each job": calls,
         "jobs a second, one worker, all messages sent before": drained,
@@ -78,7 +78,7 @@ def figures() -> dict[str, object]:
 
 
 def calls_for_each_job(server: PostgresServer, url: str) -> tuple[dict[str, float], int]:
-    """Return how often SQS is called for a job where there are many, by the endpoint's own count, and jobs a second."""
+    """Return the SQS calls per job for many jobs, as counted by the endpoint, and the jobs per second."""
     with store(server) as (driver, _), _sqs.transport_to(url, visibility=VISIBILITY) as transport:
         before = _sqs.asked(url)
         fill(driver, JOBS)
@@ -97,18 +97,18 @@ def calls_for_each_job(server: PostgresServer, url: str) -> tuple[dict[str, floa
 
 
 def beside_raw(server: PostgresServer, url: str) -> dict[str, float]:
-    """Return how many messages the enqueuer sends in a second, and how many a loop that knows no store."""
+    """Return the messages per second of the enqueuer and of a loop without a store."""
     with _sqs.transport_to(url, visibility=VISIBILITY) as transport:
         return compared([sent_both_ways(server, url, transport) for _ in range(SENDS)], "enqueuer", "raw boto3 loop")
 
 
 def sent_both_ways(server: PostgresServer, url: str, transport: SqsTransport) -> tuple[float, float]:
-    # A store of its own for each turn: in an older one jobs would be due to be sent again.
+    # A new store for each turn: in an older one jobs would be due for a resend.
     with store(server) as (driver, _), closing(raw_client(url)) as sqs:
         fill(driver, SENT)
         rates = rate(lambda: send_all(driver, transport, SENT)), rate(lambda: send_by_hand(sqs))
         if (found := _sqs.depth(url)) != 2 * SENT:
-            raise RuntimeError(f"{found} messages were sent, and not {2 * SENT}")
+            raise RuntimeError(f"{found} messages were sent, not {2 * SENT}")
         sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName=_sqs.NAME)["QueueUrl"])
         return rates
 
@@ -123,14 +123,14 @@ def send_all(driver: PostgresDriver, transport: SqsTransport, count: int) -> Non
     enqueuer = DueTaskEnqueuer(
         ThreadRuntime(sync_threads=1), driver, transport, queues=[_sqs.QUEUE], max_unclaimed=2 * count
     )
-    wanted = transport.calls["SendMessageBatch"] + count // TENS
+    wanted = transport.calls["SendMessageBatch"] + count // BATCH_LIMIT
     enqueuer.start()
     try:
-        give_up_at = time.monotonic() + LIMIT
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while transport.calls["SendMessageBatch"] < wanted:
-            if time.monotonic() > give_up_at:
+            if time.monotonic() > deadline:
                 raise TimeoutError("not all messages were sent")
-            time.sleep(0.005)  # noqa: TID251  nothing rings when the last one is out
+            time.sleep(0.005)  # noqa: TID251  there is no event for the last send
     finally:
         enqueuer.stop()
 
@@ -138,22 +138,22 @@ def send_all(driver: PostgresDriver, transport: SqsTransport, count: int) -> Non
 def send_by_hand(sqs: Any) -> None:
     queue = sqs.get_queue_url(QueueName=_sqs.NAME)["QueueUrl"]
     body = '{"v":1,"id":"019a8f00-0000-7000-8000-000000000001","seq":1}'
-    for _ in range(0, SENT, TENS):
+    for _ in range(0, SENT, BATCH_LIMIT):
         sqs.send_message_batch(
-            QueueUrl=queue, Entries=[{"Id": str(number), "MessageBody": body} for number in range(TENS)]
+            QueueUrl=queue, Entries=[{"Id": str(number), "MessageBody": body} for number in range(BATCH_LIMIT)]
         )
 
 
 def both_modes(server: PostgresServer, url: str) -> dict[str, Any]:
-    """Run the same jobs by polling and by messages, each mode on a store of its own, in turns."""
+    """Run the same jobs by polling and by messages in turn, each mode on its own store."""
     with (
         store(server) as (polled, _),
-        store(server) as (rung, at),
+        store(server) as (delivered, store_url),
         _sqs.transport_to(url, visibility=VISIBILITY) as transport,
-        enqueuer_process(at, url),
+        enqueuer_process(store_url, url),
     ):
-        pairs = [(jobs_a_second(rung, transport), jobs_a_second(polled, None)) for _ in range(PAIRS)]
-        starts = {"SQS": seconds_to_start(rung, transport), "polling": seconds_to_start(polled, None)}
+        pairs = [(jobs_a_second(delivered, transport), jobs_a_second(polled, None)) for _ in range(PAIRS)]
+        starts = {"SQS": seconds_to_start(delivered, transport), "polling": seconds_to_start(polled, None)}
     return {
         "jobs a second": compared(pairs, "SQS", "polling"),
         "milliseconds from enqueue to start": {mode: percentiles(seconds) for mode, seconds in starts.items()},
@@ -166,13 +166,13 @@ def enqueuer_process(store_url: str, url: str) -> Iterator[None]:
     command = [*given, sys.executable, "-m", "taskharbor.cli", "enqueuer", "--url", store_url]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as enqueuer:
         assert enqueuer.stderr is not None
-        said = enqueuer.stderr.readline()
-        assert "serves" in said, said
+        line = enqueuer.stderr.readline()
+        assert "serves" in line, line
         try:
             yield
         finally:
             enqueuer.terminate()
-            enqueuer.wait(LIMIT)
+            enqueuer.wait(TIMEOUT_SECONDS)
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def running_worker(
 
 
 def jobs_a_second(driver: PostgresDriver, transport: SqsTransport | None) -> float:
-    """Return how many jobs run in a second, from before the first is enqueued until the last has ended."""
+    """Return the jobs per second, from before the first is enqueued until the last has finished."""
     done = Count()
     with running_worker(driver, transport, "greet", done.handle):
         start = time.perf_counter()
@@ -199,7 +199,7 @@ def jobs_a_second(driver: PostgresDriver, transport: SqsTransport | None) -> flo
 
 
 def seconds_to_start(driver: PostgresDriver, transport: SqsTransport | None) -> list[float]:
-    """Return for each of some jobs, one after the other, how long it takes from before its enqueue until it runs."""
+    """Return the seconds from enqueue to start of several jobs, one after the other."""
     started, seconds = threading.Event(), list[float]()
     begun = 0.0
 
@@ -213,6 +213,6 @@ def seconds_to_start(driver: PostgresDriver, transport: SqsTransport | None) -> 
             started.clear()
             begun = time.perf_counter()
             client.enqueue(JobRequest(type="note"))
-            if not started.wait(LIMIT):
+            if not started.wait(TIMEOUT_SECONDS):
                 raise TimeoutError("a job did not start")
     return seconds

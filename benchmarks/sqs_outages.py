@@ -1,7 +1,7 @@
-"""SQS stopped for a minute, half broken, and switched off for good; tasks that always fail; no queue for their events.
+"""SQS outages (a minute, partial, permanent), tasks that always fail, and a missing queue for their events.
 
-A job that is lost, runs twice, or runs more often than it may raises, and so does a message that stays and
-an event that does not come: there are no figures then. `tests/delivery/test_outages.py` does the same in seconds.
+A job that is lost, runs twice or has too many attempts raises, and so does a message that remains or an event that
+is missing, so there are no figures. `tests/delivery/test_outages.py` does the same in seconds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from tests.delivery.test_outages import Scene
 
-AWAY: Final = 60.0  # seconds
+OUTAGE_SECONDS: Final = 60.0
 JOBS: Final = 200
-HANDS: Final = 30  # jobs that two workers have in hand when SQS goes away
+RUNNING: Final = 30  # jobs that two workers run when SQS stops
 DEATHS: Final = 10
 ATTEMPTS: Final = 20
 
@@ -32,7 +32,7 @@ def figures() -> dict[str, object]:
     with credentials(), tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder)) as server:
         measured: dict[str, object] = {}
         with _scene(server) as scene:
-            measured["stopped for a minute"] = outlive(scene, seconds=AWAY, jobs=HANDS)
+            measured["stopped for a minute"] = outlive(scene, seconds=OUTAGE_SECONDS, jobs=RUNNING)
         with _scene(server) as scene:
             measured["send broken, receive works"] = bypass(scene, jobs=JOBS)
         with _scene(server) as scene:

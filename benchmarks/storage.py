@@ -1,12 +1,11 @@
-"""Which way of storing jobs in PostgreSQL is best: four designs do the same work in turns.
+"""Compare four designs for storing jobs in PostgreSQL on the same work.
 
-Every design has the same columns, constraints, transition trigger and surroundings, and is
-worked with hand-written statements, so that the figures are about storage and not about a
-driver. Within a round the designs take turns, so that the noise of the machine falls on all
-of them; a figure is the median over the rounds, "times one table" the median of the rounds'
-own ratios. Commits do not wait for the disk here.
+Every design has the same columns, constraints, transition trigger and other tables, and uses
+hand-written statements, so that the figures measure storage and not a driver. Within a round the
+designs are measured in turn, so that machine noise affects all of them. A figure is the median
+over the rounds, and "times one table" is the median of the ratios per round. fsync is off.
 
-python -m benchmarks.storage [SCALE [PART OF A PHASE'S NAME]]     a scale of 0.05 is a quick look
+python -m benchmarks.storage [SCALE [PART OF A PHASE'S NAME]]     a scale of 0.05 takes little time
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from typing import TYPE_CHECKING, Final
 from psycopg import IsolationLevel
 
 from benchmarks._storage.bench import RATE, Bench, rates
-from benchmarks._storage.crowd import Order, together
+from benchmarks._storage.contention import Order, together
 from benchmarks._storage.load import PAYLOAD, PINS, Worker, connect
-from benchmarks._storage.meter import Meter, leftovers
+from benchmarks._storage.measure import Meter, leftovers
 from benchmarks._storage.sql import BACKLOG
 from taskharbor.testing.postgres import PostgresServer
 
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 5
 CYCLES: Final = {1: 800, 10: 5_000, 100: 20_000, 500: 40_000}  # jobs of each process, by the size of a batch
-HEAVY: Final = 100_000  # bytes
+HEAVY_BYTES: Final = 100_000
 VOLUMES: Final = {"heavy jobs": 1_000, "backlog": 100_000, "finished jobs": 1_000_000, "jobs under a snapshot": 300_000}
-CROWDS: Final = ((500, 1), (500, 2), (10, 8))  # the size of a batch, and how many processes
-GENERIC_AFTER: Final = 6  # executions, then PostgreSQL may keep a plan
+DRAINS: Final = ((500, 1), (500, 2), (10, 8))  # the size of a batch, and how many processes
+GENERIC_AFTER: Final = 6  # executions, after which PostgreSQL may keep a generic plan
 SERVER: Final = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
 
 
@@ -80,17 +79,17 @@ def unpinned_cycles(bench: Bench) -> dict[str, object]:
     }
 
 
-def surprised_drains(bench: Bench) -> dict[str, object]:
+def drains_after_planning(bench: Bench) -> dict[str, object]:
     return {
         f"batch 100, {how}": bench.in_turns(
-            partial(work_surprised, backlog=bench.size(VOLUMES["backlog"]), pinned=pinned), anew=True
+            partial(work_after_planning, backlog=bench.size(VOLUMES["backlog"]), pinned=pinned), anew=True
         )
         for how, pinned in (("plans pinned", True), ("plans left to the planner", False))
     }
 
 
 def heavy_cycles(bench: Bench) -> dict[str, object]:
-    measure = partial(work, batch=10, jobs=bench.size(VOLUMES["heavy jobs"], 10), payload=os.urandom(HEAVY))
+    measure = partial(work, batch=10, jobs=bench.size(VOLUMES["heavy jobs"], 10), payload=os.urandom(HEAVY_BYTES))
     return {"batch 10": bench.in_turns(measure)}
 
 
@@ -99,7 +98,7 @@ def drains(bench: Bench) -> dict[str, object]:
         f"batch {batch}, processes {processes}": bench.in_turns(
             partial(work, batch=batch, processes=processes), backlog=bench.size(VOLUMES["backlog"]), anew=True
         )
-        for batch, processes in CROWDS
+        for batch, processes in DRAINS
     }
 
 
@@ -129,7 +128,7 @@ def work(
     pinned: bool = True,
     payload: bytes = b"",
 ) -> Figures:
-    """Let processes insert, claim and ack *jobs* each; or, where there are none, drain what is there."""
+    """Run processes that insert, claim and ack *jobs* each, or drain the backlog if *jobs* is zero."""
     order = Order(url=url, design=design.name, batch=batch, jobs=jobs, pinned=pinned, payload=payload)
     with connect(url, pinned=False) as connection:
         meter = Meter(connection)
@@ -138,8 +137,8 @@ def work(
         return rates(report) | costs | ({} if jobs else leftovers(connection, design))
 
 
-def work_surprised(design: Design, url: str, *, backlog: int, pinned: bool) -> Figures:
-    """Take a few batches of a backlog that came when the plans were made, for tables known to be empty."""
+def work_after_planning(design: Design, url: str, *, backlog: int, pinned: bool) -> Figures:
+    """Claim a few batches of a backlog inserted after the plans were made for empty tables."""
     with connect(url, pinned=pinned) as connection:
         worker = Worker(connection, design, 100)
         for _ in range(GENERIC_AFTER):
@@ -159,7 +158,7 @@ def work_and_forget(design: Design, url: str, *, finished: int) -> Figures:
             connection.execute(f"VACUUM {table}", prepare=False)
         vacuumed, meter = time.monotonic(), Meter(connection)
         for statement in design.forget:
-            while connection.execute(statement).rowcount > 0:  # a DROP says -1
+            while connection.execute(statement).rowcount > 0:  # -1 for a DROP
                 pass
         forgotten = time.monotonic()
         return drained | {
@@ -181,7 +180,7 @@ def work_under_snapshot(design: Design, url: str, *, jobs: int, resumes: bool) -
 
 
 def tenths(worker: Worker, jobs: int) -> list[float]:
-    """Drain *jobs*; return the rates of the first tenth to the last."""
+    """Drain *jobs*, and return the rate of each tenth."""
     found: list[float] = []
     for tenth in range(1, 11):
         start, before = time.perf_counter(), worker.jobs
@@ -196,14 +195,14 @@ PHASES: Final[Mapping[str, Callable[[Bench], Mapping[str, object]]]] = MappingPr
     {
         "insert, claim, ack": cycles,
         "insert, claim, ack, plans left to the planner": unpinned_cycles,
-        f"insert, claim, ack, payloads of {HEAVY:,} bytes": heavy_cycles,
+        f"insert, claim, ack, payloads of {HEAVY_BYTES:,} bytes": heavy_cycles,
         "drain": drains,
-        "drain of a backlog that came after the plans were made": surprised_drains,
+        "drain of a backlog that came after the plans were made": drains_after_planning,
         "drain beside finished jobs, then vacuum, then forget those": drains_with_history,
         "drain under an old snapshot": drains_under_snapshot,
     }
 )
 
 if __name__ == "__main__":
-    asked = dict(zip(("scale", "only"), sys.argv[1:], strict=False))
-    print(json.dumps(figures(float(asked.get("scale", 1)), asked.get("only", "")), indent=2))
+    arguments = dict(zip(("scale", "only"), sys.argv[1:], strict=False))
+    print(json.dumps(figures(float(arguments.get("scale", 1)), arguments.get("only", "")), indent=2))

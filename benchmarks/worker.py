@@ -1,4 +1,4 @@
-"""A worker on PostgreSQL beside the raw loop, and how soon a job starts beside the barest way to start one."""
+"""A worker on PostgreSQL compared with the raw loop, and its latency from enqueue to start compared with raw NOTIFY."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def figures() -> dict[str, object]:
         return {
             "jobs a second, async handlers, concurrency 1,000": beside_raw(server, nothing, 1_000, JOBS),
             "jobs a second, async handlers, concurrency 16": beside_raw(server, nothing, 16, JOBS // 10),
-            "jobs a second, plain handlers in 64 threads": beside_raw(server, nothing_plain, 64, JOBS),
+            "jobs a second, sync handlers in 64 threads": beside_raw(server, nothing_sync, 64, JOBS),
             "milliseconds from enqueue to start": start_latency(server),
         }
 
 
 async def nothing(_job: Any) -> None:
-    """A handler that costs nothing, so that all the rest is seen."""
+    """Do nothing, so that only the overhead is measured."""
 
 
-def nothing_plain(_job: Any) -> None:
-    """The same, in a thread."""
+def nothing_sync(_job: Any) -> None:
+    """Do nothing in a thread."""
 
 
 def beside_raw(server: PostgresServer, handler: Callable[..., Any], concurrency: int, count: int) -> dict[str, float]:
@@ -61,7 +61,7 @@ def worked(driver: PostgresDriver, handler: Callable[..., Any], concurrency: int
     worker = Worker(driver, concurrency=concurrency, janitor=False)
     worker.register("greet", handler)
     start = time.perf_counter()
-    with tuned_interpreter():  # as `Worker.run` is, which owns its process
+    with tuned_interpreter():  # as in `Worker.run`, which owns its process
         worker.drain()
     return count / (time.perf_counter() - start)
 
@@ -80,35 +80,36 @@ def fill(driver: PostgresDriver, count: int) -> None:
 
 
 def start_latency(server: PostgresServer) -> dict[str, dict[str, float]]:
-    """From before the call that enqueues to the first line of the handler; bare: INSERT, NOTIFY, LISTEN, claim.
+    """Return percentiles from before the enqueue call to the first line of the handler.
 
-    A worker hears at once of what its own driver stores, and by NOTIFY of what is stored elsewhere.
+    A worker is woken directly for jobs stored by its own driver, and by NOTIFY for other jobs. The bare side is
+    INSERT, NOTIFY, LISTEN and claim.
     """
     with store(server) as (driver, url):
         found = {"worker": our_latencies(driver, driver), "bare": raw.latencies(url, STARTS)}
     with store(server) as (driver, url), closing(PostgresDriver(url)) as elsewhere:
-        found["worker, told elsewhere"] = our_latencies(driver, elsewhere)
+        found["worker, enqueued elsewhere"] = our_latencies(driver, elsewhere)
     return {name: percentiles(seconds) for name, seconds in found.items()}
 
 
-def our_latencies(driver: PostgresDriver, teller: PostgresDriver) -> list[float]:
+def our_latencies(driver: PostgresDriver, enqueuing: PostgresDriver) -> list[float]:
     started, times = threading.Event(), list[float]()
 
     def note(_job: Any) -> None:
         times.append(time.perf_counter())
         started.set()
 
-    client, worker = Client(teller), Worker(driver, concurrency=4, janitor=False)
+    client, worker = Client(enqueuing), Worker(driver, concurrency=4, janitor=False)
     worker.register("note", note)
     worker.start()
-    asked = []
+    enqueued = []
     for _ in range(STARTS):
         started.clear()
-        asked.append(time.perf_counter())
+        enqueued.append(time.perf_counter())
         client.enqueue(JobRequest(type="note"))
         started.wait(10)
     worker.stop()
-    return [end - start for start, end in zip(asked, times, strict=True)]
+    return [end - start for start, end in zip(enqueued, times, strict=True)]
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Whether a worker that has run a million jobs needs more memory than one that has run a tenth of them."""
+"""The memory of a worker after each 100,000 of a million jobs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from taskharbor.worker import Worker
 
 ROUNDS: Final = 10
 JOBS: Final = 100_000  # in each round
-LIMIT: Final = 300.0  # seconds for a round
-FLAT: Final = 1.05
-"""Times as much memory as after the second round: then everything has been made that is made once."""
+TIMEOUT_SECONDS: Final = 300.0  # for a round
+MAX_GROWTH_FACTOR: Final = 1.05
+"""Relative to the memory after the second round, when all one-time allocations have been made."""
 
 
 def figures() -> dict[str, object]:
@@ -41,7 +41,7 @@ def figures() -> dict[str, object]:
         finally:
             worker.stop()
         grown = sizes[-1] / sizes[1]
-        if grown > FLAT:
+        if grown > MAX_GROWTH_FACTOR:
             raise RuntimeError(f"memory grew {grown:.2f} times: {sizes}")
         return {
             "jobs run by one worker": done.count,
@@ -51,7 +51,7 @@ def figures() -> dict[str, object]:
 
 
 class Count:
-    """Counts jobs; all handlers run on one thread, so that no lock is needed."""
+    """Counts jobs without a lock, because all handlers run on one thread."""
 
     def __init__(self) -> None:
         self.count = self._goal = 0
@@ -64,7 +64,7 @@ class Count:
 
     def wait_for(self, goal: int) -> None:
         self._goal = goal
-        if self.count < goal and not self._is_reached.wait(LIMIT):
+        if self.count < goal and not self._is_reached.wait(TIMEOUT_SECONDS):
             raise TimeoutError(f"{self.count:,} of {goal:,} jobs ran")
         self._is_reached.clear()
 

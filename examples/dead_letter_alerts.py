@@ -1,9 +1,9 @@
-"""Raises an alert for every dead letter: a consumer of the events that workers with SQS publish.
+"""Raise an alert for every dead letter: a consumer of the events that workers publish to SQS.
 
-python -m examples.dead_letter_alerts     until Ctrl-C; credentials and region as boto3 finds them
+python -m examples.dead_letter_alerts     until Ctrl-C; boto3 finds the credentials and the region
 
-Events come at least once, and in any order; a repeat carries the same ``event_id``. Of a real
-consumer the ids that were seen belong into a database, with the alert.
+Events are delivered at least once and in any order. A repeated event has the same ``event_id``.
+A real consumer should store the seen ids in a database, together with the alert.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 WAIT: Final = timedelta(seconds=20)
 VISIBILITY: Final = timedelta(minutes=1)
-REMEMBERED: Final = 10_000
-PAUSE: Final = 5.0  # seconds, while the queue service is away
+MAX_SEEN: Final = 10_000
+PAUSE_SECONDS: Final = 5.0  # while the queue service is unavailable
 
 
 class Alerts:
-    """Passes each event on once, and deletes its message only after that."""
+    """Raises each alert once, and deletes its message afterwards."""
 
     def __init__(self, transport: Transport, raise_alert: Callable[[dict[str, Any]], None]) -> None:
         self._transport = transport
@@ -39,24 +39,24 @@ class Alerts:
         self._seen: dict[str, None] = {}
 
     def tick(self, wait: timedelta = WAIT) -> int:
-        """Take what there is, and return how many events were new."""
+        """Receive a batch of events and return how many were new."""
         deliveries = self._transport.receive(DEAD_EVENTS_QUEUE, most=10, wait=wait, visibility=VISIBILITY)
-        new = sum(self._take(event) for delivery in deliveries if (event := read(delivery.body)) is not None)
+        new = sum(self._handle(event) for delivery in deliveries if (event := read(delivery.body)) is not None)
         self._transport.delete(DEAD_EVENTS_QUEUE, [delivery.receipt_handle for delivery in deliveries])
         return new
 
-    def _take(self, event: dict[str, Any]) -> bool:
+    def _handle(self, event: dict[str, Any]) -> bool:
         if event["event_id"] in self._seen:
             return False
         self._raise_alert(event)
         self._seen[event["event_id"]] = None
-        if len(self._seen) > REMEMBERED:
+        if len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
         return True
 
 
 def read(body: str) -> dict[str, Any] | None:
-    """Return the event, or None where somebody else's message came this way: it is dropped."""
+    """Return the event, or None for a message that is not an event and is dropped."""
     try:
         event = json.loads(body)
     except ValueError:
@@ -79,7 +79,7 @@ def main() -> None:
                 alerts.tick()
             except TransportUnavailable as error:
                 print(f"{error}; trying again", file=sys.stderr, flush=True)
-                threading.Event().wait(PAUSE)
+                threading.Event().wait(PAUSE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make demo`: what `taskharbor demo` does."""
+"""Run `taskharbor demo`, for `make demo`."""
 
 from __future__ import annotations
 

@@ -14,114 +14,114 @@ NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class KeyRig:
-    """A store with keys, and a ring that knows them, both on one clock."""
+    """A store with keys and a key cache on one clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(NOW)
         self.driver = MemoryDriver(clock=self.clock)
-        self.ring = KeyCache(lambda: self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
+        self.cache = KeyCache(lambda: self.driver.inspector, monotonic=lambda: self.clock.now().timestamp())
 
     def issue(self, *scopes: str, **options: Any) -> tuple[str, str]:
         issued = issue_key("ci", scopes or ("jobs:read",), now=self.clock.now(), **options)
         assert self.driver.control.add_keys([issued.key]) == [True]
         return issued.key.id, issued.text
 
-    def opens(self, text: str) -> bool:
-        known, key = self.ring.remembered(text)
-        return (key if known else self.ring.find(text)) is not None
+    def accepts(self, text: str) -> bool:
+        known, key = self.cache.remembered(text)
+        return (key if known else self.cache.find(text)) is not None
 
 
-def test_a_key_opens_its_scopes_and_is_stored_without_its_secret() -> None:
-    door = KeyRig()
+def test_an_issued_key_is_valid_and_stored_without_its_secret() -> None:
+    rig = KeyRig()
 
-    key_id, text = door.issue("jobs:write", "jobs:read")
+    key_id, text = rig.issue("jobs:write", "jobs:read")
 
-    found = door.ring.find(text)
+    found = rig.cache.find(text)
     assert found is not None
     assert (found.id, found.scopes) == (key_id, ("jobs:read", "jobs:write"))
-    stored = door.driver.inspector.keys()[key_id]
+    stored = rig.driver.inspector.keys()[key_id]
     assert stored.digest == key_digest(text)
     assert text.rpartition("_")[2] not in repr(stored)
 
 
-def test_the_secret_is_not_in_what_is_printed_of_a_new_key() -> None:
+def test_the_repr_of_an_issued_key_hides_the_secret() -> None:
     issued = issue_key("ci", ["admin"], now=NOW)
 
     assert issued.text not in repr(issued)
 
 
 @pytest.mark.parametrize("text", ["", "thk_", "thk_0123456789ab_short", "Bearer", "é" * 60, "thk_" + "0" * 12 + "_é"])
-def test_what_is_no_key_opens_nothing_and_does_not_reach_the_store(text: str) -> None:
-    door = KeyRig()
-    before = door.driver.statements
+def test_malformed_keys_are_rejected_without_a_store_query(text: str) -> None:
+    rig = KeyRig()
+    before = rig.driver.statements
 
-    assert not door.opens(text)
-    assert door.driver.statements == before
+    assert not rig.accepts(text)
+    assert rig.driver.statements == before
 
 
-def test_another_secret_under_a_known_id_opens_nothing() -> None:
-    door = KeyRig()
-    key_id, text = door.issue()
+def test_a_known_id_with_another_secret_is_rejected() -> None:
+    rig = KeyRig()
+    key_id, text = rig.issue()
     other = issue_key("ci", ["admin"], now=NOW)
 
-    assert not door.opens(f"thk_{key_id}_{other.text.split('_', 2)[2]}")
-    assert door.opens(text)
+    assert not rig.accepts(f"thk_{key_id}_{other.text.split('_', 2)[2]}")
+    assert rig.accepts(text)
 
 
-def test_a_revoked_key_opens_nothing_after_five_seconds_at_the_latest() -> None:
-    door = KeyRig()
-    key_id, text = door.issue()
-    assert door.opens(text)
+def test_a_revoked_key_is_rejected_after_five_seconds() -> None:
+    rig = KeyRig()
+    key_id, text = rig.issue()
+    assert rig.accepts(text)
 
-    door.driver.control.revoke_keys([key_id])
+    rig.driver.control.revoke_keys([key_id])
 
-    door.clock.advance(timedelta(seconds=5))
-    assert not door.opens(text)
-
-
-def test_a_key_opens_nothing_from_its_last_moment_on() -> None:
-    door = KeyRig()
-    _, text = door.issue(expires_at=NOW + timedelta(seconds=3))
-    assert door.opens(text)
-
-    door.clock.advance(timedelta(seconds=3))
-
-    assert not door.opens(text)
+    rig.clock.advance(timedelta(seconds=5))
+    assert not rig.accepts(text)
 
 
-def test_a_good_key_is_looked_up_once_in_five_seconds() -> None:
-    door = KeyRig()
-    _, text = door.issue()
-    door.opens(text)
-    before = door.driver.statements
+def test_a_key_is_rejected_from_its_expiry_time() -> None:
+    rig = KeyRig()
+    _, text = rig.issue(expires_at=NOW + timedelta(seconds=3))
+    assert rig.accepts(text)
 
-    door.clock.advance(timedelta(seconds=4))
+    rig.clock.advance(timedelta(seconds=3))
 
-    assert door.opens(text)
-    assert door.driver.statements == before
+    assert not rig.accepts(text)
 
 
-def test_a_flood_of_wrong_keys_does_not_fill_the_memory() -> None:
-    door = KeyRig()
+def test_a_valid_key_is_read_once_in_five_seconds() -> None:
+    rig = KeyRig()
+    _, text = rig.issue()
+    rig.accepts(text)
+    before = rig.driver.statements
+
+    rig.clock.advance(timedelta(seconds=4))
+
+    assert rig.accepts(text)
+    assert rig.driver.statements == before
+
+
+def test_the_cache_of_rejected_keys_is_bounded() -> None:
+    rig = KeyRig()
     for _ in range(3_000):
-        door.opens(issue_key("ci", ["admin"], now=NOW).text)
+        rig.accepts(issue_key("ci", ["admin"], now=NOW).text)
 
-    assert len(door.ring._known) <= 1_024  # noqa: SLF001  what must stay small
+    assert len(rig.cache._cached) <= 1_024  # noqa: SLF001  its size is under test
 
 
-def test_admin_opens_everything_and_any_other_scope_itself() -> None:
+def test_admin_includes_every_scope_and_others_only_themselves() -> None:
     assert all(is_allowed(scope, ["admin"]) for scope in SCOPES)
     assert not is_allowed("jobs:write", ["jobs:read"])
     assert not is_allowed("admin", [scope for scope in SCOPES if scope != "admin"])
 
 
 @pytest.mark.parametrize("scopes", [[], ["jobs:everything"], ["jobs:read", "root"]], ids=repr)
-def test_a_key_is_made_for_known_scopes_only(scopes: list[str]) -> None:
+def test_a_key_with_unknown_scopes_is_refused(scopes: list[str]) -> None:
     with pytest.raises(UsageError, match="scopes"):
         issue_key("ci", scopes, now=NOW)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
-def test_a_key_has_a_name_that_people_can_read(name: str) -> None:
+def test_a_key_with_an_empty_or_long_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="name"):
         issue_key(name, ["admin"], now=NOW)

@@ -35,7 +35,7 @@ class Color(Enum):
     key=st.sampled_from([16, 24, 32]).flatmap(lambda size: st.binary(min_size=size, max_size=size)),
     context=st.binary(),
 )
-def test_what_was_encrypted_opens_under_the_same_key_and_context(
+def test_encrypted_bytes_decrypt_with_the_same_key_and_context(
     value: dict[str, object], key: bytes, context: bytes
 ) -> None:
     codec = AesGcmCodec({"k": key})
@@ -43,7 +43,7 @@ def test_what_was_encrypted_opens_under_the_same_key_and_context(
     assert codec.decode(codec.encode(value, context=context), context=context) == value
 
 
-def test_the_stored_bytes_show_the_key_id_and_nothing_of_the_value() -> None:
+def test_the_stored_bytes_contain_the_key_id_but_not_the_value() -> None:
     codec = AesGcmCodec({"2025": NEW})
 
     data = codec.encode(VALUE, context=CONTEXT)
@@ -70,13 +70,13 @@ def test_the_last_key_encrypts_and_every_key_decrypts() -> None:
     assert rotated.decode(after, context=CONTEXT) == VALUE
 
 
-def test_another_key_can_be_made_the_active_one() -> None:
+def test_the_active_key_can_be_chosen() -> None:
     reader_first = AesGcmCodec({"old": OLD, "new": NEW}, active="old")
 
     assert reader_first.encode(VALUE, context=CONTEXT)[2:5] == b"old"
 
 
-def test_bytes_moved_to_another_job_or_role_do_not_open() -> None:
+def test_bytes_moved_to_another_job_or_role_cannot_be_decrypted() -> None:
     codec = AesGcmCodec({"2025": NEW})
     data = codec.encode(VALUE, context=b"job 1 payload")
 
@@ -85,7 +85,7 @@ def test_bytes_moved_to_another_job_or_role_do_not_open() -> None:
             codec.decode(data, context=elsewhere)
 
 
-def test_no_byte_can_be_altered_or_dropped_unseen() -> None:
+def test_a_changed_or_missing_byte_is_detected() -> None:
     codec = AesGcmCodec({"2025": NEW})
     data = codec.encode(VALUE, context=CONTEXT)
     altered = [data[:n] + bytes([data[n] ^ 1]) + data[n + 1 :] for n in range(len(data))]
@@ -104,18 +104,18 @@ def test_reading_arbitrary_bytes_raises_nothing_but_not_decodable(data: bytes) -
 
 
 UNREADABLE: Final[dict[str, tuple[bytes, str]]] = {
-    "nothing": (b"", "they do not begin as AesGcmCodec's do"),
+    "nothing": (b"", "they do not have the header of AesGcmCodec"),
     "plain json": (b'{"a":1}', "read them with the codec that wrote them"),
-    "cut in the header": (b"\x01\x04a", "they are cut short"),
-    "cut in the tag": (b"\x01\x01k" + bytes(12 + 15), "they are cut short"),
+    "cut in the header": (b"\x01\x04a", "they are truncated"),
+    "cut in the tag": (b"\x01\x01k" + bytes(12 + 15), "they are truncated"),
     "unknown key": (b"\x01\x03old" + bytes(28), "under the key 'old': put it back in AesGcmCodec's keys"),
     "key id that is no text": (b"\x01\x01\xff" + bytes(28), "put it back"),
-    "another key of that name": (b"\x01\x01k" + bytes(28), "under another key named 'k'"),
+    "another key of that name": (b"\x01\x01k" + bytes(28), "encrypted with another key named 'k'"),
 }
 
 
 @pytest.mark.parametrize(("data", "reason"), UNREADABLE.values(), ids=UNREADABLE)
-def test_bytes_that_do_not_open_are_refused_with_a_reason(data: bytes, reason: str) -> None:
+def test_bytes_that_cannot_be_decrypted_are_refused_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(PayloadNotDecodable) as caught:
         AesGcmCodec({"k": NEW}).decode(data, context=CONTEXT)
 
@@ -123,7 +123,7 @@ def test_bytes_that_do_not_open_are_refused_with_a_reason(data: bytes, reason: s
 
 
 UNFIT: Final[dict[str, tuple[dict[Any, Any], str]]] = {
-    "no keys": ({}, "keys is empty: at least one is needed"),
+    "no keys": ({}, "keys is empty: at least one is required"),
     "short key": ({"2025": NEW[:15]}, "keys['2025'] is 15 bytes long: a key has 16, 24 or 32"),
     "long key": ({"2025": NEW + NEW}, "keys['2025'] is 48 bytes long"),
     "str key": ({"2025": "a" * 32}, "keys['2025'] is a str: a key is bytes"),
@@ -153,7 +153,7 @@ def test_a_codec_shows_its_key_ids_and_never_its_keys() -> None:
     assert repr(AesGcmCodec({"old": OLD, "new": NEW})) == "AesGcmCodec(keys=['old', 'new'], active='new')"
 
 
-def test_refusals_of_the_inner_codec_come_through() -> None:
+def test_errors_of_the_inner_codec_are_raised() -> None:
     codec = AesGcmCodec({"k": NEW}, inner=JsonCodec(limit=10))
 
     with pytest.raises(PayloadNotEncodable, match="use a list"):
@@ -168,7 +168,7 @@ def test_the_inner_codec_may_know_more_types() -> None:
     assert codec.decode(codec.encode(Color.RED, context=CONTEXT), context=CONTEXT) is Color.RED
 
 
-def test_the_digest_survives_an_added_key_and_not_the_loss_of_the_first() -> None:
+def test_the_digest_depends_on_the_first_key_only() -> None:
     before = AesGcmCodec({"old": OLD}).digest(VALUE)
 
     assert AesGcmCodec({"old": OLD, "new": NEW}).digest(VALUE) == before
@@ -176,7 +176,7 @@ def test_the_digest_survives_an_added_key_and_not_the_loss_of_the_first() -> Non
     assert AesGcmCodec({"new": NEW}).digest(VALUE) != before
 
 
-def test_the_digest_does_not_betray_a_value_that_can_be_guessed() -> None:
+def test_the_digest_does_not_reveal_a_guessable_value() -> None:
     codec = AesGcmCodec({"2025": NEW})
 
     digest = codec.digest("yes")
@@ -204,7 +204,7 @@ def test_one_codec_serves_many_threads() -> None:
         assert list(pool.map(there_and_back, range(500))) == [[n] * 100 for n in range(500)]
 
 
-def test_without_the_cryptography_package_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cryptography_the_import_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "taskharbor.crypto")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
 

@@ -36,7 +36,7 @@ class DiagnosisRig:
         )
         self.driver.maintenance.record_worker(record)
 
-    def take(self) -> Claim:
+    def claim(self) -> Claim:
         [claim] = self.driver.reserve(
             "default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE
         )
@@ -48,178 +48,178 @@ class DiagnosisRig:
 
 
 @pytest.fixture
-def yard() -> DiagnosisRig:
+def rig() -> DiagnosisRig:
     return DiagnosisRig()
 
 
-def test_a_job_that_is_not_there_is_not_found(yard: DiagnosisRig) -> None:
+def test_a_job_that_is_not_there_is_not_found(rig: DiagnosisRig) -> None:
     with pytest.raises(JobNotFound):
-        yard.ask(new_job_id())
+        rig.ask(new_job_id())
 
 
-def test_a_job_that_ended_says_how(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless", failure=Failure(message="boom")))])
+def test_a_finished_job_reports_its_status_and_reason(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.driver.settle([Settlement(rig.claim().lease, Outcome.fail("hopeless", failure=Failure(message="boom")))])
 
-    answer = yard.ask(job_id)
+    answer = rig.ask(job_id)
 
     assert answer.cause is Cause.FINAL
     assert answer.text == "it ended as DEAD at 2030-01-01T12:00:00Z: hopeless"
 
 
 @pytest.mark.parametrize("is_requeued", [False, True])
-def test_a_job_that_an_event_keeps_from_being_removed_says_so(is_requeued: bool, yard: DiagnosisRig) -> None:
-    yard.driver.maintenance.claim_outbox(limit=1, lock=LEASE)  # there is a publisher
-    job_id = yard.enqueue()
-    yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless"))])
+def test_a_job_kept_by_an_unpublished_event_reports_it(is_requeued: bool, rig: DiagnosisRig) -> None:
+    rig.driver.maintenance.claim_outbox(limit=1, lock=LEASE)  # a publisher is active
+    job_id = rig.enqueue()
+    rig.driver.settle([Settlement(rig.claim().lease, Outcome.fail("hopeless"))])
     if is_requeued:
-        yard.driver.requeue([job_id], token=new_token(), budget=1, by="ann", reason="fixed")
-        yard.driver.settle([Settlement(yard.take().lease, Outcome.ack())])
+        rig.driver.requeue([job_id], token=new_token(), budget=1, by="ann", reason="fixed")
+        rig.driver.settle([Settlement(rig.claim().lease, Outcome.ack())])
 
-    answer = yard.ask(job_id)
+    answer = rig.ask(job_id)
 
     assert answer.view()["kept"] == "unpublished"
     assert answer.text.endswith("; it cannot be removed yet: dead-letter event not published yet")
 
 
 @pytest.mark.parametrize("away", [None, timedelta(days=7)], ids=["never seen", "away for long"])
-def test_without_a_publisher_no_event_keeps_a_job(away: timedelta | None, yard: DiagnosisRig) -> None:
+def test_without_a_publisher_no_event_keeps_a_job(away: timedelta | None, rig: DiagnosisRig) -> None:
     if away is not None:
-        yard.driver.maintenance.claim_outbox(limit=1, lock=LEASE)
-        yard.clock.advance(away)
-    job_id = yard.enqueue()
-    yard.driver.settle([Settlement(yard.take().lease, Outcome.fail("hopeless"))])
+        rig.driver.maintenance.claim_outbox(limit=1, lock=LEASE)
+        rig.clock.advance(away)
+    job_id = rig.enqueue()
+    rig.driver.settle([Settlement(rig.claim().lease, Outcome.fail("hopeless"))])
 
-    assert yard.ask(job_id).kept is None
+    assert rig.ask(job_id).kept is None
 
 
-def test_a_job_that_runs_says_where_and_until_when(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.take()
+def test_a_running_job_reports_its_worker_and_lease(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.claim()
 
-    answer = yard.ask(job_id)
+    answer = rig.ask(job_id)
 
     assert (answer.cause, answer.worker, answer.until) == (Cause.LEASED, "w", NOW + LEASE)
-    assert "asked to stop" not in answer.text
+    assert "cancel requested" not in answer.text
 
 
-def test_a_running_job_that_was_called_off_says_so(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.take()
-    yard.driver.cancel([job_id])
+def test_a_running_job_reports_a_requested_cancel(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.claim()
+    rig.driver.cancel([job_id])
 
-    assert "asked to stop" in yard.ask(job_id).text
-
-
-def test_a_job_whose_worker_vanished_says_that_it_comes_back(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.take()
-    yard.clock.advance(LEASE)
-
-    assert yard.ask(job_id).cause is Cause.LEASE_OVER
+    assert "cancel requested" in rig.ask(job_id).text
 
 
-def test_a_job_for_later_says_when(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue(delay=timedelta(hours=1))
+def test_a_job_with_an_expired_lease_reports_a_pending_reclaim(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.claim()
+    rig.clock.advance(LEASE)
 
-    answer = yard.ask(job_id)
+    assert rig.ask(job_id).cause is Cause.LEASE_OVER
+
+
+def test_a_job_that_is_not_due_reports_its_time(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue(delay=timedelta(hours=1))
+
+    answer = rig.ask(job_id)
 
     assert (answer.cause, answer.until) == (Cause.NOT_DUE, NOW + timedelta(hours=1))
     assert "in 1:00:00" in answer.text
 
 
-def test_a_job_that_failed_says_when_it_is_tried_again(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.driver.settle([Settlement(yard.take().lease, Outcome.retry(after=LEASE, failure=Failure(message="boom")))])
+def test_a_failed_job_reports_when_it_is_retried(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.driver.settle([Settlement(rig.claim().lease, Outcome.retry(after=LEASE, failure=Failure(message="boom")))])
 
-    assert "after its last attempt failed" in yard.ask(job_id).text
+    assert "after its last attempt failed" in rig.ask(job_id).text
 
 
-def test_a_job_of_a_paused_queue_says_who_paused_it(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.start_worker()
-    yard.driver.control.pause(["default"], by="ada")
+def test_a_job_in_a_paused_queue_reports_the_actor(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    rig.driver.control.pause(["default"], by="ada")
 
-    answer = yard.ask(job_id)
+    answer = rig.ask(job_id)
 
     assert answer.cause is Cause.PAUSED
     assert "by ada" in answer.text
 
 
-def test_a_job_whose_queue_nobody_serves_says_so(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.start_worker(queues=("mail",))
+def test_a_job_in_an_unserved_queue_reports_no_worker(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker(queues=("mail",))
 
-    answer = yard.ask(job_id)
+    answer = rig.ask(job_id)
 
     assert answer.cause is Cause.UNHANDLED
-    assert "no worker that is alive serves queue 'default'" in answer.text
+    assert "no live worker serves queue 'default'" in answer.text
 
 
-def test_a_job_whose_type_nobody_handles_says_so(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.start_worker(types=("mail.send",))
+def test_a_job_of_an_unhandled_type_reports_it(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker(types=("mail.send",))
 
-    assert "none of the 1 live workers of queue 'default' handles type 'greet'" in yard.ask(job_id).text
-
-
-def test_a_worker_that_fell_silent_is_not_alive(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.start_worker()
-    yard.clock.advance(LEASE)
-
-    assert yard.ask(job_id).cause is Cause.UNHANDLED
+    assert "none of the 1 live workers of queue 'default' handles type 'greet'" in rig.ask(job_id).text
 
 
-def test_a_dispatched_job_waits_for_its_message_and_says_what_happens_without_it(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.start_worker()
-    [dispatch] = yard.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
-    assert "is not confirmed as sent" in yard.ask(job_id).text
-    yard.driver.record_dispatch([Sent(dispatch, LEASE)])
+def test_a_worker_without_recent_heartbeat_is_not_alive(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    rig.clock.advance(LEASE)
 
-    answer = yard.ask(job_id)
+    assert rig.ask(job_id).cause is Cause.UNHANDLED
+
+
+def test_a_dispatched_job_reports_that_it_waits_for_its_message(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    [dispatch] = rig.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
+    assert "is not confirmed as sent" in rig.ask(job_id).text
+    rig.driver.record_dispatch([Sent(dispatch, LEASE)])
+
+    answer = rig.ask(job_id)
 
     assert (answer.cause, answer.until) == (Cause.MESSAGE, NOW + timedelta(seconds=60))
     assert "was sent at" in answer.text
 
 
-def test_a_dispatched_job_that_is_long_overdue_stands_in_line(yard: DiagnosisRig) -> None:
-    job_id = yard.enqueue()
-    yard.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
-    yard.clock.advance(timedelta(seconds=60))
-    yard.start_worker()
+def test_an_overdue_dispatched_job_no_longer_waits_for_its_message(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
+    rig.clock.advance(timedelta(seconds=60))
+    rig.start_worker()
 
-    assert yard.ask(job_id).cause is Cause.NEXT
+    assert rig.ask(job_id).cause is Cause.NEXT
 
 
-def test_jobs_ahead_are_those_due_that_are_taken_first(yard: DiagnosisRig) -> None:
-    yard.start_worker()
-    yard.enqueue(priority=-1)
-    older = yard.enqueue()
-    yard.enqueue(delay=LEASE)
-    job_id = yard.enqueue()
-    yard.enqueue(priority=1)
+def test_jobs_ahead_are_due_jobs_with_higher_precedence(rig: DiagnosisRig) -> None:
+    rig.start_worker()
+    rig.enqueue(priority=-1)
+    older = rig.enqueue()
+    rig.enqueue(delay=LEASE)
+    job_id = rig.enqueue()
+    rig.enqueue(priority=1)
 
-    answer = yard.ask(job_id)
+    answer = rig.ask(job_id)
 
     assert (answer.cause, answer.ahead, answer.text) == (Cause.AHEAD, 2, "2 jobs of its queue come first")
-    assert yard.ask(older).text == "1 job of its queue comes first"
+    assert rig.ask(older).text == "1 job of its queue comes first"
 
 
-def test_a_long_line_is_told_by_the_stores_own_counts(yard: DiagnosisRig) -> None:
-    yard.start_worker()
-    *_, last = [yard.enqueue() for _ in range(MAX_COUNTED + 30)]
+def test_jobs_ahead_in_a_long_queue_are_estimated(rig: DiagnosisRig) -> None:
+    rig.start_worker()
+    *_, last = [rig.enqueue() for _ in range(MAX_COUNTED + 30)]
 
-    answer = yard.ask(last)
+    answer = rig.ask(last)
 
     assert (answer.ahead, answer.text) == (MAX_COUNTED + 29, f"about {MAX_COUNTED + 29} jobs of its queue come first")
 
 
-def test_with_nothing_in_its_way_a_job_is_next(yard: DiagnosisRig) -> None:
-    yard.start_worker()
+def test_a_job_without_jobs_ahead_is_next(rig: DiagnosisRig) -> None:
+    rig.start_worker()
 
-    answer = yard.ask(yard.enqueue())
+    answer = rig.ask(rig.enqueue())
 
     assert (answer.cause, answer.ahead) == (Cause.NEXT, 0)
     assert json.loads(json.dumps(answer.view()))["cause"] == "next"

@@ -1,4 +1,4 @@
-"""How long a janitor prunes before it returns to its other duties."""
+"""The time limit of a janitor's prune duty."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 LEASE: Final = timedelta(seconds=30)
 HOURS: Final = 10_000
-"""Calls after which a janitor would have pruned for hours."""
+"""The number of calls after which a janitor would have pruned for hours."""
 
 
 class Clockwork:
-    """Time that passes only while something is pruned."""
+    """A clock that advances only during a prune."""
 
     seconds = 0.0
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _dead(rig: DeliveryRig) -> JobId:
-    """Let a job die, and nobody be told."""
+    """Return a dead job whose event is not published."""
 
     def fail(_job: object) -> None:
         raise ValueError("no such address")
@@ -38,11 +38,11 @@ def _event(rig: DeliveryRig, job_id: JobId) -> OutboxRow:
     return row
 
 
-def _told(rig: DeliveryRig) -> list[dict[str, object]]:
+def _published(rig: DeliveryRig) -> list[dict[str, object]]:
     return [json.loads(copy.body) for copy in rig.service.queues.get(DEAD_EVENTS_QUEUE, [])]
 
 
-def test_a_death_is_told_once_with_all_that_people_need() -> None:
+def test_a_dead_letter_event_is_published_once_with_its_fields() -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
     relay = OutboxRelay(rig.driver, publish_to(rig.service))
@@ -52,7 +52,7 @@ def test_a_death_is_told_once_with_all_that_people_need() -> None:
 
     job = rig.job(job_id)
     assert job.dead_at is not None
-    assert _told(rig) == [
+    assert _published(rig) == [
         {
             "event_id": f"{job_id}:1",
             "job_id": str(job_id),
@@ -68,7 +68,7 @@ def test_a_death_is_told_once_with_all_that_people_need() -> None:
     assert _event(rig, job_id).published_at is not None
 
 
-def test_what_could_not_be_told_is_told_later_under_the_same_id() -> None:
+def test_an_event_that_failed_is_retried_under_the_same_id() -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
     relay = OutboxRelay(rig.driver, publish_to(rig.service))
@@ -83,15 +83,15 @@ def test_what_could_not_be_told_is_told_later_under_the_same_id() -> None:
     rig.service.broken.clear()
     relay.tick()
 
-    assert [event["event_id"] for event in _told(rig)] == [f"{job_id}:1"]
+    assert [event["event_id"] for event in _published(rig)] == [f"{job_id}:1"]
 
 
-def test_an_event_that_never_gets_through_is_given_up_with_its_reason() -> None:
+def test_an_event_that_always_fails_is_given_up_with_its_reason() -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
 
     def refuse(_events: Sequence[DeadTaskEvent]) -> Sequence[ItemFailure | None]:
-        raise TransportRefused("there is no queue", "make it")
+        raise TransportRefused("queue not found", "create it")
 
     relay = OutboxRelay(rig.driver, refuse, most=3)
     for _ in range(5):
@@ -100,10 +100,10 @@ def test_an_event_that_never_gets_through_is_given_up_with_its_reason() -> None:
     row = _event(rig, job_id)
     assert row.given_up_at is not None
     assert row.attempts == 3
-    assert "there is no queue" in (row.last_error or "")
+    assert "queue not found" in (row.last_error or "")
 
 
-def test_an_event_that_would_be_refused_again_is_given_up_at_once_and_its_neighbours_are_told() -> None:
+def test_a_permanently_refused_event_is_given_up_and_others_are_published() -> None:
     rig = DeliveryRig()
     large, other = _dead(rig), _dead(rig)
 
@@ -118,7 +118,7 @@ def test_an_event_that_would_be_refused_again_is_given_up_at_once_and_its_neighb
 
 
 @pytest.mark.parametrize("verb", ["claim_outbox", "settle_outbox"])
-def test_a_store_out_of_reach_is_asked_again_soon(verb: str) -> None:
+def test_the_relay_retries_soon_after_an_unavailable_store(verb: str) -> None:
     rig = DeliveryRig()
     job_id = _dead(rig)
     outage = Outage(verb)
@@ -130,10 +130,10 @@ def test_a_store_out_of_reach_is_asked_again_soon(verb: str) -> None:
     rig.run(60)
     relay.tick()
 
-    assert {event["event_id"] for event in _told(rig)} == {f"{job_id}:1"}
+    assert {event["event_id"] for event in _published(rig)} == {f"{job_id}:1"}
 
 
-def test_a_death_is_told_at_once_by_the_worker_whose_job_it_was() -> None:
+def test_a_worker_publishes_the_event_of_its_dead_job_at_once() -> None:
     rig = DeliveryRig()
 
     def fail(_job: object) -> None:
@@ -145,10 +145,10 @@ def test_a_death_is_told_at_once_by_the_worker_whose_job_it_was() -> None:
     rig.enqueuer().tick()
     rig.run(1.5)
 
-    assert [event["event_id"] for event in _told(rig)] == [f"{job_id}:1"]
+    assert [event["event_id"] for event in _published(rig)] == [f"{job_id}:1"]
 
 
-def test_a_queue_for_dead_letters_that_is_away_does_not_keep_the_message_of_the_job() -> None:
+def test_an_unavailable_dead_events_queue_does_not_delay_message_deletion() -> None:
     rig = DeliveryRig()
     rig.service.broken.add(f"send {DEAD_EVENTS_QUEUE}")
     job_id = _dead(rig)

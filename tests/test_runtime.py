@@ -1,4 +1,4 @@
-"""The real runtime: threads and an event loop that are handed work."""
+"""The thread runtime: handler threads, the event loop and the clock."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from taskharbor.janitor import ClockGuard
 from taskharbor.runtime import ThreadRuntime, run_coroutine
 from taskharbor.testing.clock import ManualClock
 
-AT_LAST = 10.0
-MANY = 8
+LIMIT_SECONDS = 10.0
+THREADS = 8
 
 
-def test_plain_work_that_waits_for_each_other_runs_at_once_again_and_again() -> None:
-    with closing(ThreadRuntime(sync_threads=MANY)) as runtime:
+def test_sync_work_items_that_wait_for_each_other_run_concurrently() -> None:
+    with closing(ThreadRuntime(sync_threads=THREADS)) as runtime:
         for _ in range(50):
-            meeting = threading.Barrier(MANY + 1)
-            for _ in range(MANY):
-                runtime.run_sync(lambda meeting=meeting: meeting.wait(AT_LAST))  # type: ignore[misc]
+            meeting = threading.Barrier(THREADS + 1)
+            for _ in range(THREADS):
+                runtime.run_sync(lambda meeting=meeting: meeting.wait(LIMIT_SECONDS))  # type: ignore[misc]
 
-            meeting.wait(AT_LAST)
+            meeting.wait(LIMIT_SECONDS)
 
 
-def test_plain_work_that_waits_keeps_nobody_who_came_later_from_running() -> None:
-    let_go, ended = threading.Event(), SimpleQueue[int]()
+def test_blocked_sync_work_does_not_block_later_work() -> None:
+    may_end, ended = threading.Event(), SimpleQueue[int]()
     with closing(ThreadRuntime(sync_threads=2)) as runtime:
-        runtime.run_sync(lambda: ended.put(-1) if let_go.wait(AT_LAST) else None)
-        for number in range(MANY):
+        runtime.run_sync(lambda: ended.put(-1) if may_end.wait(LIMIT_SECONDS) else None)
+        for number in range(THREADS):
             runtime.run_sync(lambda number=number: ended.put(number))  # type: ignore[misc]
 
-        assert [ended.get(timeout=AT_LAST) for _ in range(MANY)] == list(range(MANY))
+        assert [ended.get(timeout=LIMIT_SECONDS) for _ in range(THREADS)] == list(range(THREADS))
 
-        let_go.set()
-        assert ended.get(timeout=AT_LAST) == -1
+        may_end.set()
+        assert ended.get(timeout=LIMIT_SECONDS) == -1
 
 
-def test_work_for_which_no_thread_could_be_started_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_whose_thread_could_not_start_does_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleQueue[str]()
 
     def refuse(_thread: threading.Thread) -> NoReturn:
@@ -56,41 +56,41 @@ def test_work_for_which_no_thread_could_be_started_is_not_done_later(monkeypatch
             with pytest.raises(RuntimeError):
                 runtime.run_sync(lambda: done.put("refused"))
 
-        runtime.run_sync(lambda: done.put("taken"))
+        runtime.run_sync(lambda: done.put("run"))
 
-        assert done.get(timeout=AT_LAST) == "taken"
+        assert done.get(timeout=LIMIT_SECONDS) == "run"
 
 
-def test_coroutines_that_are_handed_over_together_have_contexts_of_their_own() -> None:
-    colour: ContextVar[str] = ContextVar("colour", default="none")
+def test_coroutines_submitted_together_have_separate_contexts() -> None:
+    color: ContextVar[str] = ContextVar("color", default="none")
     seen = SimpleQueue[tuple[str, str]]()
 
     async def paint(name: str) -> None:
-        before = colour.get()
-        colour.set(name)
+        before = color.get()
+        color.set(name)
         seen.put((name, before))
 
     def never() -> None:
         raise AssertionError
 
     with closing(ThreadRuntime(sync_threads=1)) as runtime:
-        colour.set("the caller's")
+        color.set("the caller's")
         runtime.run_async([(paint(name), never) for name in ("red", "green", "blue")])
 
-        told = [seen.get(timeout=AT_LAST) for _ in range(3)]
+        results = [seen.get(timeout=LIMIT_SECONDS) for _ in range(3)]
 
-        assert told == [(name, "the caller's") for name in ("red", "green", "blue")]
+        assert results == [(name, "the caller's") for name in ("red", "green", "blue")]
 
 
-def test_what_a_coroutine_raises_reaches_the_one_who_waits_for_it() -> None:
+def test_run_coroutine_raises_the_error_of_the_coroutine() -> None:
     async def fail() -> Any:
         raise LookupError("lost")
 
     with closing(ThreadRuntime(sync_threads=1)) as runtime, pytest.raises(LookupError, match="lost"):
-        run_coroutine(runtime, fail(), timeout=timedelta(seconds=AT_LAST))
+        run_coroutine(runtime, fail(), timeout=timedelta(seconds=LIMIT_SECONDS))
 
 
-def test_the_clock_of_a_runtime_counts_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_clock_counts_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     if boot is None:
         pytest.skip("this system has no such clock")

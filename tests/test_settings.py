@@ -14,19 +14,19 @@ def test_the_url_comes_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"TASKHARBOR_URL": "", "NO_COLOR": ""}])
-def test_an_empty_variable_says_no_more_than_a_missing_one(environ: dict[str, str]) -> None:
+def test_an_empty_variable_counts_as_unset(environ: dict[str, str]) -> None:
     settings = Settings.from_env(environ)
 
     assert settings == Settings(url=None, no_color=False)
 
 
-def test_any_value_of_no_color_turns_colour_off() -> None:
+def test_any_value_of_no_color_disables_color() -> None:
     settings = Settings.from_env({"NO_COLOR": "0"})
 
     assert settings.no_color
 
 
-def test_the_names_of_queues_in_sqs_can_be_told_apart_by_a_prefix() -> None:
+def test_the_sqs_prefix_comes_from_the_environment() -> None:
     assert Settings.from_env({"TASKHARBOR_SQS_PREFIX": "staging-"}).sqs_prefix == "staging-"
 
 
@@ -34,17 +34,17 @@ def test_the_names_of_queues_in_sqs_can_be_told_apart_by_a_prefix() -> None:
     "environ",
     [{"AWS_REGION": "a"}, {"AWS_DEFAULT_REGION": "a"}, {"AWS_REGION": "a", "AWS_DEFAULT_REGION": "b"}],
 )
-def test_the_region_has_two_names_and_either_is_enough(environ: dict[str, str]) -> None:
+def test_the_region_comes_from_either_of_two_variables(environ: dict[str, str]) -> None:
     assert Settings.from_env(environ).aws_region == "a"
 
 
-def test_the_environment_of_the_process_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKHARBOR_URL", "memory://")
 
     assert Settings.from_env().url == "memory://"
 
 
-def test_a_missing_url_is_answered_with_the_forms_it_can_take_and_where_to_put_it() -> None:
+def test_a_missing_url_raises_an_error_with_examples() -> None:
     with pytest.raises(UsageError) as caught:
         Settings().require_url()
 
@@ -53,7 +53,7 @@ def test_a_missing_url_is_answered_with_the_forms_it_can_take_and_where_to_put_i
     assert [part for part in ("--url", "TASKHARBOR_URL") if part not in text] == []
 
 
-def test_a_child_gets_what_this_process_has_and_the_store_it_is_told() -> None:
+def test_a_child_environment_adds_the_store_url() -> None:
     environ = child_environment(url="memory://", environ={"TASKHARBOR_URL": "sqlite:///jobs.db", "PATH": "bin"})
 
     assert environ == {"TASKHARBOR_URL": "memory://", "PATH": "bin"}

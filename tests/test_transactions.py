@@ -214,7 +214,7 @@ def test_a_completion_with_a_result_that_does_not_fit_rolls_back_and_is_not_trie
     handle = charge.enqueue(7)
     shop.harbor.worker().drain()
 
-    with pytest.raises(JobFailed, match=r"is DEAD: .*result is not what the task returns: must be int, and is str"):
+    with pytest.raises(JobFailed, match=r"is DEAD: .*result is not what the task returns: must be int, not str"):
         handle.result()
     assert handle.job().attempt_count == 1
     assert shop.orders() == []

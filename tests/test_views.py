@@ -1,4 +1,4 @@
-"""What the HTTP API and ``--json`` show."""
+"""The JSON forms of the HTTP API and ``--json``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def view(**fields: Any) -> dict[str, Any]:
     return job_view(job(**fields), now=NOW + timedelta(seconds=10))
 
 
-def test_a_view_is_ready_for_json_and_has_what_is_documented() -> None:
+def test_a_job_view_is_valid_json_with_the_documented_fields() -> None:
     shown = json.loads(json.dumps(view()))
 
     assert shown == {
@@ -82,7 +82,7 @@ def test_a_view_is_ready_for_json_and_has_what_is_documented() -> None:
     }
 
 
-def test_payload_and_result_are_shown_to_those_who_may_see_them_only() -> None:
+def test_payload_and_result_are_included_only_on_request() -> None:
     done = job(status=Status.SUCCEEDED, result=b'"secret"', completed_at=NOW)
 
     assert "Ada" not in json.dumps(job_view(done, now=NOW))
@@ -91,7 +91,7 @@ def test_payload_and_result_are_shown_to_those_who_may_see_them_only() -> None:
     assert (open_view["payload"], open_view["result"]) == ({"name": "Ada"}, "secret")
 
 
-def test_a_lease_shows_who_and_until_when_but_never_its_token() -> None:
+def test_a_lease_view_has_worker_and_expiry_but_no_token() -> None:
     token = new_token()
     held = {
         "status": Status.PROCESSING,
@@ -125,7 +125,7 @@ def test_progress_is_shown_as_far_as_it_is_known() -> None:
     assert shown["progress"] == {"done": 3, "total": None, "note": "page 3"}
 
 
-def test_an_error_has_its_fingerprint_where_the_attempt_is_at_hand() -> None:
+def test_an_error_view_has_the_fingerprint_if_the_failure_is_given() -> None:
     failed = job(status=Status.FAILED, last_error=str(BOOM))
 
     assert job_view(failed, now=NOW, failure=BOOM)["error"] == {
@@ -166,7 +166,7 @@ def test_the_actions_are_what_the_state_allows(status: Status, allowed: list[str
     assert actions(job(status=status)) == allowed
 
 
-def test_what_was_asked_to_stop_cannot_be_asked_again() -> None:
+def test_a_job_with_a_requested_cancel_has_no_cancel_action() -> None:
     assert actions(job(status=Status.PROCESSING, cancel_requested_at=NOW)) == []
 
 
@@ -175,7 +175,7 @@ def test_what_was_asked_to_stop_cannot_be_asked_again() -> None:
     [None, 1, "é", {"$mine": [{"$$twice": 1}]}, [[]], {"a": {"b": None}}],
     ids=repr,
 )
-def test_a_payload_of_plain_json_is_shown_as_it_was_sent(value: object) -> None:
+def test_a_json_payload_is_shown_unchanged(value: object) -> None:
     driver = MemoryDriver()
     stored = Client(driver).enqueue(JobRequest(type="greet", payload=value)).id
 
@@ -183,7 +183,7 @@ def test_a_payload_of_plain_json_is_shown_as_it_was_sent(value: object) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"NaN", b'"\\ud800"', b"[" * 100_000, b""], ids=lambda data: repr(data[:9]))
-def test_bytes_of_another_codec_are_shown_as_bytes_and_break_nothing(data: bytes) -> None:
+def test_bytes_of_another_codec_are_shown_as_tagged_bytes(data: bytes) -> None:
     shown = stored_value(data)
 
     assert shown.keys() == {"$bytes"}
@@ -194,13 +194,13 @@ def test_a_time_is_shown_in_utc() -> None:
     assert iso_time(datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))) == "2030-01-01T10:00:00Z"
 
 
-def test_the_history_of_a_job_shows_each_attempt_and_what_it_died_of() -> None:
+def test_attempt_views_show_each_attempt_and_its_error() -> None:
     clock = ManualClock(NOW)
     driver = MemoryDriver(clock=clock)
     stored = Client(driver, clock=clock).enqueue(JobRequest(type="greet")).id
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     driver.settle([Settlement(claim.lease, Outcome.fail("hopeless", failure=BOOM))])
-    driver.requeue([stored], token=new_token(), budget=1, by="ada", reason="mended")
+    driver.requeue([stored], token=new_token(), budget=1, by="ada", reason="fixed")
 
     attempts = driver.inspector.attempts([stored])
 

@@ -1,4 +1,4 @@
-"""Waiting until jobs end, without a thread or a connection each."""
+"""Waiting for jobs without a thread or a connection per wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHORT: Final = timedelta(seconds=0.1)
 
 
 class CountingInspector:
-    """What the watcher reads through: it counts, and can be out of reach."""
+    """An inspector that counts reads and can raise an error."""
 
     def __init__(self, inspector: Any) -> None:
         self._inspector = inspector
@@ -66,13 +66,13 @@ def driver() -> MemoryDriver:
 
 
 @pytest.fixture
-def window(driver: MemoryDriver) -> CountingInspector:
+def inspector(driver: MemoryDriver) -> CountingInspector:
     return CountingInspector(driver.inspector)
 
 
 @pytest.fixture
-def watcher(window: CountingInspector) -> Iterator[JobWatcher]:
-    with closing(JobWatcher(window)) as watcher:
+def watcher(inspector: CountingInspector) -> Iterator[JobWatcher]:
+    with closing(JobWatcher(inspector)) as watcher:
         yield watcher
 
 
@@ -109,7 +109,7 @@ def watchers() -> int:
 
 @pytest.mark.parametrize("ends_before", [True, False])
 def test_a_wait_ends_with_the_job(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor, ends_before: bool
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor, ends_before: bool
 ) -> None:
     job_id = enqueued(driver)
     if ends_before:
@@ -117,7 +117,7 @@ def test_a_wait_ends_with_the_job(
 
     waiting = pool.submit(watcher.wait, job_id, LONG)
     if not ends_before:
-        wait_until(lambda: len(window.asked) > 1)
+        wait_until(lambda: len(inspector.asked) > 1)
         assert not waiting.done()
         done(driver)
 
@@ -135,9 +135,7 @@ def test_every_final_state_ends_a_wait(driver: MemoryDriver, watcher: JobWatcher
     assert run(watcher.await_final(job_id, LONG)).status.is_final
 
 
-def test_a_job_that_does_not_end_in_time_goes_on_and_the_waiter_is_told(
-    driver: MemoryDriver, watcher: JobWatcher
-) -> None:
+def test_a_wait_that_times_out_raises_result_timeout(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
 
     with pytest.raises(ResultTimeout) as caught:
@@ -149,7 +147,7 @@ def test_a_job_that_does_not_end_in_time_goes_on_and_the_waiter_is_told(
 
 
 @pytest.mark.parametrize("timeout", [timedelta(0), timedelta(seconds=-1)])
-def test_a_timeout_of_nothing_is_over_at_once(driver: MemoryDriver, watcher: JobWatcher, timeout: timedelta) -> None:
+def test_a_zero_timeout_ends_at_once(driver: MemoryDriver, watcher: JobWatcher, timeout: timedelta) -> None:
     job_id = enqueued(driver)
 
     with pytest.raises(ResultTimeout):
@@ -158,15 +156,15 @@ def test_a_timeout_of_nothing_is_over_at_once(driver: MemoryDriver, watcher: Job
         run(watcher.await_final(job_id, timeout))
 
 
-def test_a_job_that_is_not_there_is_not_waited_for(watcher: JobWatcher) -> None:
+def test_waiting_for_an_unknown_job_raises_job_not_found(watcher: JobWatcher) -> None:
     with pytest.raises(JobNotFound):
         watcher.wait(new_job_id(), LONG)
     with pytest.raises(JobNotFound):
         run(watcher.await_final(new_job_id(), LONG))
 
 
-def test_a_thousand_waits_take_one_thread_and_few_statements(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+def test_a_thousand_waits_use_one_thread_and_few_statements(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     Client(driver).enqueue_many(JobRequest(type="greet") for _ in range(1_000))
     claims = claimed(driver, count=1_000)
@@ -175,9 +173,9 @@ def test_a_thousand_waits_take_one_thread_and_few_statements(
 
     async def wait_for_all() -> list[Job]:
         tasks = [asyncio.create_task(watcher.await_final(claim.job.id, LONG)) for claim in claims]
-        await asyncio.to_thread(wait_until, lambda: sum(window.asked) >= 5 * len(claims))
+        await asyncio.to_thread(wait_until, lambda: sum(inspector.asked) >= 5 * len(claims))
         threads.append(watchers())
-        statements.append(len(window.asked))
+        statements.append(len(inspector.asked))
         driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
         return await asyncio.gather(*tasks)
 
@@ -185,41 +183,41 @@ def test_a_thousand_waits_take_one_thread_and_few_statements(
 
     assert {job.id for job in jobs} == {claim.job.id for claim in claims}
     assert threads == [1]
-    assert max(window.asked) <= MAX_POLL_JOBS
+    assert max(inspector.asked) <= MAX_POLL_JOBS
     assert statements[0] < 30
 
 
 def test_payloads_are_read_once_when_a_job_has_ended(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     first, second = enqueued(driver), enqueued(driver)
 
     async def wait_for_both() -> tuple[Job, JobSummary]:
         tasks = asyncio.gather(watcher.await_final(first, LONG), watcher.await_end(second, LONG))
-        await asyncio.to_thread(wait_until, lambda: len(window.asked) > 3)
-        assert window.read_whole == []
+        await asyncio.to_thread(wait_until, lambda: len(inspector.asked) > 3)
+        assert inspector.read_whole == []
         done(driver, count=2)
         return await tasks
 
     whole, summary = run(wait_for_both())
 
     assert (whole, summary) == (driver.inspector.get([first])[first], driver.inspector.summaries([second])[second])
-    assert window.read_whole == [[first]]
+    assert inspector.read_whole == [[first]]
 
 
 def test_a_job_removed_before_its_payload_is_read_is_not_found(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, monkeypatch: pytest.MonkeyPatch
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = enqueued(driver)
     driver.cancel([job_id])
-    monkeypatch.setattr(window, "get", lambda _job_ids: {})
+    monkeypatch.setattr(inspector, "get", lambda _job_ids: {})
 
     with pytest.raises(JobNotFound):
         watcher.wait(job_id, LONG)
 
 
-def test_waiters_that_come_one_after_the_other_are_looked_after_together_in_the_end(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+def test_waiters_that_start_at_different_times_are_eventually_polled_together(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     jobs = [enqueued(driver) for _ in range(50)]
 
@@ -228,32 +226,32 @@ def test_waiters_that_come_one_after_the_other_are_looked_after_together_in_the_
         for job_id in jobs:
             tasks.append(asyncio.create_task(watcher.await_final(job_id, LONG)))
             await asyncio.sleep(0.005)
-        await asyncio.to_thread(wait_until, lambda: len(jobs) in window.asked)
+        await asyncio.to_thread(wait_until, lambda: len(jobs) in inspector.asked)
         done(driver, count=len(jobs))
         await asyncio.gather(*tasks)
 
     run(wait_for_all())
 
 
-def test_several_who_wait_for_one_job_are_one_id_to_the_store_and_are_all_told(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+def test_several_waits_for_one_job_read_one_id_and_all_end(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
 
     async def wait_for_it() -> list[Job]:
         tasks = [asyncio.create_task(watcher.await_final(job_id, LONG)) for _ in range(20)]
-        await asyncio.to_thread(wait_until, lambda: len(window.asked) > 1)
+        await asyncio.to_thread(wait_until, lambda: len(inspector.asked) > 1)
         done(driver)
         return await asyncio.gather(*tasks)
 
     jobs = run(wait_for_it())
 
     assert [job.id for job in jobs] == 20 * [job_id]
-    assert {*window.asked} == {1}
+    assert {*inspector.asked} == {1}
 
 
-def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+def test_a_job_is_polled_soon_and_then_less_and_less_often(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
     start = time.monotonic()
@@ -261,13 +259,13 @@ def test_a_job_is_looked_at_soon_and_then_less_and_less_often(
     with pytest.raises(ResultTimeout):
         watcher.wait(job_id, timedelta(seconds=1))
 
-    # After 10, 30, 70, 150, 310, 560 and 810 ms; a slow machine looks less often.
-    assert 1 <= len(window.asked) <= 7 + (time.monotonic() - start - 1) / MAX_POLL_SECONDS
+    # After 10, 30, 70, 150, 310, 560 and 810 ms; a slow machine polls less often.
+    assert 1 <= len(inspector.asked) <= 7 + (time.monotonic() - start - 1) / MAX_POLL_SECONDS
 
 
-def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
+def test_a_new_wait_is_polled_soon_while_others_are_polled_rarely(
     driver: MemoryDriver,
-    window: CountingInspector,
+    inspector: CountingInspector,
     watcher: JobWatcher,
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
@@ -275,7 +273,7 @@ def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
     monkeypatch.setattr("taskharbor.watcher.MAX_POLL_SECONDS", LIMIT)
     never, soon = enqueued(driver), enqueued(driver)
     waiting = pool.submit(watcher.wait, never, LONG)
-    wait_until(lambda: len(window.asked) >= 7)  # the next look is 1.28 s away
+    wait_until(lambda: len(inspector.asked) >= 7)  # the next poll is 1.28 s away
     driver.cancel([soon])
     start = time.monotonic()
 
@@ -286,30 +284,30 @@ def test_who_comes_while_the_others_are_looked_at_seldom_is_served_soon(
     waiting.result(LIMIT)
 
 
-def test_a_store_out_of_reach_is_borne_until_the_waiters_own_time_is_over(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
+def test_an_unavailable_store_is_reported_at_the_timeout_of_the_wait(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
     done(driver)
-    window.error = StoreUnavailable("no route")
+    inspector.error = StoreUnavailable("no route")
 
     with pytest.raises(StoreUnavailable, match="no route") as caught:
         watcher.wait(job_id, SHORT)
     with pytest.raises(StoreUnavailable, match="no route"):
         run(watcher.await_final(job_id, SHORT))
     patient = pool.submit(watcher.wait, job_id, LONG)
-    wait_until(lambda: len(window.asked) > 5)
-    window.error = None
+    wait_until(lambda: len(inspector.asked) > 5)
+    inspector.error = None
 
     assert caught.value.__cause__ is not None
     assert patient.result(LIMIT).status is Status.SUCCEEDED
 
 
-def test_an_error_of_another_kind_is_told_at_once(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+def test_any_other_error_ends_a_wait_at_once(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
-    window.error = ValueError("odd")
+    inspector.error = ValueError("odd")
 
     with pytest.raises(ValueError, match="odd"):
         watcher.wait(job_id, LONG)
@@ -317,7 +315,7 @@ def test_an_error_of_another_kind_is_told_at_once(
         run(watcher.await_final(job_id, LONG))
 
 
-def test_the_thread_is_there_only_while_somebody_waits(driver: MemoryDriver, watcher: JobWatcher) -> None:
+def test_the_thread_runs_only_while_there_are_waiters(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
     done(driver)
 
@@ -327,7 +325,7 @@ def test_the_thread_is_there_only_while_somebody_waits(driver: MemoryDriver, wat
         wait_until(lambda: watchers() == 0)
 
 
-def test_a_cancelled_wait_is_forgotten(driver: MemoryDriver, watcher: JobWatcher) -> None:
+def test_a_cancelled_wait_is_removed(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
 
     async def wait_and_cancel() -> None:
@@ -340,12 +338,12 @@ def test_a_cancelled_wait_is_forgotten(driver: MemoryDriver, watcher: JobWatcher
     run(wait_and_cancel())
 
 
-def test_closing_tells_whoever_waits_and_whoever_comes_later(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
+def test_closing_ends_current_and_later_waits_with_an_error(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
     waiting = pool.submit(watcher.wait, job_id, LONG)
-    wait_until(lambda: len(window.asked) > 0)
+    wait_until(lambda: len(inspector.asked) > 0)
 
     watcher.close()
 
@@ -356,19 +354,19 @@ def test_closing_tells_whoever_waits_and_whoever_comes_later(
     wait_until(lambda: watchers() == 0)
 
 
-def test_coroutines_of_two_event_loops_wait_at_one_watcher(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
+def test_coroutines_of_two_event_loops_share_one_watcher(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher, pool: ThreadPoolExecutor
 ) -> None:
     job_id = enqueued(driver)
 
     both = [pool.submit(run, watcher.await_final(job_id, LONG)) for _ in range(2)]
-    wait_until(lambda: len(window.asked) > 1)
+    wait_until(lambda: len(inspector.asked) > 1)
     done(driver)
 
     assert [each.result(LIMIT).id for each in both] == 2 * [job_id]
 
 
-def test_a_child_of_a_fork_has_a_watcher_of_its_own(pool: ThreadPoolExecutor) -> None:
+def test_a_forked_child_polls_in_its_own_thread(pool: ThreadPoolExecutor) -> None:
     with closing(PostgresDriver(emptied())) as driver:
         watcher = JobWatcher(driver.inspector)
         first, second = enqueued(driver), enqueued(driver)
@@ -382,9 +380,7 @@ def test_a_child_of_a_fork_has_a_watcher_of_its_own(pool: ThreadPoolExecutor) ->
         assert code == 0
 
 
-def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(
-    driver: MemoryDriver, watcher: JobWatcher
-) -> None:
+def test_watch_yields_each_change_until_the_job_ends(driver: MemoryDriver, watcher: JobWatcher) -> None:
     job_id = enqueued(driver)
 
     async def watch() -> list[tuple[Status, int | None]]:
@@ -408,8 +404,8 @@ def test_whoever_watches_a_job_sees_each_of_its_changes_until_it_ends(
     ]
 
 
-def test_that_a_lease_was_extended_is_no_news_to_whoever_watches(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+def test_watch_ignores_an_extended_lease(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
     [claim] = claimed(driver)
@@ -420,8 +416,8 @@ def test_that_a_lease_was_extended_is_no_news_to_whoever_watches(
             seen.append(job.status)
             if not job.status.is_final:
                 driver.extend([claim.lease], lease=2 * LONG)
-                looks = len(window.asked)
-                ends = asyncio.to_thread(wait_until, lambda looks=looks: len(window.asked) > looks)  # type: ignore[misc]
+                polls = len(inspector.asked)
+                ends = asyncio.to_thread(wait_until, lambda polls=polls: len(inspector.asked) > polls)  # type: ignore[misc]
                 ends_later = asyncio.create_task(ends)
                 ends_later.add_done_callback(lambda _: driver.settle([Settlement(claim.lease, Outcome.ack())]))
         return seen
@@ -429,8 +425,8 @@ def test_that_a_lease_was_extended_is_no_news_to_whoever_watches(
     assert run(watch()) == [Status.PROCESSING, Status.SUCCEEDED]
 
 
-def test_watching_ends_in_time_and_tells_of_a_store_out_of_reach(
-    driver: MemoryDriver, window: CountingInspector, watcher: JobWatcher
+def test_watch_ends_at_its_timeout_and_raises_if_the_store_is_unavailable(
+    driver: MemoryDriver, inspector: CountingInspector, watcher: JobWatcher
 ) -> None:
     job_id = enqueued(driver)
 
@@ -438,7 +434,7 @@ def test_watching_ends_in_time_and_tells_of_a_store_out_of_reach(
         return [job.status async for job in watcher.watch(job_id, SHORT)]
 
     assert run(watch()) == [Status.PENDING]
-    window.error = StoreUnavailable("no route")
+    inspector.error = StoreUnavailable("no route")
     with pytest.raises(StoreUnavailable, match="no route"):
         run(watch())
 

@@ -1,9 +1,9 @@
-"""Run groups of checks, two at a time, and say how long each took.
+"""Run groups of checks, several at a time, and print how long each took.
 
-python -m tools.checks [GROUP ...]     without a name: all of them
+python -m tools.checks [GROUP ...]     by default: all groups
 
-Much of what they do is waiting: for leases to end, for processes to die. What a group says
-is shown when it has ended.
+Groups run in parallel because they mostly wait, for example for leases to expire. The output
+of a group is printed when it has finished.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
-SLOW: Final = timedelta(seconds=120)
-LANES: Final = 2
+SLOW_AFTER: Final = timedelta(seconds=120)
+PARALLEL_GROUPS: Final = 3
 PLANTED: Final = ("kit", "worker", "api", "core", "postgres", "stores")
-WIDE: Final = (*(f"planted-{part}" for part in PLANTED), "planted-sql")
-"""These keep every core busy by themselves: beside others each would only take twice as long."""
+MULTI_CORE: Final = (*(f"planted-{part}" for part in PLANTED), "planted-sql")
+"""Groups that use every core, so they run one at a time."""
 
-APART: Final = (
+OTHER_GROUPS: Final = (
     "tests/api",
     "tests/cli",
     "tests/conformance",
@@ -71,9 +71,10 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "lint": [["ruff", "check", "."], ["ruff", "format", "--check", "."]],
         "types": [["mypy"]],
         "contracts": [["lint-imports", "--no-logo"]],
+        "words": [["python", "-m", "tools.prose"]],
         **{f"planted-{part}": [["python", "-m", "tests.planted", part]] for part in PLANTED},
         "planted-sql": [["python", "-m", "tests.planted.sql"]],
-        "behaviour": pytest("tests", without=APART),
+        "behaviour": pytest("tests", without=OTHER_GROUPS),
         "simulation": pytest(SIMULATION),
         "stores": pytest("tests/conformance"),
         "differences": pytest(DIFFERENCES),
@@ -104,31 +105,31 @@ class Run:
 
     def __str__(self) -> str:
         verdict = "ok" if self.passed else "FAILED"
-        warning = f"  !!! SLOW: over {SLOW.total_seconds():.0f} s" if self.took > SLOW else ""
+        warning = f"  !!! SLOW: over {SLOW_AFTER.total_seconds():.0f} s" if self.took > SLOW_AFTER else ""
         return f"{self.group:<17}{self.took.total_seconds():>8.1f} s  {verdict}{warning}"
 
 
 def main(names: Sequence[str]) -> int:
     unknown = [name for name in names if name not in GROUPS]
     if unknown:
-        print(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}", file=sys.stderr)
+        print(f"unknown group: {', '.join(unknown)}; choose from {', '.join(GROUPS)}", file=sys.stderr)
         return 2
-    # A failed group does not stop the others: a person wants to see everything that is wrong.
+    # A failed group does not stop the others, so that one run shows all failures.
     start = time.monotonic()
-    asked = names or [*GROUPS]
-    runs = [run_group(name) for name in asked if name in WIDE]
-    with ThreadPoolExecutor(LANES) as lanes:
-        runs += lanes.map(run_group, [name for name in asked if name not in WIDE])
+    selected = names or [*GROUPS]
+    runs = [run_group(name) for name in selected if name in MULTI_CORE]
+    with ThreadPoolExecutor(PARALLEL_GROUPS) as pool:
+        runs += pool.map(run_group, [name for name in selected if name not in MULTI_CORE])
     print_table(runs, timedelta(seconds=time.monotonic() - start))
     return 0 if all(run.passed for run in runs) else 1
 
 
 def run_group(name: str) -> Run:
     start = time.monotonic()
-    said = [run_command(command) for command in GROUPS[name]]
-    passed = all(done.returncode == 0 for done in said)
+    commands = [run_command(command) for command in GROUPS[name]]
+    passed = all(done.returncode == 0 for done in commands)
     run = Run(group=name, passed=passed, took=timedelta(seconds=time.monotonic() - start))
-    print(f"\n=== {name}\n{''.join(done.stdout for done in said)}--- {run}", flush=True)
+    print(f"\n=== {name}\n{''.join(done.stdout for done in commands)}--- {run}", flush=True)
     return run
 
 
@@ -149,7 +150,7 @@ def print_table(runs: Iterable[Run], took: timedelta) -> None:
     print()
     for run in runs:
         print(run)
-    print(f"{'in all':<17}{took.total_seconds():>8.1f} s")
+    print(f"{'total':<17}{took.total_seconds():>8.1f} s")
 
 
 if __name__ == "__main__":

@@ -75,13 +75,12 @@ def findings() -> Iterator[Finding]:
     homes: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for file in _files():
         path, source = file.relative_to(ROOT).as_posix(), file.read_text("utf-8")
-        texts = _python_texts(source) if file.suffix == ".py" else _plain_texts(source)
-        yield from (Finding(path, line, word, instead) for line, word, instead in _banned_in(texts))
+        texts = python_texts(source) if file.suffix == ".py" else _plain_texts(source)
+        yield from (Finding(path, line, word, instead) for line, word, instead in banned_in(texts))
         if file.suffix == ".py":
-            tree = ast.parse(source)
-            yield from (Finding(path, *each) for each in _without_unit(tree, source.splitlines()))
+            yield from (Finding(path, *each) for each in without_unit(source))
             if path.startswith("src/"):
-                for node in tree.body:
+                for node in ast.parse(source).body:
                     if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                         homes[node.name].append((path, node.lineno))
     for name, places in homes.items():
@@ -106,7 +105,7 @@ def _files() -> list[Path]:
     return sorted([*inside, *ROOT.glob("*.md")])
 
 
-def _python_texts(source: str) -> Iterator[tuple[int, str]]:
+def python_texts(source: str) -> Iterator[tuple[int, str]]:
     """Yield the words of each identifier, string and block of comments, with the line that each begins at."""
     comment: list[str] = []
     begins = last = 0
@@ -130,7 +129,7 @@ def _plain_texts(source: str) -> Iterator[tuple[int, str]]:
     yield 1, source
 
 
-def _banned_in(texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
+def banned_in(texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
     for begins, text in texts:
         folded = re.sub(r"[\s_]", " ", text).lower()
         for pattern, instead in _BANNED.items():
@@ -138,9 +137,10 @@ def _banned_in(texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str
                 yield begins + text.count("\n", 0, found.start()), found[0], instead
 
 
-def _without_unit(tree: ast.Module, lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield constants that are numbers of seconds, as their comment says, and do not say so in their name."""
-    for node in tree.body:
+def without_unit(source: str) -> Iterator[tuple[int, str, str]]:
+    """Yield constants that are numbers of seconds, as their comment says, and whose name does not say so."""
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=float())):
                 if "second" in lines[node.lineno - 1].partition("#")[2] and not name.endswith("_SECONDS"):

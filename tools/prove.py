@@ -1,4 +1,4 @@
-"""Run every benchmark and write what it measured to docs/figures/<benchmark>.json.
+"""Run every benchmark and write its figures to docs/figures/<benchmark>.json.
 
 A benchmark is a module of benchmarks/ with a function ``figures() -> dict[str, object]``.
 """
@@ -29,11 +29,11 @@ def main() -> int:
 
 def prove(name: str) -> bool:
     target = FIGURES / f"{name}.json"
-    target.unlink(missing_ok=True)  # a figure that is no longer reached must not stay
+    target.unlink(missing_ok=True)  # no figures must remain from an earlier run if this one fails
     try:
-        figures = measure_apart(name)
+        figures = measure_in_process(name)
         text = json.dumps({"figures": figures, "machine": machine()}, indent=2, sort_keys=True)
-    except Exception:  # noqa: BLE001 - whatever breaks in one benchmark must not hide the figures of the others
+    except Exception:  # noqa: BLE001 - a failed benchmark must not stop the others
         traceback.print_exc()
         print(f"FAILED   {name}", flush=True)
         return False
@@ -43,8 +43,8 @@ def prove(name: str) -> bool:
     return True
 
 
-def measure_apart(name: str) -> dict[str, object]:
-    """Return the figures of one benchmark, measured in a process that has run nothing else."""
+def measure_in_process(name: str) -> dict[str, object]:
+    """Return the figures of one benchmark, measured in a new process."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, name).result()
 

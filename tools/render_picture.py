@@ -12,18 +12,11 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from taskharbor.core.states import TRANSITIONS, WAITING, Status
+from taskharbor.worker.pipeline import STAGES
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
 WIDTH: Final = 800
 HEIGHT: Final = 512
-
-# The stages of worker/pipeline.py, in order, each with what it does.
-PIPELINE_STAGES: Final = (
-    ("source", "claims due jobs"),
-    ("executor", "runs the handler"),
-    ("recorder", "settles the job"),
-    ("hooks", "log and notify"),
-)
 
 NODES: Final = {  # states that share all neighbors share a box
     "waiting": WAITING,
@@ -113,7 +106,7 @@ def picture(theme: Theme) -> str:
 def worker(theme: Theme) -> list[str]:
     """Draw how a job passes through the store and the stages of a worker."""
     store, heartbeat = Box(142, 64, 118, 126), Box(452, 158, 142, 32)
-    stages = [Box(334 + 113 * n, 64, 101, 58) for n in range(len(PIPELINE_STAGES))]
+    stages = [Box(334 + 113 * n, 64, 101, 58) for n in range(len(STAGES))]
     recorder = stages[2]
     return [
         heading(theme, 24, "How a job runs"),
@@ -121,11 +114,7 @@ def worker(theme: Theme) -> list[str]:
         text(theme, 334, 57, "worker process", size=11, anchor="start"),
         *box(theme, Box(16, 64, 84, 40), "your code"),
         *box(theme, store, "store", "one row per job", "PostgreSQL, SQLite"),
-        *(
-            part
-            for at, (name, does) in zip(stages, PIPELINE_STAGES, strict=True)
-            for part in box(theme, at, name, does)
-        ),
+        *(part for at, (name, does) in zip(stages, STAGES.items(), strict=True) for part in box(theme, at, name, does)),
         *box(theme, heartbeat, "lease heartbeat"),
         *(arrow(theme, (a.x + a.width, 93), (b.x, 93)) for a, b in pairwise(stages)),
         arrow(theme, (100, 84), (store.x, 84)),

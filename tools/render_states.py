@@ -1,4 +1,4 @@
-"""Render the transition table as docs/states.md: python -m tools.render_states (a test holds the page to the table)."""
+"""Render the transition table as docs/states.md: python -m tools.render_states (a test compares page and table)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD: Final = """\
 
 This page is rendered from `taskharbor.core.states`, which drivers and tests ask too.
 *Waiting* means PENDING, ENQUEUED or FAILED; *final* means SUCCEEDED, DEAD or CANCELED;
-*spent* means that no attempt is left. Every move is one atomic conditional statement: the
+*exhausted* means that no attempt is left. Every move is one atomic conditional statement: the
 guard stands in the statement that makes the move, and where it does not hold nothing changes.
 
 | event | from → to | guard | effects |

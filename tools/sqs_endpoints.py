@@ -1,6 +1,6 @@
-"""Other people's SQS endpoints, each in an environment of its own: they pin what we must not.
+"""Third-party SQS emulators, each in its own virtual environment because they pin dependencies.
 
-python -m tools.sqs_endpoints [NAME ...]     install what is missing, start each once, and say how long that took
+python -m tools.sqs_endpoints [NAME ...]     install missing ones, start each once, and print how long that took
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.testing.postgres import _free_port, _mortal  # a server of the tests has the same needs
+from taskharbor.testing.postgres import _free_port, _mortal  # an emulator has the same needs as the test server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 CACHE: Final = Path(__file__).resolve().parent.parent / ".cache"
-INSTALLED_WITHIN: Final = 1_200.0  # seconds; LocalStack brings eighty packages
-READY_WITHIN: Final = 90.0
-STOPPED_WITHIN: Final = 10.0
-_PAUSE: Final = 0.02
+INSTALL_SECONDS: Final = 1_200.0  # LocalStack has eighty packages
+START_SECONDS: Final = 90.0
+STOP_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulator:
-    """An endpoint: what to install, and how to start it on a port, with a folder to write in."""
+    """An emulator: the packages to install, and the settings to start it with a port and a folder."""
 
     name: str
     packages: Sequence[str]
@@ -98,7 +98,7 @@ def main(names: Sequence[str]) -> int:
 
 @contextmanager
 def running(emulator: Emulator) -> Iterator[str]:
-    """Start *emulator*, installed first where it is not, and give its URL; it ends with the block."""
+    """Install *emulator* if needed, start it, and yield its URL. It is stopped at the end of the block."""
     python = install(emulator)
     with tempfile.TemporaryDirectory(prefix=f"taskharbor-{emulator.name}-") as name:
         folder, port = Path(name), _free_port()
@@ -116,7 +116,7 @@ def running(emulator: Emulator) -> Iterator[str]:
 
 
 def install(emulator: Emulator) -> Path:
-    """Return the Python that has *emulator*, in an environment that is made once."""
+    """Return the Python of the environment with *emulator*, which is created once."""
     folder, wanted = CACHE / emulator.name, "\n".join(emulator.packages)
     done = folder / ".installed"
     if not done.exists() or done.read_text("utf-8") != wanted:
@@ -137,7 +137,7 @@ def _installing(folder: Path, packages: Sequence[str]) -> list[list[str]]:
 
 def _run(emulator: Emulator, command: Sequence[str]) -> None:
     try:
-        ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALLED_WITHIN)
+        ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotRun(emulator.name, "could not be installed", str(error)) from error
     if ran.returncode != 0:
@@ -145,16 +145,16 @@ def _run(emulator: Emulator, command: Sequence[str]) -> None:
 
 
 def _wait_until_ready(emulator: Emulator, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN
+    deadline = time.monotonic() + START_SECONDS
     while not _answers(port):
         if process.poll() is not None or time.monotonic() > deadline:
             raise NotRun(emulator.name, "did not start", log.read_text("utf-8", errors="replace"))
-        threading.Event().wait(_PAUSE)
+        threading.Event().wait(_PAUSE_SECONDS)
 
 
 def _answers(port: int) -> bool:
-    """Tell whether it can be asked for its queues. Some say that they are healthy long before they have loaded SQS."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=READY_WITHIN / 2)
+    """Return whether it lists its queues. Some report healthy long before they have loaded SQS."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS / 2)
     headers = {
         "Authorization": "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/sqs/aws4_request",
         "Content-Type": "application/x-amz-json-1.0",
@@ -170,24 +170,24 @@ def _answers(port: int) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process and whatever it has started."""
+    """Stop the process and its children."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(STOPPED_WITHIN)
+        process.wait(STOP_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(STOPPED_WITHIN)
+    process.wait(STOP_SECONDS)
 
 
 class NotRun(Exception):
-    """An endpoint could not be had. A test that needs it fails: one that is skipped would be forgotten."""
+    """An emulator could not be installed or started. Tests fail then: skipped tests would be forgotten."""
 
-    def __init__(self, name: str, what: str, said: str) -> None:
-        super().__init__(name, what, said)
+    def __init__(self, name: str, what: str, output: str) -> None:
+        super().__init__(name, what, output)
 
     def __str__(self) -> str:
-        name, what, said = self.args
-        return f"NOT RUN: {name} {what}; it said:\n{said[-2_000:]}"
+        name, what, output = self.args
+        return f"NOT RUN: {name} {what}; its output:\n{output[-2_000:]}"
 
 
 if __name__ == "__main__":

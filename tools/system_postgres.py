@@ -1,4 +1,4 @@
-"""Put the PostgreSQL driver under the kit once more, on the servers that the system's packages installed."""
+"""Run the conformance kit for the PostgreSQL driver on each server installed by the system's packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSTALLED = Path("/usr/lib/postgresql")
 def main() -> int:
     bindirs = [folder for folder in sorted(INSTALLED.glob("*/bin")) if (folder / "initdb").exists()]
     if not bindirs:
-        print(f"NOT RUN: there is no other PostgreSQL in {INSTALLED}")
+        print(f"NOT RUN: no PostgreSQL found in {INSTALLED}")
     return max([run_kit(bindir) for bindir in bindirs], default=0)
 
 

@@ -1,4 +1,4 @@
-"""Databases to measure on, and rounds in which the designs take turns."""
+"""Databases to measure on, and rounds that measure the designs in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks._storage.load import PAYLOAD, connect
 from benchmarks._storage.sql import BACKLOG
 
 if TYPE_CHECKING:
-    from benchmarks._storage.crowd import Report
+    from benchmarks._storage.contention import Report
     from taskharbor.testing.postgres import PostgresServer
 
 RATE: Final = "jobs a second"
@@ -29,20 +29,20 @@ class Bench:
     _stocks: dict[str, str] = field(default_factory=dict)
 
     def size(self, full: int, batch: int = 1) -> int:
-        """Return *full* at this scale, in whole batches: ten at least."""
+        """Return *full* at this scale, rounded to batches, and at least ten batches."""
         return max(10, round(full * self.scale / batch)) * batch
 
     def in_turns(
         self, measure: Measure, *, backlog: int = 0, history: int = 0, anew: bool = False
     ) -> dict[str, Figures]:
-        """Measure every design in every round; return the medians.
+        """Measure every design in every round, and return the medians.
 
-        A design keeps its database from round to round, unless it is to be *anew*.
+        A design keeps its database from round to round, unless *anew* asks for a fresh copy.
         """
         names, rounds = [*DESIGNS], []
         stocks = {name: self._stock(DESIGNS[name], backlog, history, "copied" if anew else "used") for name in names}
         for number in range(self.rounds):
-            first = number % len(names)  # nobody always comes first, nor always after the others
+            first = number % len(names)  # rotate the order, so that no design is always first or last
             order = names[first:] + names[:first]
             rounds.append({name: self._once(measure, DESIGNS[name], stocks[name], anew=anew) for name in order})
         return {name: _medians([(each[name], each[ONE_TABLE.name]) for each in rounds]) for name in names}
@@ -55,7 +55,7 @@ class Bench:
         return figures
 
     def _stock(self, design: Design, backlog: int, history: int, purpose: str) -> str:
-        """Return the name of a database that holds so many jobs."""
+        """Return the name of a database with this many jobs, created if needed."""
         name = f"{design.name}, {backlog} and {history}, {purpose}"
         if name not in self._stocks:
             self._stocks[name] = self.server.database(name)

@@ -1,4 +1,4 @@
-"""The designs under comparison, each with all that the product needs."""
+"""The compared storage designs, each with every feature that the product needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks._storage.sql import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """A schema and the statements on it. *hot* are the tables that working jobs go through."""
+    """A schema and its statements. *hot* are the tables that hold waiting and running jobs."""
 
     name: str
     schema: str
@@ -64,11 +64,11 @@ STATUS_LEAVES: Final = Design(
         CREATE UNIQUE INDEX ON th_jobs_processing (id);
         CREATE UNIQUE INDEX ON th_jobs_dead (id);
         CREATE INDEX ON th_jobs_finished (id);
-        -- Partial, though no waiting job is spent: or else the planner, which takes an analyzed empty leaf for an
-        -- empty one, looks ids up in this index, by walking all of it. The claim by order alone says "not spent".
+        -- Partial, though no waiting job is exhausted. Otherwise the planner, which expects a partition analyzed while
+        -- empty to be empty, would look up ids by a full scan of this index. Only the claim has this condition.
         CREATE INDEX ON th_jobs_waiting {_READY_INDEX} WHERE attempt_count < max_attempts;
         {daily("th_jobs_finished")} {AROUND}
-        -- None on PROCESSING, which every move may leave: an ack then pays nothing, and a claim has its rows locked.
+        -- None on PROCESSING, which every transition may leave: so an ack costs nothing, and a claim locks its rows.
         {transition("th_jobs_waiting", "th_jobs_finished", "th_jobs_dead")}
     """,
     insert=INSERT.format(table="th_jobs"),
@@ -98,7 +98,7 @@ LIVE_LEAF: Final = Design(
     """,
     insert=INSERT.format(table="th_jobs"),
     **claims("th_jobs_live", ""),
-    # Naming PROCESSING alone would invite the planner to walk the index on ends of leases.
+    # With PROCESSING alone, the planner might scan the index on lease_expires_at.
     ack=ACK.format(held=HELD, where=f"AND status IN {_LIVE}"),
     history=HISTORY.format(table="th_jobs"),
     forget=dropped("th_jobs_finished"),

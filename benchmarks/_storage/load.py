@@ -1,4 +1,4 @@
-"""What one worker does: whole cycles, or the drain of a backlog, over one connection."""
+"""A worker on one connection that runs whole cycles or drains a backlog."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from benchmarks._storage.designs import Design
 
 PAYLOAD: Final = b'{"user": "u12345", "kind": "email", "name": "Ada Lovelace"}'
-RESCAN: Final = 1.0  # seconds between two scans from the head of the queue
-# What the product's own connections are told. Left to itself the planner takes LIMIT $1 for a tenth of
-# the table and a leaf that was empty a moment ago for an empty one: it sorts, hashes or reads leaves whole.
+RESCAN_SECONDS: Final = 1.0  # between two scans from the head of the queue
+# The settings of the product's connections. By default the planner estimates LIMIT $1 as a tenth of the table and
+# a partition that was empty when analyzed as still empty, so it sorts, hashes or scans whole partitions.
 PINS: Final = (
     "plan_cache_mode=force_generic_plan",
     "enable_seqscan=off",
@@ -42,7 +42,7 @@ def connect(url: str, *, pinned: bool = True) -> psycopg.Connection:
 
 @dataclass(slots=True)
 class Worker:
-    """Counts what it did, and how often it had to ask again because a row had moved (SQLSTATE 40001)."""
+    """A worker that counts its jobs, its claims, and repeats due to rows that changed partition (SQLSTATE 40001)."""
 
     connection: psycopg.Connection
     design: Design
@@ -56,9 +56,9 @@ class Worker:
     _scanned: float = field(default=0.0, init=False)
 
     def warm_up(self) -> None:
-        """Have the statements prepared and the catalog read, without touching a job."""
+        """Prepare the statements and read the catalog, without touching a job."""
         self._execute(self.design.insert, ids=list[UUID](), payloads=list[bytes]())
-        self._take(uuid4(), None, queue="nobody's")
+        self._claim_batch(uuid4(), None, queue="unused")
         self._execute(self.design.ack, ids=list[UUID](), token=uuid4())
         self.claims = 0
 
@@ -70,12 +70,12 @@ class Worker:
             self.turn()
 
     def drain(self) -> None:
-        """Claim and ack until nothing is left."""
+        """Claim and ack until no job is left."""
         while self.turn():
             pass
 
     def turn(self) -> int:
-        """Claim a batch and ack it; return how many jobs that were."""
+        """Claim a batch and ack it. Return the number of jobs."""
         token = uuid4()
         claimed = self._claim(token)
         if claimed:
@@ -87,17 +87,17 @@ class Worker:
 
     def _claim(self, token: UUID) -> Sequence[tuple[Any, ...]]:
         if not self.resumes:
-            return self._take(token, None)
+            return self._claim_batch(token, None)
         now = time.monotonic()
-        if self._after is None or now - self._scanned > RESCAN:
+        if self._after is None or now - self._scanned > RESCAN_SECONDS:
             self._after, self._scanned = None, now
         from_head = self._after is None
-        claimed = self._take(token, self._after)
-        # A short scan has met the end: what came in behind the cursor is found from the head.
+        claimed = self._claim_batch(token, self._after)
+        # A short batch reached the end. Jobs inserted before the cursor are found by a scan from the head.
         self._after = max((row[1], row[2], row[0]) for row in claimed) if len(claimed) == self.batch else None
         return claimed if claimed or from_head else self._claim(token)
 
-    def _take(self, token: UUID, after: Key | None, queue: str = "default") -> Sequence[tuple[Any, ...]]:
+    def _claim_batch(self, token: UUID, after: Key | None, queue: str = "default") -> Sequence[tuple[Any, ...]]:
         self.claims += 1
         asked = {
             "queue": queue,
@@ -123,7 +123,7 @@ class Worker:
 
 
 def server_time(connection: psycopg.Connection) -> float:
-    """Return the seconds that the backend of *connection* has had a core: steadier than a clock on a busy machine."""
+    """Return the CPU seconds of the backend of *connection*, which vary less than wall time on a busy machine."""
     try:
         statistics = Path(f"/proc/{connection.info.backend_pid}/schedstat").read_text("ascii")
     except FileNotFoundError:
@@ -132,6 +132,6 @@ def server_time(connection: psycopg.Connection) -> float:
 
 
 def new_ids() -> Iterator[UUID]:
-    """Yield ids in the order of time, as the client makes them."""
+    """Yield time-ordered ids, like those of the client."""
     while True:
         yield UUID(int=time.time_ns() // 1_000_000 << 80 | 0x7 << 76 | 0x2 << 62 | random.getrandbits(62))

@@ -1,10 +1,10 @@
-"""What all designs have in common: the columns, the rules about them, and the parts of every statement."""
+"""The columns, constraints and statement parts that all designs share."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Wide and fixed first, so that nothing is lost to alignment; names compare as bytes, in whatever locale.
+# Wide fixed-size columns first, to avoid alignment padding. Names compare as bytes in every locale.
 COLUMNS: Final = """
     id uuid NOT NULL,
     lease_token uuid,
@@ -107,7 +107,7 @@ READY: Final = """
      WHERE queue = %(queue)s
        AND status IN ('PENDING', 'ENQUEUED', 'FAILED')
        AND scheduled_for <= statement_timestamp()
-       AND (status <> 'ENQUEUED' OR scheduled_for < statement_timestamp() - %(patience)s::interval)
+       AND (status <> 'ENQUEUED' OR scheduled_for < statement_timestamp() - %(overdue_after)s::interval)
        AND attempt_count < max_attempts
        AND (%(types)s::text[] IS NULL OR type = ANY(%(types)s::text[]))
        AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
@@ -149,7 +149,7 @@ ACK: Final = """
     RETURNING id
 """
 
-# Ids in the order of time, as the client's are; version 15 has no function for them.
+# Time-ordered ids, like those of the client. PostgreSQL 15 has no function for them.
 _ID: Final = """
     (lpad(to_hex((extract(epoch FROM {moment}) * 1000)::bigint), 12, '0')
         || '7' || lpad(to_hex(mod(n, 4096)), 3, '0') || '8' || substr(md5(n::text), 1, 15))::uuid
@@ -174,17 +174,17 @@ HISTORY: Final = f"""
 
 
 def transition(*tables: str) -> str:
-    """Return the triggers that refuse a move which the transition table does not know.
+    """Return the triggers that reject transitions missing from the transition table.
 
-    They fire BEFORE, because a row that moves between leaves fires no AFTER UPDATE. Their
-    WHEN keeps the function from being called, but they are not free: PostgreSQL locks a row
-    before it asks such a trigger, and that is a WAL record, unless the row is locked already.
+    They fire BEFORE, because a row that changes partition fires no AFTER UPDATE trigger. Their
+    WHEN avoids calling the function, but they are not free: PostgreSQL locks a row before it
+    evaluates such a trigger, which writes a WAL record unless the row is already locked.
     """
     return "".join(_TRANSITION.format(table=table) for table in tables)
 
 
 def daily(parent: str) -> str:
-    """Return the leaves of a week back and a week ahead, and the one behind them all."""
+    """Return daily partitions from a week ago to a week ahead, and a default partition."""
     return f"""
         DO $$
         BEGIN

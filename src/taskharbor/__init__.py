@@ -1,7 +1,4 @@
-"""TaskHarbor: background jobs that are never lost and never run twice at once.
-
-The database decides; the queue only delivers.
-"""
+"""TaskHarbor: durable background jobs, stored in your own database."""
 
 from __future__ import annotations
 
@@ -127,11 +124,11 @@ _HOMES: Final = {
 }
 
 
-if not TYPE_CHECKING:  # or a type checker would believe in any name
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")  # noqa: TRY003  Python's own words
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")  # noqa: TRY003  Python's standard message
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value

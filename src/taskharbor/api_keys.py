@@ -1,4 +1,4 @@
-"""API keys: who may use the API, and for what."""
+"""Issue and check API keys."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ SCOPES: Final = (
     "schedules:write",
 )
 ADMIN: Final = "admin"
-"""Opens everything."""
-MAX_NAME: Final = 200
+"""The scope that includes all others."""
+MAX_NAME_CHARS: Final = 200
 _KEY: Final = re.compile(r"thk_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})", re.ASCII)
 _NO_KEY: Final = bytes(32)
-_REMEMBERED: Final = 1_024
+_MAX_CACHED_KEYS: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
-    """A new key. ``text`` is shown once, to whoever asked for it, and stored nowhere."""
+    """A new key. ``text`` is the key itself; it is shown once and never stored."""
 
     key: ApiKey
     text: str = field(repr=False)
 
 
 def issue_key(name: str, scopes: Collection[str], *, now: datetime, expires_at: datetime | None = None) -> IssuedKey:
-    """Make a key that opens *scopes*. It is of no use before `Control.add_keys` stored it.
+    """Create a key with *scopes*. It is not valid until `Control.add_keys` has stored it.
 
     >>> from datetime import UTC, datetime
     >>> issued = issue_key("ci", ["jobs:write"], now=datetime(2030, 1, 1, tzinfo=UTC))
@@ -56,9 +56,13 @@ def issue_key(name: str, scopes: Collection[str], *, now: datetime, expires_at: 
     """
     unknown = sorted({*scopes} - {*SCOPES})
     if unknown or not scopes:
-        raise UsageError(Problem(field="scopes", value=", ".join(unknown) or "empty", rule=f"take {', '.join(SCOPES)}"))
-    if not 0 < len(name) <= MAX_NAME:
-        raise UsageError(Problem(field="name", value=repr(name[:60]), rule=f"must have 1 to {MAX_NAME} characters"))
+        raise UsageError(
+            Problem(field="scopes", value=", ".join(unknown) or "empty", rule=f"must be of {', '.join(SCOPES)}")
+        )
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise UsageError(
+            Problem(field="name", value=repr(name[:60]), rule=f"must have 1 to {MAX_NAME_CHARS} characters")
+        )
     key_id = secrets.token_hex(6)
     text = f"thk_{key_id}_{secrets.token_urlsafe(32)}"
     key = ApiKey(
@@ -73,17 +77,17 @@ def issue_key(name: str, scopes: Collection[str], *, now: datetime, expires_at: 
 
 
 def key_digest(text: str) -> bytes:
-    """Return what is stored of a key. It has 256 random bits, so that a slow hash would add nothing."""
+    """Return the stored digest of a key. A key has 256 random bits, so a slow hash would add nothing."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def is_allowed(scope: str, scopes: Collection[str]) -> bool:
-    """Tell whether *scopes* open what *scope* stands for."""
+    """Return whether *scopes* include *scope*."""
     return scope in scopes or ADMIN in scopes
 
 
 class KeyCache:
-    """Knows which keys are good, and remembers each answer for *seconds*: so late may a revoked key still open."""
+    """Finds keys and caches each result for *seconds*, for which a revoked key may still be accepted."""
 
     def __init__(
         self,
@@ -92,48 +96,48 @@ class KeyCache:
         seconds: float = 5.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inspector = inspector  # asked for each time: a store may be opened late, and anew
+        self._inspector = inspector  # called each time: the store may be opened later or reopened
         self._seconds = seconds
         self._monotonic = monotonic
-        self._known: OrderedDict[bytes, tuple[float, ApiKey | None]] = OrderedDict()
-        self._changing = threading.Lock()
+        self._cached: OrderedDict[bytes, tuple[float, ApiKey | None]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def remembered(self, text: str) -> tuple[bool, ApiKey | None]:
-        """Return whether there is an answer without asking the store, and the answer."""
-        until, key = self._known.get(key_digest(text), (0.0, None))
+        """Return whether the result is cached, and the cached key."""
+        until, key = self._cached.get(key_digest(text), (0.0, None))
         return (True, key) if self._monotonic() < until else (False, None)
 
     def find(self, text: str) -> ApiKey | None:
-        """Ask the store, and return the key that *text* is; None where it is none, or opens nothing any more."""
+        """Return the valid key with this *text* from the store; None if it is unknown, expired or revoked."""
         parts = _KEY.fullmatch(text)
         if parts is None:
             return None
         given = key_digest(text)
         inspector = self._inspector()
         stored = inspector.keys([parts["id"]]).get(parts["id"])
-        # Compared in any case, so that the time taken does not tell which ids there are.
+        # Compare even if there is no key, so that the time taken does not reveal which ids exist.
         is_same = hmac.compare_digest(given, _NO_KEY if stored is None else stored.digest)
         now, seconds = inspector.now(), self._seconds
         key = stored if stored is not None and is_same and is_valid(stored, now) else None
         if key is not None and key.expires_at is not None:
             seconds = min(seconds, (key.expires_at - now).total_seconds())
-        self._remember(given, key, self._monotonic() + seconds)
+        self._cache(given, key, self._monotonic() + seconds)
         return key
 
-    def _remember(self, given: bytes, key: ApiKey | None, until: float) -> None:
-        with self._changing:
-            self._known[given] = (until, key)
-            self._known.move_to_end(given)
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+    def _cache(self, given: bytes, key: ApiKey | None, until: float) -> None:
+        with self._lock:
+            self._cached[given] = (until, key)
+            self._cached.move_to_end(given)
+            while len(self._cached) > _MAX_CACHED_KEYS:
+                self._cached.popitem(last=False)
 
 
 def has_valid_key(inspector: Inspector) -> bool:
-    """Tell whether the store has a key that opens anything now."""
+    """Return whether the store has a valid key."""
     now = inspector.now()
     return any(is_valid(key, now) for key in inspector.keys().values())
 
 
 def is_valid(key: ApiKey, now: datetime) -> bool:
-    """Tell whether the key opens anything at *now*."""
+    """Return whether the key is neither revoked nor expired at *now*."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)

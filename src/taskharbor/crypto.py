@@ -1,6 +1,6 @@
-"""Payloads and results that only holders of a key can read or alter.
+"""Encryption of payloads and results with AES-GCM.
 
-Wire form, all in one run of bytes::
+Format of the encrypted bytes::
 
     1 byte    version, 0x01 (no JSON text begins with it)
     1 byte    length of the key id
@@ -8,8 +8,8 @@ Wire form, all in one run of bytes::
     12 bytes  nonce, random
     the rest  AES-GCM ciphertext with its 16-byte tag
 
-The header (the first three fields) and the context are authenticated too: bytes moved
-to another job, or from a payload to a result, do not open.
+The header (the first three fields) and the context are authenticated too. So bytes moved to
+another job, or from a payload to a result, cannot be decrypted.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ _JSON: Final = JsonCodec()
 
 
 class AesGcmCodec:
-    """Encrypts what another codec wrote.
+    """A codec that encrypts the output of another codec.
 
-    *keys* maps the id of each key to its 16, 24 or 32 bytes. *active* encrypts, by
-    default the last one; all decrypt. To rotate, add a key at the end, first to every
-    process that reads, then to those that write; drop the old one when no job is
-    stored under it. Rotate before a key has encrypted 2**32 payloads and results:
-    beyond that, two of its random nonces may well be the same.
+    *keys* maps key ids to keys of 16, 24 or 32 bytes. The *active* key encrypts, by default the
+    last one; all keys decrypt. To rotate, add a key at the end, first in every process that reads,
+    then in those that write. Remove the old key when no job is stored under it. Rotate before a
+    key has encrypted 2**32 payloads and results: beyond that, two random nonces may be equal.
 
-    ``digest`` is keyed, so that a stored digest does not betray a payload that can be
-    guessed. Its key comes from the **first** of *keys*, and so outlives added ones.
-    When the first is dropped, digests change: a repeat under an idempotency key from
-    before is refused as another body, until the key's job is gone. No job is lost.
+    ``digest`` is keyed, so that a stored digest does not reveal a payload that can be guessed. Its
+    key is derived from the **first** of *keys*, so adding keys does not change digests. Removing
+    the first key changes them: a repeated request with an earlier idempotency key is then refused
+    as a different payload until the key's job is removed. No job is lost.
 
     >>> codec = AesGcmCodec({"2025": bytes(32)})
     >>> codec.decode(codec.encode({"card": "4111"}, context=b"job 1"), context=b"job 1")
@@ -64,7 +63,7 @@ class AesGcmCodec:
         for key_id, key in keys.items():
             _check(key_id, key)
         if not keys:
-            _misuse("keys", "empty", "at least one is needed")
+            _misuse("keys", "empty", "at least one is required")
         self._active = [*keys][-1] if active is None else active
         if self._active not in keys:
             _misuse("active", repr(active), f"the keys are {[*keys]}")
@@ -74,7 +73,7 @@ class AesGcmCodec:
 
     @property
     def name(self) -> str:
-        """What it writes, whatever its keys: rotating them changes nothing for others."""
+        """The name of the format. It does not depend on the keys, so rotation does not change it."""
         return f"aes-gcm+{codec_name(self._inner)}"
 
     def __repr__(self) -> str:
@@ -83,23 +82,25 @@ class AesGcmCodec:
     def encode(self, value: object, *, context: bytes) -> bytes:
         plain = self._inner.encode(value, context=context)
         header = bytes([_VERSION, len(self._active)]) + self._active.encode("ascii")
-        nonce = os.urandom(_NONCE)
+        nonce = os.urandom(_NONCE_BYTES)
         return header + nonce + self._ciphers[self._active].encrypt(nonce, plain, header + context)
 
     def decode(self, data: bytes, *, context: bytes) -> Any:
         if data[:1] != bytes([_VERSION]):
-            _refuse("they do not begin as AesGcmCodec's do; read them with the codec that wrote them")
+            _refuse("they do not have the header of AesGcmCodec; read them with the codec that wrote them")
         start = 2 + int.from_bytes(data[1:2])
-        header, nonce, sealed = data[:start], data[start : start + _NONCE], data[start + _NONCE :]
-        if len(sealed) < _TAG:
-            _refuse("they are cut short")
+        header, nonce, sealed = data[:start], data[start : start + _NONCE_BYTES], data[start + _NONCE_BYTES :]
+        if len(sealed) < _TAG_BYTES:
+            _refuse("they are truncated")
         cipher = self._ciphers.get(key_id := header[2:].decode("ascii", "backslashreplace"))
         if cipher is None:
             _refuse(f"they are encrypted under the key {key_id!r}: put it back in AesGcmCodec's keys")
         try:
             plain = cipher.decrypt(nonce, sealed, header + context)
         except InvalidTag:
-            _refuse(f"they were altered, or written for another job or role, or under another key named {key_id!r}")
+            _refuse(
+                f"they were modified, written for another job or role, or encrypted with another key named {key_id!r}"
+            )
         return self._inner.decode(plain, context=context)
 
     def digest(self, value: object) -> bytes:
@@ -107,12 +108,12 @@ class AesGcmCodec:
 
 
 _VERSION: Final = 1
-_NONCE: Final = 12
-_TAG: Final = 16
+_NONCE_BYTES: Final = 12
+_TAG_BYTES: Final = 16
 
 
 def _check(key_id: object, key: object) -> None:
-    """Refuse what cannot be a key, without ever showing one."""
+    """Raise `UsageError` for an invalid key, without showing it."""
     if not isinstance(key_id, str) or not re.fullmatch(r"[ -~]{1,64}", key_id):
         _misuse("keys", "given with an unusable id", "an id is 1 to 64 printable ASCII characters")
     if not isinstance(key, bytes):
@@ -122,7 +123,7 @@ def _check(key_id: object, key: object) -> None:
 
 
 def _digest_key(key: bytes) -> bytes:
-    """Derive a key for digests alone, so that none of them says anything about the key that encrypts."""
+    """Derive a separate key for digests, so that they reveal nothing about the encryption key."""
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"taskharbor payload digest v1").derive(key)
 
 

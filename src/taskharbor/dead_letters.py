@@ -1,4 +1,4 @@
-"""Many jobs, coming due a few at a time."""
+"""Bulk requeue of dead letters at a limited rate."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 def paced_batches(items: Sequence[T], rate: float | None) -> Iterator[tuple[Sequence[T], timedelta]]:
-    """Give *items* in batches, each with how long it shall wait so that *rate* of them become due in a second.
+    """Yield *items* in batches, each with a delay, so that *rate* items become due per second.
 
     >>> [(len(batch), delay.seconds) for batch, delay in paced_batches(range(25), 10)]
     [(10, 0), (10, 1), (5, 2)]
     """
     size = STORE_BATCH if rate is None else max(1, min(STORE_BATCH, int(rate)))
-    for place in range(0, len(items), size):
-        yield items[place : place + size], timedelta(seconds=0 if rate is None else place / rate)
+    for start in range(0, len(items), size):
+        yield items[start : start + size], timedelta(seconds=0 if rate is None else start / rate)

@@ -1,4 +1,4 @@
-"""Why a job stands where it stands: what somebody asks who waits for it."""
+"""Explain why a job has not run, or how it ended."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Inspector
 
 WORKER_ALIVE_WITHIN: Final = timedelta(seconds=30)
-"""A worker that has been silent for longer counts as gone: three of its beats."""
+"""A worker without a heartbeat for longer counts as dead. Three heartbeat intervals."""
 MAX_COUNTED: Final = 50
-"""The most waiting jobs of a queue that are looked at one by one; of more, the store's own counts tell."""
+"""The maximum number of waiting jobs that are counted exactly; for more, the store's statistics are used."""
 
 
 class Cause(StrEnum):
-    """What a job waits for, or why it does not."""
+    """What a job waits for, or why it does not wait."""
 
     FINAL = "final"
     LEASED = "leased"
@@ -44,10 +44,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The first thing that keeps a job where it is. ``cause`` is for programs, ``text`` for people.
+    """The first cause that keeps a job in its status. ``cause`` is for programs, ``text`` for people.
 
-    ``until`` is when that ends, where it is known; ``ahead`` is how many jobs come first, more or less;
-    ``kept`` is why a job that ended cannot be removed yet.
+    ``until`` is when the cause ends, if known. ``ahead`` is the approximate number of jobs that come
+    first. ``kept`` is why a finished job cannot be removed yet.
     """
 
     job_id: JobId
@@ -60,7 +60,7 @@ class Diagnosis:
     kept: Kept | None = None
 
     def view(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return the JSON form."""
         return {
             "job_id": str(self.job_id),
             "status": self.status.value,
@@ -74,7 +74,7 @@ class Diagnosis:
 
 
 def diagnose(inspector: Inspector, job_id: JobId) -> Diagnosis:
-    """Tell what keeps a job where it is, or raise `JobNotFound`. Reads a handful of rows, however long the queue."""
+    """Return why a job is in its status, or raise `JobNotFound`. Reads few rows, however long the queue."""
     job = inspector.summaries([job_id]).get(job_id)
     if job is None:
         raise JobNotFound(job_id)
@@ -87,12 +87,12 @@ def diagnose(inspector: Inspector, job_id: JobId) -> Diagnosis:
 
 
 def is_alive(worker: WorkerRecord, now: datetime) -> bool:
-    """Tell whether the worker was heard of lately."""
+    """Return whether the worker's last heartbeat is recent."""
     return worker.seen_at is not None and worker.seen_at > now - WORKER_ALIVE_WITHIN
 
 
 def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Diagnosis:
-    """Tell why nobody runs a job that is due."""
+    """Return why no worker runs a job that is due."""
     queue = next((each for each in inspector.queues() if each.name == job.queue), None)
     if queue is not None and queue.paused_at is not None:
         return _paused(job, queue)
@@ -101,17 +101,19 @@ def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Diagno
         return _unhandled(job, alive)
     if job.status is Status.ENQUEUED and now < job.scheduled_for + OVERDUE_AFTER:
         return _message(job)
-    return _in_line(job, *_ahead(inspector, job, queue, now))
+    return _waiting(job, *_ahead(inspector, job, queue, now))
 
 
 def _final(job: JobSummary, kept: Kept | None) -> Diagnosis:
-    by = {Status.DEAD: f": {job.dead_reason}", Status.CANCELED: ": somebody called it off"}.get(job.status, "")
-    stays = "" if kept is None else "; it cannot be removed yet: dead-letter event not published yet"
-    return _why(job, Cause.FINAL, f"it ended as {job.status} at {iso_time(job.completed_at)}{by}{stays}", kept=kept)
+    reason = f": {job.dead_reason}" if job.status is Status.DEAD else ""
+    note = "" if kept is None else "; it cannot be removed yet: dead-letter event not published yet"
+    return _diagnosis(
+        job, Cause.FINAL, f"it ended as {job.status} at {iso_time(job.completed_at)}{reason}{note}", kept=kept
+    )
 
 
 def _kept(inspector: Inspector, job_id: JobId) -> Kept | None:
-    """Return why prune and purge keep a job that ended: an event that a publisher has still to publish."""
+    """Return why prune and purge keep a finished job: its event is not published yet."""
     if all(row.is_done for row in inspector.outbox([job_id])):
         return None
     seen_at = inspector.publisher_seen_at()
@@ -121,61 +123,61 @@ def _kept(inspector: Inspector, job_id: JobId) -> Kept | None:
 def _held(job: JobSummary, now: datetime) -> Diagnosis:
     until, worker = job.lease_expires_at, job.worker_id
     if until is not None and until <= now:
-        text = f"the lease of {worker} ended at {iso_time(until)} without a word; it is brought back within seconds"
-        return _why(job, Cause.LEASE_OVER, text, worker=worker)
+        text = f"the lease of {worker} expired at {iso_time(until)}; reclaim pending"
+        return _diagnosis(job, Cause.LEASE_OVER, text, worker=worker)
     text = f"it is leased to {worker} until {iso_time(until)}"
     if job.cancel_requested_at is not None:
-        text += f", and was asked to stop at {iso_time(job.cancel_requested_at)}"
-    return _why(job, Cause.LEASED, text, until=until, worker=worker)
+        text += f"; cancel requested at {iso_time(job.cancel_requested_at)}"
+    return _diagnosis(job, Cause.LEASED, text, until=until, worker=worker)
 
 
 def _not_due(job: JobSummary, now: datetime) -> Diagnosis:
     after = " after its last attempt failed" if job.status is Status.FAILED else ""
     left = timedelta(seconds=round((job.scheduled_for - now).total_seconds()))
     text = f"it is due at {iso_time(job.scheduled_for)}{after}, in {left}"
-    return _why(job, Cause.NOT_DUE, text, until=job.scheduled_for)
+    return _diagnosis(job, Cause.NOT_DUE, text, until=job.scheduled_for)
 
 
 def _paused(job: JobSummary, queue: QueueStats) -> Diagnosis:
     text = f"queue {job.queue!r} was paused by {queue.paused_by} at {iso_time(queue.paused_at)}: resume it"
-    return _why(job, Cause.PAUSED, text)
+    return _diagnosis(job, Cause.PAUSED, text)
 
 
 def _unhandled(job: JobSummary, alive: list[WorkerRecord]) -> Diagnosis:
     if not alive:
-        text = f"no worker that is alive serves queue {job.queue!r}: start one"
+        text = f"no live worker serves queue {job.queue!r}: start one"
     else:
         text = f"none of the {len(alive)} live workers of queue {job.queue!r} handles type {job.type!r}"
-    return _why(job, Cause.UNHANDLED, text)
+    return _diagnosis(job, Cause.UNHANDLED, text)
 
 
 def _message(job: JobSummary) -> Diagnosis:
     until = job.scheduled_for + OVERDUE_AFTER
     sent = "is not confirmed as sent" if job.sent_at is None else f"was sent at {iso_time(job.sent_at)}"
-    text = f"its message {sent}; without it, workers take the job from the store at {iso_time(until)}"
-    return _why(job, Cause.MESSAGE, text, until=until)
+    text = f"its message {sent}; if none arrives, workers claim the job from the store at {iso_time(until)}"
+    return _diagnosis(job, Cause.MESSAGE, text, until=until)
 
 
-def _in_line(job: JobSummary, ahead: int, is_exact: bool) -> Diagnosis:  # noqa: FBT001  the pair that _ahead returns
+def _waiting(job: JobSummary, ahead: int, is_exact: bool) -> Diagnosis:  # noqa: FBT001  the pair that _ahead returns
     if ahead == 0:
-        return _why(job, Cause.NEXT, "nothing is in its way: it runs as soon as a worker has room", ahead=0)
+        return _diagnosis(job, Cause.NEXT, "it is next: it runs when a worker has a free slot", ahead=0)
     jobs = "job of its queue comes" if ahead == 1 else "jobs of its queue come"
     text = f"{'' if is_exact else 'about '}{ahead:,} {jobs} first"
-    return _why(job, Cause.AHEAD, text, ahead=ahead)
+    return _diagnosis(job, Cause.AHEAD, text, ahead=ahead)
 
 
 def _ahead(inspector: Inspector, job: JobSummary, queue: QueueStats | None, now: datetime) -> tuple[int, bool]:
-    """Return how many jobs come first, and whether that was counted."""
+    """Return how many jobs come first, and whether the number is exact."""
     page = inspector.find(JobFilter(queue=job.queue, statuses=WAITING), limit=MAX_COUNTED)
     if page.after is None:
-        return sum(each.scheduled_for <= now and _place(each) < _place(job) for each in page.jobs), True
+        return sum(each.scheduled_for <= now and _position(each) < _position(job) for each in page.jobs), True
     waiting = 0 if queue is None else sum(queue.counts.get(status, 0) for status in WAITING)
     return max(waiting - 1, MAX_COUNTED), False
 
 
-def _place(job: JobSummary) -> tuple[int, datetime, JobId]:
+def _position(job: JobSummary) -> tuple[int, datetime, JobId]:
     return job.priority, job.scheduled_for, job.id
 
 
-def _why(job: JobSummary, cause: Cause, text: str, **more: Any) -> Diagnosis:
+def _diagnosis(job: JobSummary, cause: Cause, text: str, **more: Any) -> Diagnosis:
     return Diagnosis(job_id=job.id, status=job.status, cause=cause, text=text, **more)

@@ -1,4 +1,4 @@
-"""What keeps the store in order: in every process, and done by one of them at a time."""
+"""The janitor: periodic maintenance of a store, and a guard against jumps of its clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.hooks import JobDead
 from taskharbor.drivers.base import STORE_BATCH
-from taskharbor.outbox import FIRST_START, close_unpublished, log_death
+from taskharbor.outbox import CLOSE_AFTER, close_unpublished, log_death
 from taskharbor.runtime import MIN_PAUSE
 
 if TYPE_CHECKING:
@@ -30,26 +30,27 @@ AUDIT_RETENTION: Final = timedelta(days=90)
 PRUNE_WITHIN: Final = timedelta(seconds=2)
 WORKER_TTL: Final = timedelta(minutes=5)
 DUTY_CHECK_FRACTION: Final = 0.2
-"""The part of its period after which everybody looks whether a duty is due.
+"""The fraction of a duty's period after which each process checks whether the duty is due.
 
-Whoever looked only once in a period might look just before: then a dead worker's job waits for two.
+With one check per period, a check could come just before the duty is due, and a dead worker's job would wait for
+two periods.
 """
 MAX_CLOCK_DRIFT: Final = timedelta(seconds=5)
-"""How far the store's clock may stray from ours between two looks before that is a jump."""
+"""The maximum drift of the store's clock from this process's between two readings; more is a jump."""
 
 
 class ClockGuard:
-    """Watches whether the store's clock runs as ours does, and tells the store when it jumped.
+    """Compares the store's clock with this process's clock, and reports jumps to the store.
 
-    Until it has compared them once nobody reclaims: a lease that is over by a clock that
-    just jumped ahead may be in good hands.
+    Before the first comparison nothing is reclaimed: if the store's clock has just jumped ahead, a
+    lease that looks expired may belong to a live worker.
     """
 
     def __init__(self, runtime: Runtime, driver: Driver, *, lease: timedelta) -> None:
         self._runtime = runtime
         self._driver = driver
         self._lease = lease
-        self._seen: ClockReading | None = None
+        self._last: ClockReading | None = None
         self._was_compared = False
 
     def may_reclaim(self) -> bool:
@@ -57,45 +58,46 @@ class ClockGuard:
 
     def tick(self) -> timedelta:
         try:
-            look = self._look()
-            if self._seen is not None:
-                self._compare(self._seen, look)
+            reading = self._read()
+            if self._last is not None:
+                self._compare(self._last, reading)
         except StoreUnavailable as error:
-            self._was_compared = False  # whoever comes back after an outage looks first
-            _LOG.warning("cannot compare clocks: %s", error)
+            self._was_compared = False  # compare again after an outage before reclaiming
+            _LOG.warning("clock comparison failed: %s", error)
         else:
-            self._was_compared = self._seen is not None
-            self._seen = look
+            self._was_compared = self._last is not None
+            self._last = reading
         return min(PERIOD, self._lease / 3)
 
-    def _look(self) -> ClockReading:
+    def _read(self) -> ClockReading:
         before = self._runtime.monotonic()
         store = self._driver.inspector.now()
         after = self._runtime.monotonic()
-        return ClockReading(store=store, ours=(before + after) / 2, give=timedelta(seconds=(after - before) / 2))
+        return ClockReading(store=store, local=(before + after) / 2, tolerance=timedelta(seconds=(after - before) / 2))
 
-    def _compare(self, seen: ClockReading, look: ClockReading) -> None:
-        expected = seen.store + timedelta(seconds=look.ours - seen.ours)
-        # A slow reply, or a pause of this process in between, is no jump.
-        if abs(look.store - expected) > min(MAX_CLOCK_DRIFT, self._lease / 3) + seen.give + look.give:
-            jump = look.store - expected
-            _LOG.error("the store's clock jumped by %s; no lease is brought back for %s", jump, self._lease)
+    def _compare(self, last: ClockReading, reading: ClockReading) -> None:
+        expected = last.store + timedelta(seconds=reading.local - last.local)
+        # A slow reply, or a pause of this process in between, is not a jump.
+        if abs(reading.store - expected) > min(MAX_CLOCK_DRIFT, self._lease / 3) + last.tolerance + reading.tolerance:
+            jump = reading.store - expected
+            _LOG.error("the store's clock jumped by %s; no leases are reclaimed for %s", jump, self._lease)
             self._driver.maintenance.report_clock_jump(expected=expected, lease=self._lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """The store's clock and ours at one moment, give or take a little."""
+    """The store's time and this process's monotonic time, read together within *tolerance*."""
 
     store: datetime
-    ours: float
-    give: timedelta
+    local: float
+    tolerance: timedelta
 
 
 class Janitor:
-    """Does each duty once in its period, whichever process gets through the turnstile: there is no leader.
+    """Runs each duty once per period across all processes. There is no leader: a process claims a duty in the store.
 
-    *tell* gets a `JobDead` for each job that died by a duty done here, and *relay* wakes the relay of this process.
+    *notify* receives a `JobDead` for each job that a duty of this process made DEAD. *relay* wakes this process's
+    outbox relay.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Janitor:
         period: timedelta = PERIOD,
         retention: timedelta = RETENTION,
         relay: Callable[[], None] | None = None,
-        tell: Callable[[HookEvent], None] | None = None,
+        notify: Callable[[HookEvent], None] | None = None,
         scheduler: Scheduler | None = None,
     ) -> None:
         self._runtime = runtime
@@ -117,7 +119,7 @@ class Janitor:
         self._guard = guard or ClockGuard(runtime, driver, lease=lease)
         self._owns_guard = guard is None
         self._retention = retention
-        self._relay, self._notify_hooks = relay, tell
+        self._relay, self._notify_hooks = relay, notify
         self._duties: dict[str, tuple[timedelta, Callable[[], object]]] = {
             "expire": (self._period * (1 - DUTY_CHECK_FRACTION), self._expire),
             "bury": (6 * self._period, self._bury),
@@ -129,7 +131,7 @@ class Janitor:
         }
         if relay is not None:
             self._duties["relay"] = (self._period, relay)
-        self._look_at = dict.fromkeys(self._duties, 0.0)
+        self._check_at = dict.fromkeys(self._duties, 0.0)
         self._scheduler = scheduler
         self._fire_at = 0.0
 
@@ -138,37 +140,37 @@ class Janitor:
             self._guard.tick()
         self._fire()
         for name, (every, duty) in self._duties.items():
-            if self._look_at[name] > self._runtime.monotonic():
+            if self._check_at[name] > self._runtime.monotonic():
                 continue
             if name == "expire" and not self._guard.may_reclaim():
-                continue  # left to those who know that the clock is right
-            self._look_at[name] = self._runtime.monotonic() + (every * DUTY_CHECK_FRACTION).total_seconds()
+                continue  # left to processes that have compared the clocks
+            self._check_at[name] = self._runtime.monotonic() + (every * DUTY_CHECK_FRACTION).total_seconds()
             try:
                 if self._driver.maintenance.claim_duty(name, every=every):
                     duty()
             except StoreUnavailable as error:
-                _LOG.warning("cannot %s: %s", name, error)
+                _LOG.warning("maintenance duty %s failed: %s", name, error)
                 break
         return self._until_next()
 
     def _fire(self) -> None:
-        """Let schedules fire: first, for they are punctual, and without a turnstile, for the store fires each once."""
+        """Fire due schedules: first, to be on time, and without claiming a duty, since the store fires each once."""
         if self._scheduler is None or self._fire_at > self._runtime.monotonic():
             return
-        # An error of ours must not keep the duties from being done: the next tick passes by here.
+        # Set first: if the scheduler raises, the next tick skips it and runs the duties.
         self._fire_at = self._runtime.monotonic() + self._period.total_seconds()
         pause = self._period * DUTY_CHECK_FRACTION
         try:
             pause = self._scheduler.tick()
         except StoreUnavailable as error:
-            _LOG.warning("cannot fire schedules: %s", error)
+            _LOG.warning("firing schedules failed: %s", error)
         self._fire_at = self._runtime.monotonic() + pause.total_seconds()
 
     def _until_next(self) -> timedelta:
         pause = self._period * DUTY_CHECK_FRACTION
         if self._scheduler is None:
             return pause
-        # Not at once: what is less than a microsecond away would be asked for again and again.
+        # Not zero: a remainder below a microsecond would make the loop spin.
         return max(min(pause, timedelta(seconds=self._fire_at - self._runtime.monotonic())), MIN_PAUSE)
 
     def _expire(self) -> None:
@@ -177,16 +179,16 @@ class Janitor:
             expired = self._driver.maintenance.expire(limit=STORE_BATCH)
             self._report(each.death for each in expired if each.death is not None)
             if expired:
-                _LOG.warning("brought back %d jobs whose lease was over", len(expired))
+                _LOG.warning("reclaimed %d jobs with expired leases", len(expired))
             is_full = len(expired) == STORE_BATCH
 
     def _bury(self) -> None:
         if buried := self._driver.maintenance.bury(limit=STORE_BATCH):
-            _LOG.error("buried %d spent jobs that were waiting: that should never be needed", len(buried))
+            _LOG.error("buried %d exhausted jobs that were waiting; this should never happen", len(buried))
             self._report(buried)
 
     def _report(self, deaths: Iterable[Death]) -> None:
-        """Report deaths that a duty caused; no worker does, for none ran these jobs at the time."""
+        """Report jobs that a duty made DEAD. No worker reports them, since none ran them at the time."""
         for death in deaths:
             dead = JobDead(
                 job_id=death.job_id,
@@ -203,11 +205,11 @@ class Janitor:
                 self._relay()
 
     def _close_unpublished(self) -> None:
-        while close_unpublished(self._driver, older_than=FIRST_START, limit=STORE_BATCH) == STORE_BATCH:
+        while close_unpublished(self._driver, older_than=CLOSE_AFTER, limit=STORE_BATCH) == STORE_BATCH:
             pass
 
     def _prune(self) -> None:
-        """Remove finished jobs, for a short time: schedules and expired leases wait meanwhile."""
+        """Remove finished jobs for at most `PRUNE_WITHIN`: schedules and expired leases wait meanwhile."""
         stop_at = self._runtime.monotonic() + PRUNE_WITHIN.total_seconds()
         while (
             self._driver.maintenance.prune(older_than=self._retention, limit=STORE_BATCH, within=PRUNE_WITHIN)

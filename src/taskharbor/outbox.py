@@ -1,4 +1,4 @@
-"""Reporting jobs that died: hooks and the log at once, and a publisher from the outbox."""
+"""Publish dead-letter events from the outbox, and log and purge dead letters."""
 
 from __future__ import annotations
 
@@ -31,32 +31,31 @@ if TYPE_CHECKING:
     Publish = Callable[[Sequence[DeadTaskEvent]], Sequence[ItemFailure | None]]
 
 Publisher = Callable[[DeadTaskEvent], object]
-"""Takes the event of a death. It is called again if it raises, so it may get an event twice, under one ``event_id``."""
+"""Publishes a dead-letter event. If it raises it is called again, so it may get the same ``event_id`` twice."""
 
 _LOG: Final = logging.getLogger("taskharbor.outbox")
 OUTBOX_BATCH: Final = 100
 OUTBOX_LOCK: Final = timedelta(seconds=60)
 PERIOD: Final = timedelta(seconds=30)
-"""How long to rest where nobody wakes us."""
+"""The pause if the relay is not woken."""
 FIRST_RETRY: Final = timedelta(seconds=1)
 MAX_RETRY: Final = timedelta(minutes=5)
 MAX_PUBLISH_ATTEMPTS: Final = 300
-"""How often an event is tried: for a day, about."""
-MAX_ERROR_CHARS: Final = 500  # characters of an error that are kept
-MAX_LOGGED_CHARS: Final = 200  # characters of a reason in the log; all of it is kept with the job
-CLOSE_BATCH: Final = 10
-"""How many events a callable gets under one lock: they are published one by one, and may take 6 s each."""
+"""The maximum number of attempts to publish an event; they take about a day."""
+MAX_ERROR_CHARS: Final = 500
+MAX_LOGGED_CHARS: Final = 200
+CALLABLE_BATCH: Final = 10
+"""The events claimed for a callable under one lock. They are published one by one, and may take 6 s each."""
 NO_PUBLISHER: Final = "no publisher"
-FIRST_START: Final = timedelta(hours=1)
-"""The age from which the janitor closes events: the first publisher of a store may start after its first death."""
+CLOSE_AFTER: Final = timedelta(hours=1)
+"""The age at which the janitor closes events: the first publisher may start after the first dead letter."""
 
 
 class OutboxRelay:
-    """Publishes the event of every death, at least once; its repeats carry the same ``event_id``.
+    """Publishes every dead-letter event at least once. Repeats carry the same ``event_id``.
 
-    *publish* takes events, and answers for each: None, or why not. An event that does not get
-    through is tried again, ever more seldom, and given up in the end, with the reason recorded.
-    No job waits for that: its death is committed, and its own message is another matter.
+    *publish* takes events and returns None or a failure for each. A failed event is retried with
+    increasing delays, and finally given up with the reason recorded. No job waits for its event.
     """
 
     def __init__(
@@ -68,11 +67,11 @@ class OutboxRelay:
         self._batch = batch
 
     def tick(self) -> timedelta:
-        """Publish what waits to be, and say when to come back."""
+        """Publish a batch of events, and return the time until the next tick."""
         try:
             return self._relay()
         except StoreUnavailable as error:
-            _LOG.warning("cannot tell of dead letters: %s", error)
+            _LOG.warning("dead-letter events not published; retrying: %s", error)
             return FIRST_RETRY
 
     def _relay(self) -> timedelta:
@@ -94,31 +93,30 @@ class OutboxRelay:
         event = row.event
         if failed is None:
             return Published(event.event_id)
-        is_over = failed.is_permanent or row.attempts >= self._most
-        why = make_storable(failed.reason, limit=MAX_ERROR_CHARS)
-        if is_over:
-            _LOG.error(
-                "gave up telling of the death of job %s after %d times: %s", event.job_id, row.attempts, _one_line(why)
-            )
+        gives_up = failed.is_permanent or row.attempts >= self._most
+        reason = make_storable(failed.reason, limit=MAX_ERROR_CHARS)
+        if gives_up:
+            message = "giving up on dead-letter event for job %s after %d attempts: %s"
+            _LOG.error(message, event.job_id, row.attempts, _one_line(reason))
         elif row.attempts == 1:
-            _LOG.warning("cannot tell of the death of job %s, and will try again: %s", event.job_id, _one_line(why))
-        again_in = None if is_over else resend_interval(row.attempts, first=FIRST_RETRY, cap=MAX_RETRY)
-        return Unpublished(event.event_id, why, again_in)
+            _LOG.warning("dead-letter event for job %s not published; retrying: %s", event.job_id, _one_line(reason))
+        retry_in = None if gives_up else resend_interval(row.attempts, first=FIRST_RETRY, cap=MAX_RETRY)
+        return Unpublished(event.event_id, reason, retry_in)
 
 
 def publish_to(transport: Transport, queue: str = DEAD_EVENTS_QUEUE) -> Publish:
-    """Return what publishes events to *queue*, where no job is ever sent."""
+    """Return a function that publishes events to *queue* of a transport."""
     return lambda events: transport.send(queue, [OutgoingMessage(encode_event(event)) for event in events])
 
 
 def to_callable(publisher: Publisher) -> Publish:
-    """Return what gives events to *publisher*, one by one; what it raises is why one was not published."""
+    """Return a function that calls *publisher* with each event. An error means that the event was not published."""
     check_publisher(publisher)
 
     def publish(event: DeadTaskEvent) -> ItemFailure | None:
         try:
             publisher(event)
-        except Exception as error:  # noqa: BLE001  a user's function: it is tried again, whatever it raises
+        except Exception as error:  # noqa: BLE001  user code: the event is retried whatever it raises
             return ItemFailure(type(error).__name__, str(Failure.of(error)), is_permanent=False)
         return None
 
@@ -126,29 +124,29 @@ def to_callable(publisher: Publisher) -> Publish:
 
 
 def check_publisher(publisher: Publisher) -> None:
-    """Refuse a coroutine function: nothing would await what it returns, and every event would seem published."""
-    call = getattr(publisher, "__call__", None)  # noqa: B004  an object may have an async one
+    """Raise `UsageError` for a coroutine function: nothing would await it, and every event would seem published."""
+    call = getattr(publisher, "__call__", None)  # noqa: B004  it may be an async method
     if call is None or inspect.iscoroutinefunction(publisher) or inspect.iscoroutinefunction(call):
-        rule = "give a sync function of one DeadTaskEvent"
+        rule = "must be a sync function of one DeadTaskEvent"
         raise UsageError(Problem(field="publisher", value=repr(publisher), rule=rule))
 
 
 def relay_for(
     driver: Driver, *, publisher: Publisher | None, transport: Transport | None, queue: str | None
 ) -> OutboxRelay | None:
-    """Return the relay of a process: to its *publisher*, else to *queue* of its *transport*, else none."""
+    """Return the relay to *publisher* if given, otherwise to *queue* of *transport*; None without either."""
     if publisher is not None:
-        return OutboxRelay(driver, to_callable(publisher), batch=CLOSE_BATCH)
+        return OutboxRelay(driver, to_callable(publisher), batch=CALLABLE_BATCH)
     return None if transport is None or queue is None else OutboxRelay(driver, publish_to(transport, queue))
 
 
 def close_unpublished(
     driver: Driver, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None
 ) -> int:
-    """Close events as `NO_PUBLISHER` if the store knows of no publisher, and return how many.
+    """Close events as `NO_PUBLISHER` if the store has no active publisher, and return how many.
 
-    The store decides that, so it does not matter which process asks: one without a publisher closes no
-    event that another one is going to publish.
+    The store decides, so a process without a publisher never closes an event that another process
+    is going to publish.
     """
     return driver.maintenance.close_outbox(
         NO_PUBLISHER, unseen_for=PUBLISHER_AWAY, older_than=older_than, limit=limit, job_ids=job_ids
@@ -156,28 +154,27 @@ def close_unpublished(
 
 
 def purge(driver: Driver, job_ids: Sequence[JobId], *, older_than: timedelta, give_up: str | None = None) -> Removed:
-    """Remove dead letters that died at least *older_than* ago, and say why others were kept.
+    """Remove dead letters that died at least *older_than* ago, and return why others were kept.
 
-    An event that no process will publish keeps none. *give_up* is the reason to give up the others for.
+    An unpublished event keeps a job only if the store has a publisher. With *give_up*, a reason, such
+    events are given up.
     """
     while close_unpublished(driver, older_than=timedelta(0), limit=OUTBOX_BATCH, job_ids=job_ids) == OUTBOX_BATCH:
         pass
     if give_up is not None:
         give_up_events(driver, job_ids, give_up)
     count = driver.maintenance.purge(older_than=older_than, limit=len(job_ids), job_ids=job_ids)
-    return Removed(
-        count=count, kept={} if count == len(job_ids) else _why_not_purged(driver, job_ids, older_than, count)
-    )
+    return Removed(count=count, kept={} if count == len(job_ids) else _kept_counts(driver, job_ids, older_than, count))
 
 
 def give_up_events(driver: Driver, job_ids: Sequence[JobId], reason: str) -> None:
-    """Give up the events of these jobs that are still to be published, whatever publisher there is."""
+    """Give up the unpublished events of these jobs, even if there is a publisher."""
     waiting = [row.event.event_id for row in driver.inspector.outbox(job_ids) if not row.is_done]
     driver.maintenance.settle_outbox([Unpublished(event_id, reason, retry_in=None) for event_id in waiting])
 
 
-def _why_not_purged(driver: Driver, job_ids: Sequence[JobId], older_than: timedelta, removed: int) -> dict[Kept, int]:
-    """Return how many of *job_ids* are left, by reason: a look that comes after, and decides nothing."""
+def _kept_counts(driver: Driver, job_ids: Sequence[JobId], older_than: timedelta, removed: int) -> dict[Kept, int]:
+    """Return how many of *job_ids* were kept, by reason. Read after the purge, for information only."""
     until = driver.inspector.now() - older_than
     jobs = driver.inspector.get(job_ids)
     held = {row.event.job_id for row in driver.inspector.outbox(list(jobs)) if not row.is_done}
@@ -193,13 +190,13 @@ def _why_not_purged(driver: Driver, job_ids: Sequence[JobId], older_than: timede
 
 
 def log_death(log: logging.Logger, dead: JobDead, error: str = "") -> None:
-    """Log a death, in one line. *error* is the type of what the handler raised, not its text: that may be secret."""
-    words = _one_line(f"{dead.reason}: {error}" if error else dead.reason)
-    log.error("job %s (%s) is dead after attempt %d: %s", dead.job_id, dead.type, dead.attempt_count, words)
+    """Log a dead job in one line. *error* is the error's type, not its message, which may be secret."""
+    reason = _one_line(f"{dead.reason}: {error}" if error else dead.reason)
+    log.error("job %s (%s) is dead after attempt %d: %s", dead.job_id, dead.type, dead.attempt_count, reason)
 
 
 def _one_line(text: str) -> str:
-    """Return the beginning of *text* without line breaks and control characters: it cannot forge another line."""
+    """Return the beginning of *text* without line breaks and control characters, to prevent forged log lines."""
     return "".join(
         each if each.isprintable() else "\N{REPLACEMENT CHARACTER}"
         for each in " ".join(text.split())[:MAX_LOGGED_CHARS]
@@ -207,7 +204,7 @@ def _one_line(text: str) -> str:
 
 
 def encode_event(event: DeadTaskEvent) -> str:
-    """Return the event as it goes over the wire."""
+    """Return the JSON text of an event."""
     return json.dumps(
         {
             "event_id": event.event_id,

@@ -1,4 +1,4 @@
-"""Threads, waits and clocks: whatever runs for ever takes them from here, and a simulation takes their place."""
+"""The runtime of services: threads, loops, event loop and clocks. A simulation replaces it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import Token
 
     AsyncWork = tuple[Coroutine[Any, Any, None], Callable[[], None]]
-    """A coroutine, and what to call where it is cancelled before its first step."""
+    """A coroutine, and a callback for when it is cancelled before its first step."""
 
 T = TypeVar("T")
 
@@ -36,16 +36,15 @@ MIN_PAUSE: Final = timedelta(milliseconds=1)
 _LOG: Final = logging.getLogger("taskharbor.runtime")
 ERROR_PAUSE: Final = timedelta(seconds=1)
 MAX_STACK_FRAMES: Final = 30
-CANCEL_GRACE_SECONDS: Final = 1.0  # seconds in which work may end by itself, once it was cancelled
-
-
+CANCEL_GRACE_SECONDS: Final = 1.0
+"""How long a cancelled coroutine may take to end."""
 _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def seconds_since_boot() -> float:
-    """Return seconds on a clock that cannot be set and, if the machine has one, counts while it is suspended.
+    """Return monotonic seconds, including time in suspend if the platform supports it.
 
-    A lease runs out meanwhile, and a store on another machine is not ahead afterwards.
+    Leases expire while the machine is suspended, and the store's clock on another machine continues.
     """
     return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
@@ -58,66 +57,66 @@ class SystemClock:
 
 
 class ServiceLoop(Protocol):
-    """Something that ticks."""
+    """A running loop that calls its tick repeatedly."""
 
     def wake(self) -> None:
-        """Let the next tick come now; from any thread."""
+        """End the current pause. May be called from any thread."""
 
     def join(self, timeout: timedelta) -> bool:
-        """Wait until the last tick is over; False if it is not after *timeout*."""
+        """Wait up to *timeout* for the last tick to return; return whether it did."""
 
 
 class RunningCoroutine(Protocol):
-    """A coroutine under way."""
+    """A running coroutine."""
 
     def cancel(self) -> None:
-        """Ask it to stop; from any thread."""
+        """Request cancellation. May be called from any thread."""
 
 
 class Runtime(Protocol):
-    """What workers and other services run on."""
+    """The threads, loops and clocks that workers and other services use."""
 
     @property
     def can_block(self) -> bool:
-        """Whether a tick may wait for something other than the store."""
+        """Whether a tick may block on something other than the store."""
 
     def now(self) -> datetime:
-        """Return the time of day, for people and for `Snooze(until=…)`; never to judge a lease."""
+        """Return the wall-clock time, for display and `Snooze(until=…)`. Never compare it with a lease."""
 
     def monotonic(self) -> float:
-        """Return seconds on a clock that nobody sets."""
+        """Return seconds on a monotonic clock."""
 
     def token(self) -> Token:
-        """Return a lease token that was never used before."""
+        """Return a new lease token."""
 
     def lock(self) -> AbstractContextManager[Any]:
         """Return a new lock."""
 
     def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ServiceLoop:
-        """Call *tick* again and again, until it returns None."""
+        """Start a loop that calls *tick*, pauses for the returned time, and ends when *tick* returns None."""
 
     def run_sync(self, work: Callable[[], None]) -> None:
-        """Call *work* beside everything else."""
+        """Call *work* in a handler thread."""
 
     def thread_id(self) -> int:
         """Return the id of the calling thread."""
 
     def stack(self, thread_id: int) -> str:
-        """Return what that thread is doing, innermost call last, as text for people."""
+        """Return the formatted stack of that thread, innermost call last."""
 
     def run_async(self, works: Sequence[AsyncWork]) -> Sequence[RunningCoroutine]:
-        """Let each of *works* run on the event loop, in a copy of the caller's context.
+        """Run each of *works* on the event loop, in a copy of the caller's context.
 
-        Where one is cancelled before its first step, what came with it is called there; whatever
-        comes later, it tells itself.
+        If a coroutine is cancelled before its first step, its callback is called there. After the
+        first step the coroutine itself handles cancellation.
         """
 
     def close(self) -> None:
-        """Give back threads. Work that does not end is left behind."""
+        """Stop the threads. Work that does not end is abandoned."""
 
 
 class ThreadRuntime:
-    """The real one: a thread for each service, a pool for plain handlers, an event loop in a thread for the others."""
+    """The default runtime: one thread per loop, a pool for sync handlers, an event loop thread for async ones."""
 
     can_block = True
 
@@ -148,7 +147,7 @@ class ThreadRuntime:
         return threading.get_ident()
 
     def stack(self, thread_id: int) -> str:
-        frame = sys._current_frames().get(thread_id)  # noqa: SLF001  documented, for this very purpose
+        frame = sys._current_frames().get(thread_id)  # noqa: SLF001  documented for this purpose
         return "" if frame is None else "".join(traceback.format_stack(frame, limit=MAX_STACK_FRAMES)).rstrip()
 
     def run_async(self, works: Sequence[AsyncWork]) -> Sequence[RunningCoroutine]:
@@ -164,29 +163,29 @@ class ThreadRuntime:
 
 
 def run_coroutine(runtime: Runtime, work: Coroutine[Any, Any, T], *, timeout: timedelta) -> T:
-    """Let *work* run on the event loop, wait for its end, and return what it returns or raise what it raises.
+    """Run *work* on the event loop and return its result or raise its error.
 
-    Raises `TimeoutError` when *timeout* has passed, and cancels the work then, which has a moment more.
+    After *timeout*, cancel the work, wait for `CANCEL_GRACE_SECONDS`, and raise `TimeoutError`.
     """
     ended: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
     async def run() -> None:
         try:
             value = await work
-        except BaseException as error:  # noqa: BLE001  whatever it is, it is for the one who waits
+        except BaseException as error:  # noqa: BLE001  raised again in the waiting thread
             ended.put(partial(_raise, error))
         else:
             ended.put(lambda: value)
 
     [running] = runtime.run_async([(run(), lambda: ended.put(partial(_raise, asyncio.CancelledError())))])
     try:
-        told = ended.get(timeout=timeout.total_seconds())
+        result = ended.get(timeout=timeout.total_seconds())
     except Empty:
         running.cancel()
         with suppress(Empty):
-            ended.get(timeout=CANCEL_GRACE_SECONDS)  # for what it does on being cancelled
-        raise TimeoutError(f"it did not end within {timeout}") from None  # noqa: TRY003  the class is Python's
-    return told()
+            ended.get(timeout=CANCEL_GRACE_SECONDS)  # let it handle the cancellation
+        raise TimeoutError(f"did not finish within {timeout}") from None  # noqa: TRY003  a built-in class
+    return result()
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -194,70 +193,70 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 class HandlerThreads:
-    """Threads for plain handlers, made when they are needed: one for each piece of work that has not ended.
+    """A pool of daemon threads for sync handlers, started on demand: one per unfinished work item.
 
-    The standard library's pool waits for its threads when the process ends: one handler
-    that does not stop would then keep a worker from ever exiting.
+    The standard library's pool joins its threads at exit, so one handler that does not return would
+    keep a worker from exiting.
 
-    One thread is called at a time, and calls the next when it takes up work. So a few run through
-    work that waits for nothing, and where one waits the next takes over; to wake a thread for
-    each piece costs more than such work.
+    One thread is woken at a time, and it wakes the next when it starts an item. So a few threads run
+    short items one after another, and if one blocks, the next continues. Waking a thread for each
+    item would cost more than a short item.
     """
 
     def __init__(self, *, max_threads: int) -> None:
-        self._most = max_threads
+        self._max_threads = max_threads
         self._lock = threading.Lock()
         self._work: deque[Callable[[], None]] = deque()
-        self._calls: SimpleQueue[bool] = SimpleQueue()  # False: to end
+        self._wakeups: SimpleQueue[bool] = SimpleQueue()  # False: end the thread
         self._count = self._idle = self._unfinished = 0
-        self._is_calling = False
+        self._is_waking = False
 
     def run(self, work: Callable[[], None]) -> None:
         with self._lock:
-            if self._unfinished >= self._count and self._count < self._most:
-                # First of all: where there is none left, nobody shall take up the work later.
+            if self._unfinished >= self._count and self._count < self._max_threads:
+                # Before queueing the work: if no thread can be started, the work must not run later.
                 threading.Thread(target=self._run, name=f"taskharbor-handler-{self._count + 1}", daemon=True).start()
                 self._count += 1
                 self._idle += 1
             self._unfinished += 1
             self._work.append(work)
-            self._call()
+            self._wake_next()
 
     def close(self) -> None:
         for _ in range(self._count):
-            self._calls.put(False)  # noqa: FBT003  a message, not an argument
+            self._wakeups.put(False)  # noqa: FBT003  a queue item
 
-    def _call(self) -> None:
-        if self._work and self._idle and not self._is_calling:
-            self._is_calling = True
+    def _wake_next(self) -> None:
+        if self._work and self._idle and not self._is_waking:
+            self._is_waking = True
             self._idle -= 1
-            self._calls.put(True)  # noqa: FBT003  as above
+            self._wakeups.put(True)  # noqa: FBT003  as above
 
     def _run(self) -> None:
-        while self._calls.get():
+        while self._wakeups.get():
             with self._lock:
-                self._is_calling = False
-                work = self._take()
+                self._is_waking = False
+                work = self._next_work()
             while work is not None:
                 try:
                     work()
-                except BaseException:  # noqa: BLE001  a thread that ended would be missing to all jobs after this one
-                    _LOG.exception("a handler's thread met an error of ours")
+                except BaseException:  # noqa: BLE001  the pool must not lose the thread
+                    _LOG.exception("internal error in a handler thread")
                 with self._lock:
                     self._unfinished -= 1
-                    work = self._take()
+                    work = self._next_work()
 
-    def _take(self) -> Callable[[], None] | None:
+    def _next_work(self) -> Callable[[], None] | None:
         if not self._work:
             self._idle += 1
             return None
         work = self._work.popleft()
-        self._call()
+        self._wake_next()
         return work
 
 
 class ThreadLoop:
-    """A thread that ticks. An error in a tick is told and survived: what runs for ever must not end by one."""
+    """A thread that calls a tick repeatedly. An error in a tick is logged, and the loop continues."""
 
     def __init__(self, name: str, tick: Callable[[], timedelta | None]) -> None:
         self._name = name
@@ -282,13 +281,13 @@ class ThreadLoop:
     def _next_pause(self) -> timedelta | None:
         try:
             return self._tick()
-        except BaseException:  # noqa: BLE001  whatever it was, a hook's SystemExit too: the next tick may fare better
-            _LOG.exception("%s failed; it goes on in %s", self._name, ERROR_PAUSE)
+        except BaseException:  # noqa: BLE001  even a hook's SystemExit must not end the loop
+            _LOG.exception("%s loop failed; retrying in %.1f s", self._name, ERROR_PAUSE.total_seconds())
             return ERROR_PAUSE
 
 
 class EventLoopThread:
-    """An asyncio loop in a thread. Coroutines that are handed over together cost it one wake-up."""
+    """An asyncio event loop in a thread. Coroutines submitted together cost one wake-up."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -297,13 +296,13 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, works: Sequence[AsyncWork]) -> list[AsyncRun]:
-        runs = [AsyncRun(self._loop, work, never_began) for work, never_began in works]
+        runs = [AsyncRun(self._loop, work, on_unstarted) for work, on_unstarted in works]
         self._loop.call_soon_threadsafe(_start_all, runs)
         return runs
 
     def close(self) -> None:
         self._is_closed = True
-        with suppress(RuntimeError):  # it is closed already
+        with suppress(RuntimeError):  # already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=1)
 
@@ -312,8 +311,8 @@ class EventLoopThread:
         while not self._is_closed:
             try:
                 self._loop.run_forever()
-            except BaseException:  # noqa: BLE001  a task that a handler left to itself, and that tried to end the process
-                _LOG.exception("a task tried to end the event loop; it goes on")
+            except BaseException:  # noqa: BLE001  such as SystemExit in a task that a handler started
+                _LOG.exception("a task raised an error that stops the event loop; restarting it")
         self._loop.close()
 
 
@@ -323,42 +322,44 @@ def _start_all(runs: Iterable[AsyncRun]) -> None:
 
 
 def resolve_futures(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
-    """Give futures their results, from any thread; each event loop is woken once for all of its own."""
+    """Set the results of futures from any thread. Each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[T], T]]] = {}
     for future, result in results:
         by_loop.setdefault(future.get_loop(), []).append((future, result))
     for loop, own in by_loop.items():
-        with suppress(RuntimeError):  # it is closed: nobody waits there
+        with suppress(RuntimeError):  # the loop is closed, so no coroutine waits
             loop.call_soon_threadsafe(resolve_in_loop, own)
 
 
 def resolve_in_loop(results: Iterable[tuple[asyncio.Future[T], T]]) -> None:
-    """Do the same in the thread of their loop. Who was cancelled meanwhile needs nothing any more."""
+    """Set the results of futures in the thread of their loop, except those that were cancelled."""
     for future, result in results:
         if not future.done():
             future.set_result(result)
 
 
 class AsyncRun:
-    __slots__ = ("_is_canceled", "_loop", "_never_began", "_task", "_work")
+    """A coroutine submitted to an `EventLoopThread`."""
+
+    __slots__ = ("_is_canceled", "_loop", "_on_unstarted", "_task", "_work")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], never_began: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], on_unstarted: Callable[[], None]
     ) -> None:
-        self._loop, self._work, self._never_began = loop, work, never_began
+        self._loop, self._work, self._on_unstarted = loop, work, on_unstarted
         self._task: asyncio.Task[None] | None = None
         self._is_canceled = False
 
     def start(self) -> None:
         if self._is_canceled:
             self._work.close()
-            self._never_began()
+            self._on_unstarted()
         else:
-            # Else asyncio makes up a numbered name for each: a seventh of what a task costs.
+            # A given name is cheaper: asyncio's numbered names take a seventh of the cost of a task.
             self._task = self._loop.create_task(self._work, name="taskharbor-async")
 
     def cancel(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed: it has nothing left to stop
+        with suppress(RuntimeError):  # the loop is closed, so nothing runs
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -366,5 +367,5 @@ class AsyncRun:
         if self._task is None:
             return
         if getcoroutinestate(self._work) == CORO_CREATED:
-            self._task.add_done_callback(lambda _: self._never_began())
+            self._task.add_done_callback(lambda _: self._on_unstarted())
         self._task.cancel()

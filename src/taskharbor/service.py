@@ -1,4 +1,4 @@
-"""Running something until the process is told to end."""
+"""Run services until a signal, in an interpreter tuned for them."""
 
 from __future__ import annotations
 
@@ -17,48 +17,49 @@ if TYPE_CHECKING:
     from taskharbor.runtime import Runtime, ServiceLoop
 
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
-"""Seconds that a thread may keep the others waiting. Python's own 0.005 halves what several busy ones get done."""
+"""The thread switch interval. Python's default of 0.005 halves the throughput of several busy threads."""
 GC_THRESHOLD: Final = 20_000
-"""Objects that are made before Python looks for cycles. Its own 700 costs a busy worker a fifth of its time."""
+"""Allocations between garbage collections. Python's default of 700 costs a busy worker a fifth of its time."""
 SIGNAL_EXIT_BASE: Final = 128
+"""Added to the number of a signal to get an exit code, as shells do."""
 LOST_SLOTS_EXIT: Final = 12
-"""The exit code of a worker that ended itself because half of its slots were lost to handlers that do not return."""
+"""The exit code of a worker that stopped because half of its slots were lost to handlers that do not return."""
 SIGNAL_POLL_SECONDS: Final = 0.2
 STOP_TIMEOUT: Final = timedelta(seconds=25)
 
 
 def run_until_signal(start: Callable[[], None], stop: Callable[[], None], *, is_over: Callable[[], bool]) -> None:
-    """Start, wait for SIGTERM or SIGINT or until it is over by itself, and stop; a second signal ends the process now.
+    """Call *start*, wait for SIGTERM, SIGINT or *is_over*, and call *stop*. A second signal exits at once.
 
-    Both are handled explicitly, so that it works as process 1 too, whose signals have no default.
+    Both signals are handled explicitly because process 1 has no default handlers.
     """
-    # Not an Event: its lock is the waiting thread's for a moment, and a signal that comes right
-    # then is handled in that very thread, which would wait for itself for ever.
-    told: SimpleQueue[int] = SimpleQueue()
-    heard: list[int] = []
+    # Not an Event: the waiting thread holds its lock briefly, and a signal handled in that thread
+    # at that point would deadlock. SimpleQueue is reentrant.
+    signals: SimpleQueue[int] = SimpleQueue()
+    received: list[int] = []
 
-    def hear(number: int, _frame: Any) -> None:
-        if heard:
-            os._exit(SIGNAL_EXIT_BASE + number)  # a second signal ends the process now
-        heard.append(number)
-        told.put(number)
+    def handle(number: int, _frame: Any) -> None:
+        if received:
+            os._exit(SIGNAL_EXIT_BASE + number)
+        received.append(number)
+        signals.put(number)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with tuned_interpreter():
             start()
-            while not _came(told) and not is_over():
+            while not _received(signals) and not is_over():
                 pass
             if not is_over():
                 stop()
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def tuned_interpreter() -> Iterator[None]:
-    """Let Python do what a process needs that does nothing but run jobs, or serve."""
+    """Set the thread switch interval and garbage collection for a process that only runs services."""
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     gc.freeze()
@@ -137,15 +138,15 @@ class ServiceLoops:
 
 
 def tick_until_signal(runtime: Runtime, name: str, tick: Callable[[], timedelta]) -> None:
-    """Tick until SIGTERM or SIGINT; the tick under way then is the last."""
+    """Run one tick in a loop until SIGTERM or SIGINT, and finish the current tick."""
     loops = ServiceLoops(runtime)
     loops.add(name, tick)
     run_until_signal(loops.start, loops.stop, is_over=lambda: False)
 
 
-def _came(told: SimpleQueue[int]) -> bool:
+def _received(signals: SimpleQueue[int]) -> bool:
     try:
-        told.get(timeout=SIGNAL_POLL_SECONDS)
+        signals.get(timeout=SIGNAL_POLL_SECONDS)
     except Empty:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What the environment says. It is read here and nowhere else."""
+"""Settings from environment variables. No other module reads them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a process is told from outside; arguments always win over it.
+    """Settings of a process. Arguments override them.
 
     >>> Settings.from_env({"TASKHARBOR_URL": "memory://"}).require_url()
     'memory://'
     """
 
-    url: str | None = field(default=None, repr=False)  # may hold a password
+    url: str | None = field(default=None, repr=False)  # may contain a password
     no_color: bool = False
     sqs_prefix: str | None = None
     aws_region: str | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Return what *environ* says. A variable that is empty says nothing."""
+        """Return the settings in *environ*. An empty variable counts as unset."""
         return cls(
             url=environ.get("TASKHARBOR_URL") or None,
             no_color=bool(environ.get("NO_COLOR")),
             sqs_prefix=environ.get("TASKHARBOR_SQS_PREFIX") or None,
-            # boto3 reads the second alone; where AWS runs a program, it sets the first.
+            # boto3 reads only the second one; AWS runtimes such as Lambda set the first one.
             aws_region=environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None,
         )
 
@@ -44,15 +44,15 @@ class Settings:
 
 
 def child_environment(*, url: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what a process of ours is given: what this one has, and the store at *url*."""
+    """Return the environment for a child process that uses the store at *url*."""
     return {**environ, "TASKHARBOR_URL": url}
 
 
 class UrlMissing(UsageError):
-    """Nobody said which store to use."""
+    """No store URL was given."""
 
     def __str__(self) -> str:
         return (
-            "no store was given; pass its URL (on the command line: --url) or set TASKHARBOR_URL, "
+            "no store configured; pass its URL (on the command line: --url) or set TASKHARBOR_URL, "
             "for example to postgresql://localhost/app, sqlite:///jobs.db or memory://"
         )

@@ -1,4 +1,4 @@
-"""What the store keeps, in the shapes that the HTTP API and ``--json`` show: plain dicts, ready for JSON."""
+"""The JSON forms of jobs, queues, workers and schedules, as the HTTP API and ``--json`` return them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ View = dict[str, Any]
 def job_view(
     job: JobSummary, *, now: datetime, failure: Failure | None = None, with_payload: bool = False, root: str = ""
 ) -> View:
-    """Return a job as people see it at the store's *now*.
+    """Return the JSON form of a job at the store's time *now*.
 
-    *failure* is what `last_failure` found among its attempts; without it the error's parts are read from
-    the job's own line. Payload and result are secrets of their owner, and only there *with_payload*.
-    *root* is the path under which the API lies.
+    *failure* is the result of `last_failure`; without it, the error is parsed from the job's
+    ``last_error``. Payload and result may be secret and are included only *with_payload*. *root* is the
+    path prefix of the API.
     """
     job_id = str(job.id)
     view = {
@@ -67,30 +67,30 @@ def job_view(
 
 
 def actions(job: JobSummary) -> list[str]:
-    """Return what a person may do with the job now.
+    """Return the actions that an operator may take on the job now.
 
-    A cancel that was requested already stays requested: there is nothing more to ask for.
+    A requested cancel cannot be requested again.
     """
-    may = allowed_actions(job.status)
-    return may if job.cancel_requested_at is None else [each for each in may if each != Event.CANCEL]
+    allowed = allowed_actions(job.status)
+    return allowed if job.cancel_requested_at is None else [each for each in allowed if each != Event.CANCEL]
 
 
 def allowed_actions(status: Status) -> list[str]:
-    """Return what a person may do with a job in *status*."""
+    """Return the actions that an operator may take on a job in *status*."""
     return [*_ALLOWED[status]]
 
 
 def last_failure(attempts: Iterable[Attempt]) -> Failure | None:
-    """Return what the newest failed attempt of a job left behind; *attempts* are oldest first."""
+    """Return the failure of the newest failed attempt. *attempts* are oldest first."""
     failures = [each.failure for each in attempts if each.failure is not None and each.event is not Event.REQUEUE]
     return failures[-1] if failures else None
 
 
 def stored_value(data: bytes) -> Any:
-    r"""Return the value that a payload or result was made from, in its JSON form.
+    r"""Return the JSON form of a stored payload or result.
 
-    What JSON lacks keeps the tag of `taskharbor.core.codec`; bytes that are no JSON, as of another
-    codec, are shown as that tags bytes.
+    Types that JSON lacks keep the tag of `taskharbor.core.codec`. Bytes that are not JSON, such as those
+    of another codec, are returned with the ``$bytes`` tag.
 
     >>> stored_value(b'{"on":{"$date":"2024-02-29"},"$$mine":1}')
     {'on': {'$date': '2024-02-29'}, '$mine': 1}
@@ -135,7 +135,7 @@ def group_view(group: DeadLetterGroup) -> View:
 
 
 def queue_view(queue: QueueStats, *, now: datetime) -> View:
-    age = None if queue.oldest_due is None else _span(now - queue.oldest_due)
+    age = None if queue.oldest_due is None else _age_seconds(now - queue.oldest_due)
     return {
         "name": queue.name,
         "counts": {status.value: queue.counts.get(status, 0) for status in Status},
@@ -188,14 +188,14 @@ def finished_view(finished: FinishedCount) -> View:
 def stats_view(
     queues: Sequence[QueueStats], finished: Iterable[FinishedCount], *, workers_alive: int, now: datetime
 ) -> View:
-    """Return the figures over all *queues*; *finished* is what the last hour brought."""
+    """Return the statistics of all *queues*. *finished* holds the counts of the last hour."""
     counts: Counter[Status] = Counter()
     for queue in queues:
         counts.update(queue.counts)
     ended: Counter[Status] = Counter()
     for each in finished:
         ended[each.status] += each.count
-    ages = [_span(now - queue.oldest_due) for queue in queues if queue.oldest_due is not None]
+    ages = [_age_seconds(now - queue.oldest_due) for queue in queues if queue.oldest_due is not None]
     return {
         "now": iso_time(now),
         "counts": {status.value: counts[status] for status in Status},
@@ -220,7 +220,7 @@ def key_view(key: ApiKey) -> View:
 
 
 def iso_time(value: datetime | None) -> str | None:
-    """Return a time as RFC 3339 writes it in UTC.
+    """Return a time in UTC in RFC 3339 format.
 
     >>> from datetime import datetime
     >>> iso_time(datetime(2024, 2, 29, 12, tzinfo=UTC))
@@ -234,16 +234,16 @@ def seconds(value: timedelta | None) -> float | None:
 
 
 def wait_time(job: JobSummary, now: datetime) -> timedelta:
-    """Return for how long the job was due before it started, or ended, or until now while it waits."""
+    """Return how long the job was due before it started or ended, or until now while it waits."""
     started = None if job.status.is_waiting else job.processing_started_at
-    return max((started or job.completed_at or now) - job.scheduled_for, _NOTHING)
+    return max((started or job.completed_at or now) - job.scheduled_for, _ZERO)
 
 
 def run_time(job: JobSummary, now: datetime) -> timedelta | None:
-    """Return how long the last attempt took, or has been taking; None while the job waits for one."""
+    """Return how long the last attempt took or has been running; None while the job waits."""
     if job.status.is_waiting or job.processing_started_at is None:
         return None
-    return max((job.completed_at or now) - job.processing_started_at, _NOTHING)
+    return max((job.completed_at or now) - job.processing_started_at, _ZERO)
 
 
 def progress_view(job: JobSummary) -> View | None:
@@ -252,25 +252,25 @@ def progress_view(job: JobSummary) -> View | None:
     return {"done": job.progress.done, "total": job.progress.total, "note": job.progress.note}
 
 
-def error_view(line: str | None, failure: Failure | None = None) -> View | None:
-    """Return the error of a job's own *line*, by the parts of *failure* where that left it."""
-    if line is None:
+def error_view(last_error: str | None, failure: Failure | None = None) -> View | None:
+    """Return the JSON form of a job's *last_error*, from *failure* if both describe the same error."""
+    if last_error is None:
         return None
-    # A lost lease and a death by the janitor leave their own line, and no newer failure.
-    if failure is not None and str(failure) == line:
+    # A lost lease and a duty of the janitor set last_error without a new failure.
+    if failure is not None and str(failure) == last_error:
         return _failure(failure)
-    parts = _ERROR.fullmatch(line)
+    parts = _ERROR.fullmatch(last_error)
     if parts is None:
-        return {"type": None, "message": line, "fingerprint": None}
+        return {"type": None, "message": last_error, "fingerprint": None}
     return {"type": parts["type"], "message": parts["message"], "fingerprint": None}
 
 
-def _span(value: timedelta) -> float:
-    return max(value, _NOTHING).total_seconds()
+def _age_seconds(value: timedelta) -> float:
+    return max(value, _ZERO).total_seconds()
 
 
 def _lease(job: JobSummary) -> View | None:
-    """Tell who holds the job, but not the token: that is the right to settle it."""
+    """Return the holder of the job, but not the token, which allows settling it."""
     if job.lease_expires_at is None:
         return None
     return {"worker": job.worker_id, "expires_at": iso_time(job.lease_expires_at)}
@@ -290,7 +290,7 @@ def _no_constant(name: str) -> None:
 
 
 def _unescaped(value: Any) -> Any:
-    """Take the second ``$`` off keys that are the user's own."""
+    """Remove the escaping ``$`` from the user's own keys."""
     match value:
         case dict():
             return {key[1:] if key.startswith("$$") else key: _unescaped(item) for key, item in value.items()}
@@ -304,6 +304,6 @@ _ALLOWED: Final = {
     status: [event.value for event in (Event.CANCEL, Event.REQUEUE, Event.RESCHEDULE) if next_statuses(status, event)]
     for status in Status
 }
-_NOTHING: Final = timedelta(0)
+_ZERO: Final = timedelta(0)
 _PARSER: Final = json.JSONDecoder(parse_constant=_no_constant)
 _ERROR: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*): (?P<message>.*)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Waiting until jobs end, for any number of waiters at once."""
+"""Wait for jobs to reach a final state, for any number of waiters, with one polling thread."""
 
 from __future__ import annotations
 
@@ -24,46 +24,47 @@ if TYPE_CHECKING:
 
     Answer = JobSummary | Exception
 
-FIRST_POLL_SECONDS: Final = 0.01  # seconds until a job is looked at for the first time; doubled from look to look
-MAX_POLL_SECONDS: Final = 0.25  # seconds between two looks at a job
+FIRST_POLL_SECONDS: Final = 0.01
+"""The time until the first poll of a job. It doubles with each poll."""
+MAX_POLL_SECONDS: Final = 0.25
+"""The maximum time between two polls of a job."""
 MAX_POLL_JOBS: Final = 500
-"""Jobs that are read in one statement."""
+"""The maximum number of jobs read in one statement."""
 
 
 class JobWatcher:
-    """Looks at jobs for those who wait for them, in one thread however many they are.
+    """Polls jobs for all waiters of a process in one thread.
 
-    A job is looked at soon after somebody began to wait for it, and then less and less
-    often; those whose time is near are looked at together. The thread is there while
-    somebody waits. While the store is out of reach it keeps trying, and each waiter
-    learns of that when its own time is over: no wait is longer than its timeout. Payloads and
-    results are read once a job has ended, and only if the waiter needs them.
+    A job is polled soon after the wait began, and then less and less often. Jobs that are almost
+    due are polled together. The thread runs only while there are waiters. While the store is
+    unavailable it keeps polling, and each waiter gets the error at its own timeout. Payloads and
+    results are read once, after the job has ended, and only if the waiter needs them.
     """
 
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
-        self._round = _PollThread(inspector)
+        self._poll_thread = _PollThread(inspector)
         self._is_closed = False
 
     def wait(self, job_id: JobId, timeout: timedelta) -> Job:
         """Return the job once it is in a final state.
 
-        Raises `ResultTimeout` where it is not within *timeout*, `StoreUnavailable` where the
-        store could not tell, and `JobNotFound` where there is no such job (any more).
+        Raises `ResultTimeout` after *timeout*, `StoreUnavailable` if the store was unavailable until
+        then, and `JobNotFound` if the job does not exist or was removed.
         """
         waiter = _Waiter(job_id, needs_whole=True)
-        current = self._own_round()
+        current = self._current_thread()
         current.add(waiter)
         try:
-            told = waiter.mail.get(timeout=max(0.0, timeout.total_seconds()))
+            answer = waiter.answers.get(timeout=max(0.0, timeout.total_seconds()))
         except Empty:
-            raise waiter.too_late(timeout) from waiter.trouble
+            raise waiter.timeout_error(timeout) from waiter.store_error
         finally:
             current.remove(waiter)
-        return _whole(_answer_or_raise(told))
+        return _whole(_answer_or_raise(answer))
 
-    async def await_final(self, job_id: JobId, timeout: timedelta) -> Job:  # noqa: ASYNC109  as `wait`; its end is told apart
-        """Return the job once it is in a final state, as `wait` does, from a coroutine of any event loop."""
+    async def await_final(self, job_id: JobId, timeout: timedelta) -> Job:  # noqa: ASYNC109  as `wait`; it raises its own error
+        """Return the job once it is in a final state, as `wait` does. Works on any event loop."""
         return _whole(await self._end(job_id, timeout, needs_whole=True))
 
     async def await_end(self, job_id: JobId, timeout: timedelta) -> JobSummary:  # noqa: ASYNC109  as above
@@ -71,39 +72,39 @@ class JobWatcher:
         return await self._end(job_id, timeout, needs_whole=False)
 
     async def watch(self, job_id: JobId, timeout: timedelta) -> AsyncIterator[JobSummary]:  # noqa: ASYNC109  as above
-        """Yield the job as it is, and whenever its status, attempt or progress changed, until it is final.
+        """Yield the job now and after each change of status, attempt or progress, until it is final.
 
-        Changes that follow each other closely may be seen as one. It ends when *timeout* has passed, too;
-        errors are those of `wait`.
+        Changes in quick succession may be combined. Stops silently after *timeout*; raises the other
+        errors of `wait`.
         """
         give_up_at = time.monotonic() + timeout.total_seconds()
         seen: JobSummary | None = None
         while seen is None or not seen.status.is_final:
             job = await self._next(_Waiter(job_id, seen=seen, only_final=False), give_up_at)
             if isinstance(job, _Waiter):
-                if job.trouble is not None:
-                    raise job.too_late(timeout) from job.trouble
+                if job.store_error is not None:
+                    raise job.timeout_error(timeout) from job.store_error
                 return
             yield job
             seen = job
 
     def close(self) -> None:
-        """Look at nothing any more: whoever waits is told so by `StoreUnavailable`, and so is who comes later."""
+        """Stop polling. Current and later waiters get `StoreUnavailable`."""
         self._is_closed = True
-        if self._round.pid == os.getpid():
-            self._round.end(StoreUnavailable(_CLOSED))
+        if self._poll_thread.pid == os.getpid():
+            self._poll_thread.end(StoreUnavailable(_CLOSED))
 
     async def _end(self, job_id: JobId, timeout: timedelta, *, needs_whole: bool) -> JobSummary:  # noqa: ASYNC109  as above
         waiter = _Waiter(job_id, needs_whole=needs_whole)
         job = await self._next(waiter, time.monotonic() + timeout.total_seconds())
         if isinstance(job, _Waiter):
-            raise job.too_late(timeout) from job.trouble
+            raise job.timeout_error(timeout) from job.store_error
         return job
 
     async def _next(self, waiter: _Waiter, give_up_at: float) -> JobSummary | _Waiter:
-        """Return the job once it is what is waited for, or the waiter whose time is over."""
+        """Return the job once the wait is satisfied, or the waiter itself after its timeout."""
         waiter.future = future = asyncio.get_running_loop().create_future()
-        current = self._own_round()
+        current = self._current_thread()
         current.add(waiter)
         try:
             await asyncio.wait([future], timeout=max(0.0, give_up_at - time.monotonic()))
@@ -111,17 +112,17 @@ class JobWatcher:
             current.remove(waiter)
         return _answer_or_raise(future.result()) if future.done() else waiter
 
-    def _own_round(self) -> _PollThread:
+    def _current_thread(self) -> _PollThread:
         if self._is_closed:
             raise StoreUnavailable(_CLOSED)
-        current = self._round
+        current = self._poll_thread
         if current.pid != os.getpid():
-            current = self._round = _PollThread(self._inspector)  # the thread stayed on the other side of the fork
+            current = self._poll_thread = _PollThread(self._inspector)  # threads do not survive a fork
         return current
 
 
 class _PollThread:
-    """The waiters of one process, and the thread that looks for them."""
+    """The waiters of one process, and the thread that polls for them."""
 
     def __init__(self, inspector: Inspector) -> None:
         self.pid: Final = os.getpid()
@@ -129,8 +130,8 @@ class _PollThread:
         self._changed = threading.Condition()
         self._waiters: dict[_Waiter, None] = {}
         self._thread: threading.Thread | None = None
-        self._looks_at = 0.0
-        self._looked_at = 0.0
+        self._next_poll_at = 0.0
+        self._last_poll_at = 0.0
 
     def add(self, waiter: _Waiter) -> None:
         with self._changed:
@@ -138,8 +139,8 @@ class _PollThread:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="taskharbor-watcher", daemon=True)
                 thread.start()
-                self._thread = thread  # the thread looks for waiters only when it has the lock
-            elif waiter.look_at < self._looks_at:
+                self._thread = thread  # set under the lock, which the thread takes first
+            elif waiter.poll_at < self._next_poll_at:
                 self._changed.notify()
 
     def remove(self, waiter: _Waiter) -> None:
@@ -148,37 +149,37 @@ class _PollThread:
 
     def end(self, error: Exception) -> None:
         with self._changed:
-            self._notify_hooks([(waiter, error) for waiter in self._waiters])
+            self._deliver([(waiter, error) for waiter in self._waiters])
             self._changed.notify()
 
     def _run(self) -> None:
         try:
             while due := self._due():
-                self._look(due)
+                self._poll(due)
                 for waiter in due:
-                    waiter.is_looked_at(time.monotonic())
+                    waiter.schedule_poll(time.monotonic())
         finally:
             with self._changed:
                 if self._thread is threading.current_thread():
-                    self._thread = None  # whoever comes next starts another
+                    self._thread = None  # the next waiter starts another thread
 
     def _due(self) -> list[_Waiter]:
-        """Wait until jobs are to be looked at, and return who waits for those; nobody, if nobody waits at all."""
+        """Wait until a poll is due, and return its waiters; empty if there are no waiters."""
         with self._changed:
             while self._waiters:
-                self._looks_at = max(
-                    min(waiter.look_at for waiter in self._waiters), self._looked_at + FIRST_POLL_SECONDS
+                self._next_poll_at = max(
+                    min(waiter.poll_at for waiter in self._waiters), self._last_poll_at + FIRST_POLL_SECONDS
                 )
                 now = time.monotonic()
-                if self._looks_at <= now:
-                    self._looked_at = now
-                    # Those whose time is near come along, or a thousand waiters would be looked after one by one.
-                    return [waiter for waiter in self._waiters if waiter.look_at - waiter.pause / 2 <= now]
-                self._changed.wait(self._looks_at - now)
+                if self._next_poll_at <= now:
+                    self._last_poll_at = now
+                    # Include waiters that are almost due: a thousand waiters must not need a thousand polls.
+                    return [waiter for waiter in self._waiters if waiter.poll_at - waiter.pause / 2 <= now]
+                self._changed.wait(self._next_poll_at - now)
             self._thread = None
             return []
 
-    def _look(self, waiters: Sequence[_Waiter]) -> None:
+    def _poll(self, waiters: Sequence[_Waiter]) -> None:
         job_ids = [*dict.fromkeys(waiter.job_id for waiter in waiters)]
         found: dict[JobId, JobSummary] = {}
         whole: dict[JobId, Job] = {}
@@ -190,77 +191,78 @@ class _PollThread:
                 whole |= self._inspector.get(chunk)
         except StoreUnavailable as error:
             for waiter in waiters:
-                waiter.trouble = error
-        except Exception as error:  # noqa: BLE001  whoever waits is told: looking again would not help
-            self._notify_hooks((waiter, error) for waiter in waiters)
+                waiter.store_error = error
+        except Exception as error:  # noqa: BLE001  raised in the waiters: another poll would not help
+            self._deliver((waiter, error) for waiter in waiters)
         else:
-            self._notify_hooks((waiter, waiter.verdict(found, whole)) for waiter in waiters)
+            self._deliver((waiter, waiter.answer(found, whole)) for waiter in waiters)
 
-    def _notify_hooks(self, verdicts: Iterable[tuple[_Waiter, Answer | None]]) -> None:
-        awaited = []
+    def _deliver(self, answers: Iterable[tuple[_Waiter, Answer | None]]) -> None:
+        futures = []
         with self._changed:
-            for waiter, told in verdicts:
-                if told is not None and waiter in self._waiters:
+            for waiter, answer in answers:
+                if answer is not None and waiter in self._waiters:
                     del self._waiters[waiter]
                     if waiter.future is not None:
-                        awaited.append((waiter.future, told))
-                    waiter.mail.put(told)
-        resolve_futures(awaited)
+                        futures.append((waiter.future, answer))
+                    waiter.answers.put(answer)
+        resolve_futures(futures)
 
 
 class _Waiter:
-    """Somebody who waits for a job: for its end, or for something else than what was *seen*."""
+    """One wait for a job: for its final state, or for a change from the *seen* state."""
 
     def __init__(
         self, job_id: JobId, *, seen: JobSummary | None = None, only_final: bool = True, needs_whole: bool = False
     ) -> None:
         self.job_id = job_id
         self.needs_whole = needs_whole
-        self.mail: SimpleQueue[Answer] = SimpleQueue()
+        self.answers: SimpleQueue[Answer] = SimpleQueue()
         self.future: Future[Answer] | None = None
         self.pause = FIRST_POLL_SECONDS
-        self.look_at = time.monotonic() + FIRST_POLL_SECONDS
-        self.trouble: StoreUnavailable | None = None
+        self.poll_at = time.monotonic() + FIRST_POLL_SECONDS
+        self.store_error: StoreUnavailable | None = None
         self._seen = seen
         self._only_final = only_final
 
-    def is_looked_at(self, now: float) -> None:
+    def schedule_poll(self, now: float) -> None:
         self.pause = min(2 * self.pause, MAX_POLL_SECONDS)
-        self.look_at = now + self.pause
+        self.poll_at = now + self.pause
 
-    def verdict(self, found: Mapping[JobId, JobSummary], whole: Mapping[JobId, Job]) -> Answer | None:
-        """Return what to tell, or None: wait on."""
-        self.trouble = None
+    def answer(self, found: Mapping[JobId, JobSummary], whole: Mapping[JobId, Job]) -> Answer | None:
+        """Return the result of the wait, or None to keep waiting."""
+        self.store_error = None
         job = found.get(self.job_id)
         if job is not None and self._only_final and not job.status.is_final:
             return None
         job = whole.get(self.job_id) if self.needs_whole else job
         if job is None:
             return JobNotFound(self.job_id)
-        return job if self._seen is None or _shown(job) != _shown(self._seen) else None
+        return job if self._seen is None or _visible_state(job) != _visible_state(self._seen) else None
 
-    def too_late(self, timeout: timedelta) -> ResultTimeout | StoreUnavailable:
-        return ResultTimeout(self.job_id, timeout) if self.trouble is None else StoreUnavailable(self.trouble.reason)
+    def timeout_error(self, timeout: timedelta) -> ResultTimeout | StoreUnavailable:
+        error = self.store_error
+        return ResultTimeout(self.job_id, timeout) if error is None else StoreUnavailable(error.reason)
 
 
 def _chunks(job_ids: Sequence[JobId]) -> Iterator[Sequence[JobId]]:
     return (job_ids[start : start + MAX_POLL_JOBS] for start in range(0, len(job_ids), MAX_POLL_JOBS))
 
 
-def _shown(job: JobSummary) -> tuple[object, ...]:
-    """Return what people follow of a job; that its lease was extended is not news."""
+def _visible_state(job: JobSummary) -> tuple[object, ...]:
+    """Return the fields whose change ends a `watch` step. An extended lease is not one."""
     return job.status, job.life, job.attempt_count, job.progress, job.cancel_requested_at
 
 
-def _answer_or_raise(told: Answer) -> JobSummary:
-    if isinstance(told, Exception):
-        raise told
-    return told
+def _answer_or_raise(answer: Answer) -> JobSummary:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _whole(job: JobSummary) -> Job:
-    assert isinstance(job, Job)  # noqa: S101  its waiter needed it
+    assert isinstance(job, Job)  # noqa: S101  its waiter has needs_whole
     return job
 
 
-_CLOSED: Final = "nobody looks at jobs any more: this watcher was closed"
+_CLOSED: Final = "this watcher is closed"

@@ -1,4 +1,4 @@
-"""Many jobs in one call."""
+"""POST /v1/jobs/batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_atomic_batch_is_stored_whole(site: ApiRig) -> None:
     assert [each["status"] for each in done.json()["results"]] == [201] * 3
 
 
-def test_one_bad_job_stops_an_atomic_batch_and_is_pointed_at(site: ApiRig) -> None:
+def test_one_invalid_job_rejects_an_atomic_batch(site: ApiRig) -> None:
     jobs = [{"type": "greet"}, {"type": "greet", "priority": "high"}]
 
     refused = site.post("/v1/jobs/batch", {"jobs": jobs, "atomic": True})
@@ -60,7 +60,7 @@ def test_a_payload_that_cannot_be_stored_stops_an_atomic_batch(site: ApiRig) -> 
     assert site.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_an_atomic_batch_takes_no_keys_which_could_be_refused_alone(site: ApiRig) -> None:
+def test_an_atomic_batch_rejects_idempotency_keys(site: ApiRig) -> None:
     refused = site.post("/v1/jobs/batch", {"jobs": [{"type": "greet", "idempotency_key": "k"}], "atomic": True})
 
     assert refused.status_code == 422

@@ -1,4 +1,4 @@
-"""Clients that take their time, or that are many, keep nobody else out."""
+"""Connection limits: slow clients and many clients do not block others."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 GET: Final = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF: Final = b"GET /quick HTTP/1.1\r\nHost: loc"
 HALF_BODY: Final = b"POST /reads HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc"
-SOON: Final = 0.5
+SHORT_SECONDS: Final = 0.5
 
 
 class App:
-    """Answers at once; at /slow once it may, at /reads once it has the body, and at /large with 50 MB."""
+    """An app that responds immediately; /slow waits for an event, /reads for the body, /large sends 50 MB."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
-        self.is_asked = asyncio.Event()
+        self.is_requested = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b"ok"
         if scope["path"] == "/slow":
-            self.is_asked.set()
+            self.is_requested.set()
             await self.may_end.wait()
         elif scope["path"] == "/reads":
             while (await receive()).get("more_body"):
@@ -54,7 +54,7 @@ class Client:
         self._writer.write(data)
 
     async def answer(self) -> bytes:
-        """Return the head of an answer; nothing, once the connection is closed."""
+        """Return the status line of a response; nothing if the connection is closed."""
         try:
             return (await self._reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0]
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -73,8 +73,8 @@ class Client:
         self._writer.transport.abort()
 
 
-class Place:
-    """A server of connections, and clients of it, on one event loop."""
+class ConnectionRig:
+    """A server with connection limits and its clients, on one event loop."""
 
     def __init__(self, app: App, bounds: ConnectionLimits, port: int) -> None:
         self.app, self.bounds = app, bounds
@@ -94,8 +94,8 @@ class Place:
 
 
 @asynccontextmanager
-async def serving(most: int = 100) -> AsyncIterator[Place]:
-    app, bounds, state = App(), ConnectionLimits(most), ServerState()
+async def serving(max_open: int = 100) -> AsyncIterator[ConnectionRig]:
+    app, bounds, state = App(), ConnectionLimits(max_open), ServerState()
     config = Config(app, log_config=None, access_log=False, timeout_keep_alive=30)
     config.load()
 
@@ -103,12 +103,12 @@ async def serving(most: int = 100) -> AsyncIterator[Place]:
         return BoundedProtocol(config=config, server_state=state, app_state={}, bounds=bounds)
 
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-    place = Place(app, bounds, server.sockets[0].getsockname()[1])
+    rig = ConnectionRig(app, bounds, server.sockets[0].getsockname()[1])
     try:
-        yield place
+        yield rig
     finally:
         app.may_end.set()
-        place.close()
+        rig.close()
         server.close()
         await asyncio.gather(*state.tasks, return_exceptions=True)
 
@@ -124,15 +124,15 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEADER_SECONDS", "BODY_SECONDS", "WRITE_SECONDS"):
-        monkeypatch.setattr(connections, name, SOON)
+        monkeypatch.setattr(connections, name, SHORT_SECONDS)
 
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("sent", [b"", HALF])
 def test_a_request_whose_headers_do_not_end_is_closed(sent: bytes) -> None:
     async def check() -> None:
-        async with serving() as place:
-            client = await place.connect(sent)
+        async with serving() as rig:
+            client = await rig.connect(sent)
 
             assert await client.answer() == b"HTTP/1.1 408 Request Timeout"
             assert await client.closed()
@@ -141,14 +141,14 @@ def test_a_request_whose_headers_do_not_end_is_closed(sent: bytes) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_single_bytes_do_not_put_a_deadline_off() -> None:
+def test_single_bytes_do_not_extend_a_deadline() -> None:
     async def check() -> None:
-        async with serving() as place:
-            client = await place.connect(HALF)
+        async with serving() as rig:
+            client = await rig.connect(HALF)
             answer = asyncio.create_task(client.answer())
             while not answer.done():
                 client.send(b"x")
-                await asyncio.wait([answer], timeout=SOON / 10)
+                await asyncio.wait([answer], timeout=SHORT_SECONDS / 10)
 
             assert answer.result() == b"HTTP/1.1 408 Request Timeout"
 
@@ -158,8 +158,8 @@ def test_single_bytes_do_not_put_a_deadline_off() -> None:
 @pytest.mark.usefixtures("_quick")
 def test_a_second_request_on_a_connection_has_a_deadline_too() -> None:
     async def check() -> None:
-        async with serving() as place:
-            client = await place.connect(GET)
+        async with serving() as rig:
+            client = await rig.connect(GET)
             assert await client.answer() == b"HTTP/1.1 200 OK"
             assert await client.body() == b"ok"
             client.send(HALF)
@@ -170,13 +170,13 @@ def test_a_second_request_on_a_connection_has_a_deadline_too() -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_connection_that_is_idle_between_requests_is_left_to_the_keep_alive() -> None:
+def test_a_connection_idle_between_requests_has_no_header_deadline() -> None:
     async def check() -> None:
-        async with serving() as place:
-            client = await place.connect(GET)
+        async with serving() as rig:
+            client = await rig.connect(GET)
             await client.answer()
             await client.body()
-            await asyncio.sleep(2 * SOON)
+            await asyncio.sleep(2 * SHORT_SECONDS)
             client.send(GET)
 
             assert await client.answer() == b"HTTP/1.1 200 OK"
@@ -187,8 +187,8 @@ def test_a_connection_that_is_idle_between_requests_is_left_to_the_keep_alive() 
 @pytest.mark.usefixtures("_quick")
 def test_a_body_that_does_not_end_is_closed() -> None:
     async def check() -> None:
-        async with serving() as place:
-            client = await place.connect(HALF_BODY)
+        async with serving() as rig:
+            client = await rig.connect(HALF_BODY)
 
             assert await client.answer() == b""
 
@@ -198,11 +198,11 @@ def test_a_body_that_does_not_end_is_closed() -> None:
 @pytest.mark.usefixtures("_quick")
 def test_an_answer_may_take_longer_than_a_request() -> None:
     async def check() -> None:
-        async with serving() as place:
-            client = await place.connect(GET.replace(b"/quick", b"/slow"))
-            await place.app.is_asked.wait()
-            await asyncio.sleep(2 * SOON)
-            place.app.may_end.set()
+        async with serving() as rig:
+            client = await rig.connect(GET.replace(b"/quick", b"/slow"))
+            await rig.app.is_requested.wait()
+            await asyncio.sleep(2 * SHORT_SECONDS)
+            rig.app.may_end.set()
 
             assert await client.answer() == b"HTTP/1.1 200 OK"
 
@@ -212,38 +212,38 @@ def test_an_answer_may_take_longer_than_a_request() -> None:
 @pytest.mark.usefixtures("_quick")
 def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
     async def check() -> None:
-        async with serving() as place:
-            client = await place.connect(GET.replace(b"/quick", b"/large"))
-            await asyncio.to_thread(wait_until, lambda: len(place.bounds) == 1)
-            await asyncio.to_thread(wait_until, lambda: len(place.bounds) == 0)  # 50 MB are more than all buffers
+        async with serving() as rig:
+            client = await rig.connect(GET.replace(b"/quick", b"/large"))
+            await asyncio.to_thread(wait_until, lambda: len(rig.bounds) == 1)
+            await asyncio.to_thread(wait_until, lambda: len(rig.bounds) == 0)  # 50 MB exceed all buffers
 
             assert await client.closed()
 
     run(check())
 
 
-def test_half_requests_make_room_for_whole_ones_oldest_first() -> None:
+def test_incomplete_requests_are_closed_for_new_connections_oldest_first() -> None:
     async def check() -> None:
-        async with serving(most=3) as place:
-            half = [await place.connect(HALF) for _ in range(3)]
-            await asyncio.to_thread(wait_until, lambda: len(place.bounds) == 3)
-            client = await place.connect(GET)
+        async with serving(max_open=3) as rig:
+            half = [await rig.connect(HALF) for _ in range(3)]
+            await asyncio.to_thread(wait_until, lambda: len(rig.bounds) == 3)
+            client = await rig.connect(GET)
 
             assert await client.answer() == b"HTTP/1.1 200 OK"
             assert await half[0].answer() == b""
-            assert len(place.bounds) == 3
+            assert len(rig.bounds) == 3
 
     run(check())
 
 
-def test_idle_connections_make_room_for_new_ones() -> None:
+def test_idle_connections_are_closed_for_new_ones() -> None:
     async def check() -> None:
-        async with serving(most=2) as place:
-            idle = [await place.connect(GET) for _ in range(2)]
+        async with serving(max_open=2) as rig:
+            idle = [await rig.connect(GET) for _ in range(2)]
             for client in idle:
                 await client.answer()
                 await client.body()
-            new = await place.connect(GET)
+            new = await rig.connect(GET)
 
             assert await new.answer() == b"HTTP/1.1 200 OK"
             assert await idle[0].answer() == b""
@@ -251,25 +251,25 @@ def test_idle_connections_make_room_for_new_ones() -> None:
     run(check())
 
 
-def test_what_is_being_answered_is_not_closed_for_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_with_a_running_request_is_not_closed_for_another(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
-        async with serving(most=2) as place:
-            slow = [await place.connect(GET.replace(b"/quick", b"/slow")), await place.connect(HALF_BODY)]
-            await place.app.is_asked.wait()
-            phases = place.bounds._phases  # noqa: SLF001  both were read
+        async with serving(max_open=2) as rig:
+            slow = [await rig.connect(GET.replace(b"/quick", b"/slow")), await rig.connect(HALF_BODY)]
+            await rig.app.is_requested.wait()
+            phases = rig.bounds._phases  # noqa: SLF001  both requests were read
             await asyncio.to_thread(
                 wait_until, lambda: sorted(map(str, phases.values())) == ["RequestPhase.ANSWER", "RequestPhase.BODY"]
             )
-            refused = await place.connect(GET)
+            refused = await rig.connect(GET)
             assert await refused.answer() == b""
 
-            place.app.may_end.set()
+            rig.app.may_end.set()
             assert await slow[0].answer() == b"HTTP/1.1 200 OK"
-            assert await (await place.connect(GET)).answer() == b"HTTP/1.1 200 OK"
+            assert await (await rig.connect(GET)).answer() == b"HTTP/1.1 200 OK"
 
     run(check())
 
-    assert caplog.messages[0] == "refused a connection: all 2 are being answered"
+    assert caplog.messages[0] == "connection refused: all 2 connections are processing requests"
 
 
 def test_there_are_no_more_connections_than_open_files() -> None:

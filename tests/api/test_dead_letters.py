@@ -1,4 +1,4 @@
-"""Dead letters: lists, groups, and many lives at once."""
+"""Dead letters: lists, groups and bulk requeue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.api_rig import NOBODY, problem
+from tests.support.api_rig import MISSING_ID, problem
 
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
@@ -27,7 +27,7 @@ def test_dead_letters_are_listed_and_filtered(site: ApiRig) -> None:
     assert ids(fingerprint="beef") == []
 
 
-def test_dead_letters_that_died_of_the_same_are_one_group(site: ApiRig) -> None:
+def test_dead_letters_with_the_same_error_form_one_group(site: ApiRig) -> None:
     for _ in range(3):
         site.dead()
     site.dead(queue="mail")
@@ -43,37 +43,37 @@ def test_dead_letters_that_died_of_the_same_are_one_group(site: ApiRig) -> None:
     assert len(site.get("/v1/dead-letters/groups?limit=1").json()["groups"]) == 1
 
 
-def test_a_dry_run_tells_which_and_changes_nothing(site: ApiRig) -> None:
+def test_a_dry_run_returns_the_ids_and_changes_nothing(site: ApiRig) -> None:
     dead = [site.dead() for _ in range(3)]
 
-    told = site.post("/v1/dead-letters/requeue", {"filter": {"type": "greet"}, "dry_run": True}).json()
+    result = site.post("/v1/dead-letters/requeue", {"filter": {"type": "greet"}, "dry_run": True}).json()
 
-    assert (told["matched"], told["requeued"], told["dry_run"], told["ids"]) == (3, 0, True, dead)
+    assert (result["matched"], result["requeued"], result["dry_run"], result["ids"]) == (3, 0, True, dead)
     assert len(site.get("/v1/dead-letters").json()["jobs"]) == 3
 
 
-def test_dead_letters_that_are_like_a_filter_live_again(site: ApiRig) -> None:
+def test_dead_letters_that_match_a_filter_are_requeued(site: ApiRig) -> None:
     site.dead()
     kept = site.dead(queue="mail")
 
-    done = site.post("/v1/dead-letters/requeue", {"filter": {"queue": "default"}, "reason": "mended", "budget": 2})
+    done = site.post("/v1/dead-letters/requeue", {"filter": {"queue": "default"}, "reason": "fixed", "budget": 2})
 
     assert (done.status_code, done.json()["requeued"], done.json()["refused"]) == (200, 1, [])
     assert [job["id"] for job in site.get("/v1/dead-letters").json()["jobs"]] == [kept]
     last = site.audited()[-1]
-    assert (last.action, last.target, last.detail) == ("dead-letters.requeue", "1 jobs", {"why": "mended"})
+    assert (last.action, last.target, last.detail) == ("dead-letters.requeue", "1 jobs", {"why": "fixed"})
 
 
-def test_what_cannot_live_again_is_told_and_the_others_do(site: ApiRig) -> None:
+def test_jobs_that_cannot_be_requeued_are_reported_and_others_are_requeued(site: ApiRig) -> None:
     dead, waiting = site.dead(), site.create()
 
-    done = site.post("/v1/dead-letters/requeue", {"ids": [dead, waiting, NOBODY, dead]}).json()
+    done = site.post("/v1/dead-letters/requeue", {"ids": [dead, waiting, MISSING_ID, dead]}).json()
 
     assert (done["matched"], done["requeued"]) == (3, 1)
-    assert [(each["id"], each["problem"]["status"]) for each in done["refused"]] == [(waiting, 409), (NOBODY, 404)]
+    assert [(each["id"], each["problem"]["status"]) for each in done["refused"]] == [(waiting, 409), (MISSING_ID, 404)]
 
 
-def test_a_rate_lets_them_come_due_a_few_at_a_time(site: ApiRig) -> None:
+def test_a_rate_spreads_the_due_times(site: ApiRig) -> None:
     dead = [site.dead() for _ in range(5)]
 
     site.post("/v1/dead-letters/requeue", {"filter": {}, "rate": 2})
@@ -83,7 +83,7 @@ def test_a_rate_lets_them_come_due_a_few_at_a_time(site: ApiRig) -> None:
     assert gaps == [0, 1, 0, 1]
 
 
-def test_what_is_over_the_limit_is_left_for_the_next_call(site: ApiRig) -> None:
+def test_jobs_beyond_the_limit_are_left_for_the_next_call(site: ApiRig) -> None:
     for _ in range(3):
         site.dead()
 
@@ -95,9 +95,9 @@ def test_what_is_over_the_limit_is_left_for_the_next_call(site: ApiRig) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"ids": [NOBODY], "filter": {}}, {"ids": []}, {"ids": ["x"]}, {"rate": 0}], ids=repr
+    "body", [{}, {"ids": [MISSING_ID], "filter": {}}, {"ids": []}, {"ids": ["x"]}, {"rate": 0}], ids=repr
 )
-def test_what_is_meant_must_be_said_in_one_way(site: ApiRig, body: dict[str, Any]) -> None:
+def test_a_bulk_requeue_needs_either_ids_or_a_filter(site: ApiRig, body: dict[str, Any]) -> None:
     refused = site.post("/v1/dead-letters/requeue", body)
 
     assert refused.status_code == 422

@@ -1,4 +1,4 @@
-"""The page about the API says what is so."""
+"""docs/http.md and the README match the API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.api.problems import VERDICTS
+from taskharbor.api.problems import ERROR_STATUSES
 
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
@@ -20,14 +20,14 @@ def blocks(language: str, page: str = PAGE) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def test_every_request_of_the_page_and_of_the_readme_is_answered_as_it_says(site: ApiRig) -> None:
+def test_documented_requests_return_the_documented_status(site: ApiRig) -> None:
     known = {"{id}": "", "{etag}": ""}
     sent = blocks("http") + blocks("http", README)
     assert len(sent) > 9
 
     for block in sent:
         for name, value in known.items():
-            block = block.replace(name, value)  # noqa: PLW2901  what earlier requests were answered
+            block = block.replace(name, value)  # noqa: PLW2901  values from earlier responses
         head, *rest = block.strip().split("\n\n")
         body = rest[0] if len(rest) > 1 else ""
         first, *lines = head.splitlines()
@@ -47,6 +47,6 @@ def test_the_python_block_of_the_page_runs() -> None:
 
 
 def test_every_code_of_a_refusal_is_on_the_page() -> None:
-    codes = {verdict.code for verdict in VERDICTS.values()} - {"unexpected", "payload-not-decodable"}
+    codes = {each.code for each in ERROR_STATUSES.values()} - {"unexpected", "payload-not-decodable"}
 
     assert [code for code in codes if f"`{code}`" not in PAGE] == []

@@ -1,4 +1,4 @@
-"""Steering one job: cancel, requeue, reschedule, and the ETag that keeps two people apart."""
+"""Actions on one job: cancel, requeue, reschedule, and If-Match."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from taskharbor import Client
 from taskharbor.core.outcome import Outcome
 from taskharbor.crypto import AesGcmCodec
-from tests.support.api_rig import NOBODY, opened, problem
+from tests.support.api_rig import MISSING_ID, opened, problem
 
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
@@ -45,16 +45,16 @@ def test_a_job_that_ended_cannot_be_canceled_and_the_answer_says_what_can_be_don
     assert (body["code"], body["current_status"], body["actions"]) == ("illegal-transition", "DEAD", ["requeue"])
 
 
-def test_a_dead_job_gets_a_new_life_with_who_and_why(site: ApiRig) -> None:
+def test_a_requeue_records_actor_and_reason(site: ApiRig) -> None:
     job_id = site.dead()
 
-    done = site.post(f"/v1/jobs/{job_id}/requeue", {"budget": 3, "reason": "mended", "delay": 60})
+    done = site.post(f"/v1/jobs/{job_id}/requeue", {"budget": 3, "reason": "fixed", "delay": 60})
 
     assert done.status_code == 202
     body = done.json()
     assert (body["status"], body["life"], body["max_attempts"], body["dead"]) == ("PENDING", 2, 4, None)
     *_, last = site.get(f"/v1/jobs/{job_id}/attempts").json()["attempts"]
-    assert (last["outcome"], last["worker"], last["error"]["message"]) == ("REQUEUED", "anonymous", "mended")
+    assert (last["outcome"], last["worker"], last["error"]["message"]) == ("REQUEUED", "anonymous", "fixed")
 
 
 def test_a_requeue_needs_no_body(site: ApiRig) -> None:
@@ -64,8 +64,8 @@ def test_a_requeue_needs_no_body(site: ApiRig) -> None:
 
 
 @pytest.mark.parametrize("payload", [{"to": ["é"]}, None, {"$bytes": "aGk="}])
-def test_a_dead_job_may_be_given_another_payload_with_its_new_life(site: ApiRig, payload: Any) -> None:
-    job_id = site.dead(payload={"to": "nobody"})
+def test_a_requeue_may_replace_the_payload(site: ApiRig, payload: Any) -> None:
+    job_id = site.dead(payload={"to": "Eve"})
 
     done = site.post(f"/v1/jobs/{job_id}/requeue", {"payload": payload})
 
@@ -86,7 +86,7 @@ def test_without_a_payload_a_requeued_job_keeps_its_own(site: ApiRig) -> None:
 
 def test_a_new_payload_is_written_by_the_codec_for_that_job(site: ApiRig) -> None:
     codec = AesGcmCodec({"2030": bytes(32)})
-    site.yard.client = Client(site.driver, codec=codec)
+    site.backend.client = Client(site.driver, codec=codec)
     job_id = site.dead(payload={"card": "4111"})
 
     assert site.post(f"/v1/jobs/{job_id}/requeue", {"payload": {"card": "4222"}}).status_code == 202
@@ -96,8 +96,8 @@ def test_a_new_payload_is_written_by_the_codec_for_that_job(site: ApiRig) -> Non
     assert replace(job, codec=codec).data == {"card": "4222"}
 
 
-def test_a_job_with_another_payload_is_still_found_by_the_call_that_made_it(site: ApiRig) -> None:
-    first = {"payload": {"to": "nobody"}, "idempotency_key": "k"}
+def test_a_requeued_job_keeps_its_idempotency_key(site: ApiRig) -> None:
+    first = {"payload": {"to": "Eve"}, "idempotency_key": "k"}
     job_id = site.dead(**first)
     site.post(f"/v1/jobs/{job_id}/requeue", {"payload": {"to": "Ada"}})
 
@@ -121,11 +121,11 @@ def test_a_job_that_is_not_requeued_keeps_its_payload(site: ApiRig) -> None:
     job_id = site.create(payload=1)
 
     assert site.post(f"/v1/jobs/{job_id}/requeue", {"payload": 2}).status_code == 409
-    assert site.post(f"/v1/jobs/{NOBODY}/requeue", {"payload": 2}).status_code == 404
+    assert site.post(f"/v1/jobs/{MISSING_ID}/requeue", {"payload": 2}).status_code == 404
     assert site.get(f"/v1/jobs/{job_id}").json()["payload"] == 1
 
 
-def test_only_what_ended_badly_is_requeued(site: ApiRig) -> None:
+def test_a_succeeded_job_cannot_be_requeued(site: ApiRig) -> None:
     job_id = site.create()
     site.settle(site.take(), Outcome.ack())
 
@@ -161,9 +161,9 @@ def test_a_time_and_a_delay_together_are_refused(site: ApiRig, verb: str) -> Non
 
 
 @pytest.mark.parametrize("verb", ["cancel", "requeue", "reschedule"])
-def test_nobody_steers_a_job_that_is_not_there(site: ApiRig, verb: str) -> None:
-    assert site.post(f"/v1/jobs/{NOBODY}/{verb}", {}).status_code == 404
-    assert site.post(f"/v1/jobs/{NOBODY}/{verb}", {}, headers={"If-Match": '"x"'}).status_code == 404
+def test_actions_on_a_missing_job_are_404(site: ApiRig, verb: str) -> None:
+    assert site.post(f"/v1/jobs/{MISSING_ID}/{verb}", {}).status_code == 404
+    assert site.post(f"/v1/jobs/{MISSING_ID}/{verb}", {}, headers={"If-Match": '"x"'}).status_code == 404
 
 
 @pytest.mark.parametrize("match", ["{}", "*", '"other", {}'])
@@ -198,7 +198,7 @@ def test_a_heartbeat_does_not_make_an_etag_stale(site: ApiRig) -> None:
     assert site.get(f"/v1/jobs/{job_id}").headers["etag"] == etag
 
 
-def test_every_write_is_written_down_with_who_did_it(site: ApiRig) -> None:
+def test_every_write_adds_an_audit_entry_with_its_actor(site: ApiRig) -> None:
     dead = site.dead()
     job_id = site.create()
     site.post(f"/v1/jobs/{job_id}/reschedule", {"priority": 1})
@@ -234,7 +234,7 @@ def test_every_write_is_written_down_with_who_did_it(site: ApiRig) -> None:
     assert (entries[3].target, entries[5].target) == (job_id, "mail")
 
 
-def test_what_was_refused_or_changed_nothing_is_not_written_down(site: ApiRig) -> None:
+def test_rejected_and_empty_changes_add_no_audit_entry(site: ApiRig) -> None:
     dead = site.dead()
     site.post("/v1/queues/mail/pause")
     before = len(site.audited())

@@ -1,4 +1,4 @@
-"""Making jobs and looking at them."""
+"""Creating and reading jobs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.request import JobRequest
-from tests.support.api_rig import NOBODY, opened, problem
+from tests.support.api_rig import MISSING_ID, opened, problem
 
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
 
 
-def test_a_job_that_was_created_is_stored_and_shown_with_where_it_is(site: ApiRig) -> None:
+def test_a_created_job_is_stored_and_returned_with_its_location(site: ApiRig) -> None:
     made = site.post("/v1/jobs", {"type": "greet", "payload": {"name": "Ada"}, "queue": "mail", "priority": -1})
 
     assert made.status_code == 201
@@ -119,9 +119,7 @@ def test_a_key_in_the_header_and_another_in_the_body_are_refused(site: ApiRig) -
     ],
     ids=repr,
 )
-def test_a_field_that_breaks_its_rule_is_pointed_at_and_nothing_is_stored(
-    site: ApiRig, fields: dict[str, Any], pointer: str
-) -> None:
+def test_an_invalid_field_is_reported_with_its_pointer(site: ApiRig, fields: dict[str, Any], pointer: str) -> None:
     refused = site.post("/v1/jobs", fields)
 
     assert refused.status_code == 422
@@ -161,7 +159,7 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(site: ApiRig) -> None:
 
 def test_a_job_that_is_not_there_is_not_found(site: ApiRig) -> None:
     for path in ("", "/attempts", "/why", "/events"):
-        missing = site.get(f"/v1/jobs/{NOBODY}{path}")
+        missing = site.get(f"/v1/jobs/{MISSING_ID}{path}")
         assert missing.status_code == 404
         assert problem(missing)["code"] == "job-not-found"
 
@@ -184,7 +182,7 @@ def test_a_list_is_paged_newest_first_and_shows_no_payloads(site: ApiRig) -> Non
     assert cursor is None
 
 
-def test_jobs_made_meanwhile_neither_repeat_nor_hide_others(site: ApiRig) -> None:
+def test_jobs_created_between_pages_neither_repeat_nor_hide_others(site: ApiRig) -> None:
     ids = [site.create() for _ in range(4)]
     first = site.get("/v1/jobs", params={"limit": 2}).json()
 
@@ -194,7 +192,7 @@ def test_jobs_made_meanwhile_neither_repeat_nor_hide_others(site: ApiRig) -> Non
     assert [job["id"] for page in (first, second) for job in page["jobs"]] == ids[::-1]
 
 
-def test_a_list_is_filtered_by_what_a_job_is(site: ApiRig) -> None:
+def test_a_list_is_filtered_by_the_fields_of_jobs(site: ApiRig) -> None:
     plain = site.create()
     other = site.create(type="other", queue="mail", metadata={"tenant": "acme", "n": "1"})
     site.settle(site.take("mail"), Outcome.ack())
@@ -239,7 +237,7 @@ def test_a_search_finds_a_job_by_its_id_or_its_key(site: ApiRig) -> None:
     ],
     ids=repr,
 )
-def test_a_filter_that_means_nothing_is_refused(site: ApiRig, params: dict[str, Any]) -> None:
+def test_an_invalid_filter_is_rejected(site: ApiRig, params: dict[str, Any]) -> None:
     refused = site.get("/v1/jobs", params=params)
 
     assert refused.status_code == 422
@@ -250,7 +248,7 @@ def test_a_cursor_of_any_kind_is_no_error(site: ApiRig) -> None:
     assert site.get("/v1/jobs", params={"cursor": "A" * 22}).status_code == 200
 
 
-def test_a_job_shows_its_attempts_and_what_it_died_of(site: ApiRig) -> None:
+def test_a_dead_job_is_returned_with_its_attempts_and_error(site: ApiRig) -> None:
     job_id = site.dead()
 
     body = site.get(f"/v1/jobs/{job_id}").json()
@@ -262,7 +260,7 @@ def test_a_job_shows_its_attempts_and_what_it_died_of(site: ApiRig) -> None:
     assert (attempt["outcome"], attempt["worker"], attempt["error"]["traceback"]) == ("FAILED", "w", "Traceback …")
 
 
-def test_a_job_says_why_it_waits(site: ApiRig) -> None:
+def test_why_returns_what_a_job_is_waiting_for(site: ApiRig) -> None:
     job_id = site.create()
 
     answer = site.get(f"/v1/jobs/{job_id}/why").json()
@@ -301,7 +299,7 @@ def test_no_wait_is_longer_than_a_minute(site: ApiRig) -> None:
 
 
 def test_what_python_enqueued_with_dates_and_bytes_is_shown_in_its_json_form(site: ApiRig) -> None:
-    job_id = site.yard.client.enqueue(JobRequest(type="greet", payload={"in": b"hi", "n": 1})).id
+    job_id = site.backend.client.enqueue(JobRequest(type="greet", payload={"in": b"hi", "n": 1})).id
 
     assert site.get(f"/v1/jobs/{job_id}").json()["payload"] == {"in": {"$bytes": "aGk="}, "n": 1}
 

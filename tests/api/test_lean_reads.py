@@ -1,4 +1,4 @@
-"""What is read for lists, waits and streams: the columns that are shown, and no payload."""
+"""Lists, waits and streams read no payloads."""
 
 from __future__ import annotations
 

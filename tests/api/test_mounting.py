@@ -1,4 +1,4 @@
-"""The API inside an application of the user's own."""
+"""The API mounted in a user's application."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskharbor.api import create_app, harbor_from, lifespan_for
 from taskharbor.harbor import Harbor
 
 
-def test_it_lies_under_the_path_it_is_mounted_at_and_shares_the_harbor() -> None:
+def test_a_mounted_api_uses_its_mount_path_and_shares_the_harbor() -> None:
     harbor = Harbor("memory://")
     app = FastAPI(lifespan=lifespan_for(harbor))
     app.mount("/background", create_app(harbor, needs_keys=False))
@@ -48,10 +48,10 @@ def test_the_harbor_is_closed_with_the_application() -> None:
 
     asyncio.run(live())
 
-    assert harbor._store is None  # noqa: SLF001  what tells that it is closed
+    assert harbor._store is None  # noqa: SLF001  shows that it is closed
 
 
-def test_the_document_of_a_mounted_api_says_where_it_lies() -> None:
+def test_the_document_of_a_mounted_api_contains_its_path() -> None:
     harbor = Harbor("memory://")
     app = FastAPI()
     app.mount("/background", create_app(harbor))
@@ -63,7 +63,7 @@ def test_the_document_of_a_mounted_api_says_where_it_lies() -> None:
     assert asyncio.run(read()).json()["servers"] == [{"url": "/background"}]
 
 
-def test_a_store_that_is_away_when_it_starts_keeps_nobody_from_starting() -> None:
+def test_an_application_starts_while_its_store_is_unavailable() -> None:
     harbor = Harbor("postgresql://127.0.0.1:1/nothing")
     app = create_app(harbor, needs_keys=False)
 
@@ -77,7 +77,7 @@ def test_a_store_that_is_away_when_it_starts_keeps_nobody_from_starting() -> Non
 
 
 def _with_state(app: FastAPI, state: Any) -> Any:
-    """Do what a server does: give each request what the lifespan yielded."""
+    """Add the lifespan's state to each request, as a server does."""
 
     async def wrapped(scope: Any, receive: Any, send: Any) -> None:
         await app({**scope, "state": dict(state or {})}, receive, send)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, and true."""
+"""The OpenAPI document is complete and correct."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def contents(operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give what goes in and what comes out with success."""
+    """Yield the contents of the request and of successful responses."""
     yield from operation.get("requestBody", {}).get("content", {}).values()
     for status, response in operation["responses"].items():
         if status.startswith("2"):

@@ -1,4 +1,4 @@
-"""The API on the real thing."""
+"""The API on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stored() -> Iterator[ApiRig]:
         yield site
 
 
-def test_a_job_goes_all_its_way(stored: ApiRig) -> None:
+def test_a_job_can_be_created_requeued_and_canceled(stored: ApiRig) -> None:
     made = stored.post("/v1/jobs", {"type": "greet", "payload": {"é": [1, None]}, "metadata": {"tenant": "acme"}})
     path = made.headers["location"]
     etag = made.headers["etag"]
@@ -42,7 +42,7 @@ def test_a_job_goes_all_its_way(stored: ApiRig) -> None:
     dead = stored.get(path).json()
     assert (dead["status"], dead["payload"], dead["actions"]) == ("DEAD", {"é": [1, None]}, ["requeue"])
     assert problem(stored.post(f"{path}/requeue", headers={"If-Match": etag}))["code"] == "stale-etag"
-    assert stored.post(f"{path}/requeue", {"reason": "mended"}).status_code == 202
+    assert stored.post(f"{path}/requeue", {"reason": "fixed"}).status_code == 202
     assert stored.post(f"{path}/cancel").json()["status"] == "CANCELED"
     assert [each["outcome"] for each in stored.get(f"{path}/attempts").json()["attempts"]] == ["FAILED", "REQUEUED"]
     assert stored.get(f"{path}/why").json()["cause"] == "final"
@@ -75,7 +75,7 @@ def test_many_creates_and_reads_at_once_are_all_answered(stored: ApiRig) -> None
     assert len({each.json()["id"] for each in found}) == 200
 
 
-def test_dead_letters_are_grouped_and_live_again(stored: ApiRig) -> None:
+def test_dead_letters_are_grouped_and_requeued(stored: ApiRig) -> None:
     for _ in range(3):
         stored.dead()
     stored.roll_up()
@@ -88,7 +88,7 @@ def test_dead_letters_are_grouped_and_live_again(stored: ApiRig) -> None:
     assert stored.get("/v1/dead-letters").json()["jobs"] == []
 
 
-def test_queues_schedules_and_figures_are_told(stored: ApiRig) -> None:
+def test_queues_schedules_and_statistics_are_returned(stored: ApiRig) -> None:
     stored.create()
     stored.settle(stored.take(), Outcome.ack())
     stored.roll_up()
@@ -103,7 +103,7 @@ def test_queues_schedules_and_figures_are_told(stored: ApiRig) -> None:
     assert stored.get("/readyz").status_code == 200
 
 
-def test_keys_open_what_they_are_for() -> None:
+def test_keys_grant_only_their_scopes() -> None:
     with on_postgres(needs_keys=True) as site:
         reader = bearer(site.key("jobs:read"))
 

@@ -1,4 +1,4 @@
-"""What goes wrong is told in one form, and says nothing about our insides."""
+"""Error responses are problems without internal details."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from taskharbor.api import problems
 from taskharbor.core import errors
 from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
-from tests.support.api_rig import NOBODY, ApiRig, bearer, opened, problem
+from tests.support.api_rig import MISSING_ID, ApiRig, bearer, opened, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Broken:
-    """A store of which some verbs raise."""
+    """A memory store of which some methods raise an error."""
 
     def __init__(self, error: Exception, *names: str) -> None:
         self._store = MemoryDriver()
@@ -46,16 +46,16 @@ class Part:
 
 
 @pytest.fixture
-def out_of_reach() -> Iterator[ApiRig]:
+def unavailable() -> Iterator[ApiRig]:
     error = errors.StoreUnavailable("connection to db.internal failed: password hunter2")
     driver: Any = Broken(error, "now", "get", "summaries", "find", "insert", "pause", "queues")
     with opened(driver) as site:
         yield site
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{NOBODY}", "/v1/queues", "/v1/stats", "/readyz"])
-def test_a_store_out_of_reach_is_503_with_when_to_come_back(out_of_reach: ApiRig, path: str) -> None:
-    answer = out_of_reach.get(path)
+@pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{MISSING_ID}", "/v1/queues", "/v1/stats", "/readyz"])
+def test_an_unavailable_store_is_503_with_retry_after(unavailable: ApiRig, path: str) -> None:
+    answer = unavailable.get(path)
 
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
@@ -64,13 +64,13 @@ def test_a_store_out_of_reach_is_503_with_when_to_come_back(out_of_reach: ApiRig
     assert "db.internal" not in answer.text
 
 
-def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(out_of_reach: ApiRig) -> None:
-    assert out_of_reach.post("/v1/jobs", {"type": "greet"}).status_code == 503
+def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(unavailable: ApiRig) -> None:
+    assert unavailable.post("/v1/jobs", {"type": "greet"}).status_code == 503
 
 
-def test_a_process_whose_store_is_away_is_alive_and_not_ready(out_of_reach: ApiRig) -> None:
-    assert out_of_reach.get("/livez").status_code == 200
-    assert out_of_reach.get("/readyz").status_code == 503
+def test_a_process_whose_store_is_away_is_alive_and_not_ready(unavailable: ApiRig) -> None:
+    assert unavailable.get("/livez").status_code == 200
+    assert unavailable.get("/readyz").status_code == 503
 
 
 def test_a_store_with_other_tables_is_503_and_says_what_to_run() -> None:
@@ -82,7 +82,7 @@ def test_a_store_with_other_tables_is_503_and_says_what_to_run() -> None:
     assert "migrate up" in problem(answer)["detail"]
 
 
-def test_a_bug_is_500_told_in_the_log_and_not_in_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_500_with_details_only_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     driver: Any = Broken(ZeroDivisionError("SELECT secret FROM th_jobs"), "find")
     with opened(driver) as site, caplog.at_level(logging.ERROR):
         answer = site.get("/v1/jobs")
@@ -102,13 +102,13 @@ def test_the_path_of_a_request_cannot_forge_a_line_of_the_log(
         path = "/v1/schedules/a%0A2030-01-01%20INFO%20all%20is%20well%1B%5B2J" + "x" * 1_000
         site.get(path, headers=bearer(f"thk_{'0' * 12}_{'x' * 43}"))
 
-    [line] = [record.getMessage() for record in caplog.records if record.name == problems.__name__]
+    [line] = [record.getMessage() for record in caplog.records if record.name == "taskharbor.api"]
     assert line.startswith(r"GET /v1/schedules/a\n2030-01-01 INFO all is well\x1b[2Jxxx")
     assert line.isprintable()
     assert len(line) < 400
 
 
-def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_done(
+def test_an_audit_entry_that_cannot_be_written_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver: Any = Broken(errors.StoreUnavailable("gone"), "record_audit")
@@ -127,7 +127,7 @@ def test_an_audit_that_cannot_be_written_is_in_the_log_and_what_was_done_stays_d
         ("GET", "/v1/jobs?statsu=DEAD", 422, "invalid-request"),
     ],
 )
-def test_a_call_that_leads_nowhere_is_told_in_the_same_form(
+def test_an_unknown_path_or_parameter_is_a_problem(
     site: ApiRig, method: str, path: str, status: int, code: str
 ) -> None:
     answer = site.request(method, path)
@@ -140,18 +140,18 @@ def test_a_method_that_is_not_allowed_names_those_that_are(site: ApiRig) -> None
     assert {*site.request("DELETE", "/v1/queues").headers["allow"].split(", ")} == {"GET"}
 
 
-def test_every_error_of_ours_has_a_status_of_its_own_or_of_its_family() -> None:
+def test_every_usage_error_has_a_problem_code() -> None:
     def all_of(kind: type[Exception]) -> Iterator[type[Exception]]:
         yield kind
         for each in kind.__subclasses__():
             yield from all_of(each)
 
     for kind in all_of(errors.UsageError):
-        verdict = next(problems.VERDICTS[each] for each in kind.__mro__ if each in problems.VERDICTS)
-        assert verdict.code != "unexpected", kind
+        known = next(problems.ERROR_STATUSES[each] for each in kind.__mro__ if each in problems.ERROR_STATUSES)
+        assert known.code != "unexpected", kind
 
 
-def test_too_many_calls_at_once_are_asked_to_come_back(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_concurrent_store_calls_are_503(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.api.store.MAX_QUEUED_CALLS", 0)
 
     answer = site.get("/v1/queues")
@@ -164,7 +164,7 @@ def test_too_many_calls_at_once_are_asked_to_come_back(site: ApiRig, monkeypatch
 def test_too_many_waits_are_429(site: ApiRig) -> None:
     job_id = site.create()
     api = site.app.state.taskharbor
-    api.open.most = 0
+    api.open.max_open = 0
 
     answer = site.get(f"/v1/jobs/{job_id}", params={"wait": 1})
 
@@ -174,19 +174,19 @@ def test_too_many_waits_are_429(site: ApiRig) -> None:
     assert api.open.count == 0
 
 
-def test_one_failed_batch_of_reads_fails_those_who_asked_and_no_one_later() -> None:
+def test_a_failed_batch_of_reads_does_not_fail_later_reads() -> None:
     driver: Any = Broken(errors.StoreUnavailable("gone"), "get")
     with opened(driver) as site:
 
         async def many() -> list[Any]:
-            return await asyncio.gather(*(site.client.get(f"/v1/jobs/{NOBODY}") for _ in range(20)))
+            return await asyncio.gather(*(site.client.get(f"/v1/jobs/{MISSING_ID}") for _ in range(20)))
 
         assert {each.status_code for each in site.run(many())} == {503}
         driver.names = ()
-        assert site.get(f"/v1/jobs/{NOBODY}").status_code == 404
+        assert site.get(f"/v1/jobs/{MISSING_ID}").status_code == 404
 
 
-def test_a_store_with_another_codec_is_a_fault_of_the_server_and_told_in_its_log(
+def test_a_store_with_another_codec_is_500_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = MemoryDriver()
@@ -199,7 +199,7 @@ def test_a_store_with_another_codec_is_a_fault_of_the_server_and_told_in_its_log
 
     assert [(answer.status_code, problem(answer)["code"]) for answer in answers] == [(500, "codec-mismatch")] * 2
     assert "aes-gcm+json" not in "".join(answer.text for answer in answers)
-    assert "written with the codec 'aes-gcm+json', not with 'json'" in caplog.text
+    assert "written with codec 'aes-gcm+json', not 'json'" in caplog.text
     assert driver.inspector.find(JobFilter(), limit=1).jobs == ()
 
 

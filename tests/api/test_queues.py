@@ -1,4 +1,4 @@
-"""Queues, schedules, workers and figures."""
+"""Queues, schedules, workers and statistics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_queues_are_listed_with_their_counts(site: ApiRig) -> None:
     assert site.get("/v1/queues/mail").json()["name"] == "mail"
 
 
-def test_a_queue_that_nobody_knows_is_not_found(site: ApiRig) -> None:
+def test_an_unknown_queue_is_not_found(site: ApiRig) -> None:
     missing = site.get("/v1/queues/nothing")
 
     assert missing.status_code == 404
@@ -62,16 +62,16 @@ def test_a_queue_may_be_paused_before_it_has_a_job_and_twice(site: ApiRig) -> No
     assert site.post("/v1/queues/later/resume").json()["counts"]["PENDING"] == 0
 
 
-def test_an_autoscaler_learns_how_many_workers_a_queue_could_use(site: ApiRig) -> None:
+def test_scaling_returns_how_many_workers_a_queue_needs(site: ApiRig) -> None:
     for _ in range(9):
         site.create()
     site.take()
     start_worker(site, "default")
     site.roll_up()
 
-    told = site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()
+    result = site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()
 
-    assert (told["backlog"], told["running"], told["workers"], told["hint"]) == (8, 1, 1, 3)
+    assert (result["backlog"], result["running"], result["workers"], result["hint"]) == (8, 1, 1, 3)
     site.post("/v1/queues/default/pause")
     assert site.get("/v1/queues/default/scaling", params={"jobs_per_worker": 4}).json()["hint"] == 1
 
@@ -84,7 +84,7 @@ def test_jobs_for_later_and_an_empty_queue_need_no_worker(site: ApiRig) -> None:
     assert site.get("/v1/queues/nothing/scaling").json()["hint"] == 0
 
 
-def test_workers_are_listed_and_the_silent_are_not_alive(site: ApiRig) -> None:
+def test_workers_are_listed_with_their_state(site: ApiRig) -> None:
     start_worker(site, "default")
 
     [worker] = site.get("/v1/workers").json()["workers"]
@@ -92,7 +92,7 @@ def test_workers_are_listed_and_the_silent_are_not_alive(site: ApiRig) -> None:
     assert (worker["id"], worker["queues"], worker["is_alive"]) == ("w", ["default"], True)
 
 
-def test_figures_tell_what_there_is_and_what_the_last_hour_brought(site: ApiRig) -> None:
+def test_stats_contain_current_counts_and_those_of_the_last_hour(site: ApiRig) -> None:
     site.create()
     site.settle(site.take(), Outcome.ack())
     site.dead()
@@ -101,14 +101,14 @@ def test_figures_tell_what_there_is_and_what_the_last_hour_brought(site: ApiRig)
     start_worker(site, "default")
     site.roll_up()
 
-    told = site.get("/v1/stats").json()
+    result = site.get("/v1/stats").json()
 
-    assert (told["counts"]["SUCCEEDED"], told["counts"]["DEAD"], told["counts"]["PENDING"]) == (1, 1, 1)
-    assert told["finished_last_hour"] == {"SUCCEEDED": 1, "DEAD": 1, "CANCELED": 0}
-    assert (told["paused_queues"], told["workers_alive"]) == (["mail"], 1)
+    assert (result["counts"]["SUCCEEDED"], result["counts"]["DEAD"], result["counts"]["PENDING"]) == (1, 1, 1)
+    assert result["finished_last_hour"] == {"SUCCEEDED": 1, "DEAD": 1, "CANCELED": 0}
+    assert (result["paused_queues"], result["workers_alive"]) == (["mail"], 1)
 
 
-def test_the_last_minutes_are_told_by_queue_and_state(site: ApiRig) -> None:
+def test_the_time_series_counts_jobs_by_queue_and_state(site: ApiRig) -> None:
     site.create(queue="mail")
     site.settle(site.take("mail"), Outcome.ack())
     site.roll_up()
@@ -138,7 +138,7 @@ def test_a_schedule_is_defined_changed_and_removed(site: ApiRig) -> None:
 
 
 @pytest.mark.parametrize("name", ["nightly%0A", "night%0Aly"])
-def test_a_line_end_belongs_to_the_name_and_breaks_its_rule(site: ApiRig, name: str) -> None:
+def test_a_newline_in_a_schedule_name_is_rejected(site: ApiRig, name: str) -> None:
     put(site)
 
     assert put(site, name).status_code == 422
@@ -153,7 +153,7 @@ def test_a_schedules_payload_is_not_in_the_list(site: ApiRig) -> None:
     assert site.get("/v1/schedules/nightly").json()["payload"] == {"n": 1}
 
 
-def test_a_schedule_runs_at_once_when_it_is_told_to(site: ApiRig) -> None:
+def test_running_a_schedule_creates_a_job_now(site: ApiRig) -> None:
     put(site)
 
     made = site.post("/v1/schedules/nightly/run", headers={"Idempotency-Key": "once"})
@@ -165,7 +165,7 @@ def test_a_schedule_runs_at_once_when_it_is_told_to(site: ApiRig) -> None:
     assert made.headers["location"] == f"/v1/jobs/{made.json()['id']}"
 
 
-def test_a_schedule_rests_until_it_is_resumed(site: ApiRig) -> None:
+def test_a_paused_schedule_stays_paused_until_it_is_resumed(site: ApiRig) -> None:
     put(site)
 
     assert site.post("/v1/schedules/nightly/pause").json()["paused_at"] is not None
@@ -198,14 +198,16 @@ def test_a_schedules_name_may_hold_slashes_as_types_do(site: ApiRig) -> None:
     ],
     ids=repr,
 )
-def test_a_schedule_that_breaks_a_rule_is_pointed_at(site: ApiRig, fields: dict[str, Any], pointer: str) -> None:
+def test_an_invalid_schedule_field_is_reported_with_its_pointer(
+    site: ApiRig, fields: dict[str, Any], pointer: str
+) -> None:
     refused = put(site, **fields)
 
     assert refused.status_code == 422
     assert pointer in [each["pointer"] for each in problem(refused)["errors"]]
 
 
-def test_a_worker_that_fell_silent_is_not_counted() -> None:
+def test_a_worker_without_recent_heartbeat_is_not_counted() -> None:
 
     clock = ManualClock()
     with opened(MemoryDriver(clock=clock)) as site:

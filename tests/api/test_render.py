@@ -1,4 +1,4 @@
-"""Pages are written as JSON by hand: they must say what the view of each job says."""
+"""The fast JSON writer for pages must match the view of each job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 TEXTS: Final = st.text(st.characters(exclude_categories=["Cs"]))
-MOMENTS: Final = st.datetimes(
+TIMES: Final = st.datetimes(
     NOW.replace(year=2000, tzinfo=None),
     NOW.replace(year=2100, tzinfo=None),
     timezones=st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))]),
@@ -40,20 +40,20 @@ JOBS: Final = st.builds(
     priority=st.integers(-(2**15), 2**15),
     payload=st.just(b"null"),
     status=st.sampled_from(Status),
-    scheduled_for=MOMENTS,
+    scheduled_for=TIMES,
     timeout=st.none() | SPANS,
-    created_at=MOMENTS,
+    created_at=TIMES,
     attempt_count=COUNTS,
     max_attempts=COUNTS,
     last_error=st.none() | TEXTS | TEXTS.map(lambda text: f"ValueError: {text}"),
-    lease_expires_at=st.none() | MOMENTS,
+    lease_expires_at=st.none() | TIMES,
     worker_id=st.none() | TEXTS,
-    processing_started_at=st.none() | MOMENTS,
-    completed_at=st.none() | MOMENTS,
+    processing_started_at=st.none() | TIMES,
+    completed_at=st.none() | TIMES,
     life=COUNTS,
     dead_reason=st.none() | TEXTS,
-    dead_at=st.none() | MOMENTS,
-    cancel_requested_at=st.none() | MOMENTS,
+    dead_at=st.none() | TIMES,
+    cancel_requested_at=st.none() | TIMES,
     idempotency_key=st.none() | TEXTS,
     progress=st.none() | st.builds(Progress, st.integers(), st.none() | st.integers(), TEXTS),
     metadata=st.dictionaries(TEXTS, TEXTS, max_size=3),
@@ -61,7 +61,7 @@ JOBS: Final = st.builds(
 
 
 @given(jobs=st.lists(JOBS, max_size=4), following=st.none() | TEXTS, root=TEXTS)
-def test_a_page_says_of_each_job_what_its_view_says(jobs: list[Job], following: str | None, root: str) -> None:
+def test_a_page_contains_the_view_of_each_job(jobs: list[Job], following: str | None, root: str) -> None:
     written = page_json(jobs, following=following, now=NOW, root=root)
 
     assert json.loads(written) == {"jobs": [job_view(job, now=NOW, root=root) for job in jobs], "next": following}

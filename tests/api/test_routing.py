@@ -1,4 +1,4 @@
-"""What happens to a request before its endpoint runs."""
+"""Checks of requests before the endpoint runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.api_rig import ApiRig
 
-LARGE: Final = "x" * store.LARGE_BYTES
+LARGE: Final = "x" * store.MIN_OFFLOAD_BYTES
 
 
 def post(site: ApiRig, path: str, body: str) -> httpx.Response:
@@ -71,8 +71,8 @@ def test_a_large_body_is_parsed_outside_the_event_loop(
 def test_a_large_payload_is_encoded_and_shown_outside_the_event_loop(
     site: ApiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded = recorded(monkeypatch, site.yard.codec, "encode")
-    shown = recorded(monkeypatch, site.yard.client, "prepare")
+    encoded = recorded(monkeypatch, site.backend.codec, "encode")
+    shown = recorded(monkeypatch, site.backend.client, "prepare")
 
     made = site.post("/v1/jobs", {"type": "t", "payload": LARGE})
 
@@ -82,14 +82,14 @@ def test_a_large_payload_is_encoded_and_shown_outside_the_event_loop(
 
 def test_other_requests_are_answered_while_a_batch_is_prepared(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
-    prepare = site.yard.client.prepare
+    prepare = site.backend.client.prepare
 
     def prepared(*args: Any) -> Any:
         begun.set()
         assert may_end.wait(LIMIT)
         return prepare(*args)
 
-    monkeypatch.setattr(site.yard.client, "prepare", prepared)
+    monkeypatch.setattr(site.backend.client, "prepare", prepared)
 
     async def both() -> tuple[int, int]:
         body = json.dumps({"jobs": [{"type": "t"}]})
@@ -115,7 +115,7 @@ def test_without_keys_what_came_through_a_proxy_is_refused(header: str) -> None:
     assert "taskharbor keys create" in problem(refused)["detail"]
 
 
-def test_with_keys_or_behind_a_door_of_your_own_a_proxy_is_welcome() -> None:
+def test_with_keys_or_own_authentication_a_proxy_is_accepted() -> None:
     forwarded = {"X-Forwarded-For": "10.0.0.1"}
     with opened(needs_keys=False) as own:
         assert own.get("/v1/jobs", headers=forwarded).status_code == 200

@@ -1,4 +1,4 @@
-"""Who gets in, and what for."""
+"""Authentication, scopes, and requests from other origins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from taskharbor.api.openapi import routes_of
 from taskharbor.api.routing import PUBLIC
 from taskharbor.api_keys import SCOPES
-from tests.support.api_rig import NOBODY, bearer, opened, problem
+from tests.support.api_rig import MISSING_ID, bearer, opened, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from taskharbor.api.routing import ApiRoute
     from tests.support.api_rig import ApiRig
 
-STREAMS: Final = ("/v1/events",)  # it does not end by itself; that it needs its scope is seen all the same
+STREAMS: Final = ("/v1/events",)  # does not end by itself; its scope is tested separately
 OPEN: Final = {"/livez", "/readyz", "/openapi.json", "/docs"}
 GOOD_BODIES: Final = {
     "/v1/jobs": {"type": "greet"},
     "/v1/jobs/batch": {"jobs": [{"type": "greet"}]},
     "/v1/jobs/{job_id}/reschedule": {"priority": 1},
-    "/v1/dead-letters/requeue": {"ids": [NOBODY]},
+    "/v1/dead-letters/requeue": {"ids": [MISSING_ID]},
     "/v1/schedules/{name}": {"cron": "0 2 * * *", "type": "greet"},
 }
 
@@ -39,7 +39,7 @@ def locked() -> Iterator[ApiRig]:
 
 
 def call(site: ApiRig, route: ApiRoute, headers: dict[str, str]) -> httpx.Response:
-    path = route.path_format.format(job_id=NOBODY, name="nothing")
+    path = route.path_format.format(job_id=MISSING_ID, name="nothing")
     [method] = route.methods or {"GET"}
     body = GOOD_BODIES.get(route.path_format) if method in {"POST", "PUT"} else None
     return site.request(method, path, headers=headers, json=body)
@@ -49,7 +49,7 @@ def guarded(site: ApiRig) -> list[ApiRoute]:
     return [route for route in routes_of(site.app) if route.needs != PUBLIC and route.path_format not in STREAMS]
 
 
-def test_every_route_of_the_application_says_what_it_needs_and_few_need_nothing(site: ApiRig) -> None:
+def test_every_route_has_a_scope_and_few_are_public(site: ApiRig) -> None:
     routes = routes_of(site.app)
 
     assert len(routes) == len(site.app.routes) >= 30
@@ -57,12 +57,12 @@ def test_every_route_of_the_application_says_what_it_needs_and_few_need_nothing(
     assert {route.path_format for route in routes if route.needs == PUBLIC} == OPEN
 
 
-def test_nobody_gets_in_anywhere_without_a_good_key(locked: ApiRig) -> None:
-    stranger, revoked = locked.key("admin"), locked.key("admin")
+def test_every_route_rejects_requests_without_a_valid_key(locked: ApiRig) -> None:
+    valid, revoked = locked.key("admin"), locked.key("admin")
     locked.driver.control.revoke_keys([revoked.split("_")[1]])
     expired = locked.key("admin", expires_at=locked.driver.inspector.now() - timedelta(seconds=1))
-    wrong = [{}, bearer(""), bearer("thk_x"), bearer(stranger[:-1] + "~"), bearer(revoked), bearer(expired)]
-    wrong.append({"Authorization": f"Basic {stranger}"})
+    wrong = [{}, bearer(""), bearer("thk_x"), bearer(valid[:-1] + "~"), bearer(revoked), bearer(expired)]
+    wrong.append({"Authorization": f"Basic {valid}"})
 
     for headers in wrong:
         for route in routes_of(locked.app):
@@ -73,7 +73,7 @@ def test_nobody_gets_in_anywhere_without_a_good_key(locked: ApiRig) -> None:
                 assert problem(answer)["code"] == "unauthorized"
 
 
-def test_every_route_lets_in_its_scope_and_admin_and_no_other(locked: ApiRig) -> None:
+def test_every_route_accepts_only_its_scope_and_admin(locked: ApiRig) -> None:
     keys = {scope: bearer(locked.key(scope)) for scope in SCOPES}
 
     for route in guarded(locked):
@@ -92,21 +92,21 @@ def test_a_stream_needs_its_scope_too(locked: ApiRig, path: str) -> None:
     assert locked.get(path, headers=bearer(locked.key("jobs:write"))).status_code == 403
 
 
-def test_what_needs_no_key_tells_nothing(locked: ApiRig) -> None:
+def test_public_paths_need_no_key(locked: ApiRig) -> None:
     for path in OPEN:
         assert locked.get(path).status_code == 200
 
 
-def test_who_may_not_come_in_learns_nothing_about_what_is_there(locked: ApiRig) -> None:
+def test_unauthorized_responses_do_not_reveal_whether_a_job_exists(locked: ApiRig) -> None:
     there = locked.post("/v1/jobs", {"type": "greet"}, headers=bearer(locked.key("jobs:write"))).json()["id"]
 
-    answers = [locked.get(f"/v1/jobs/{each}").text for each in (there, NOBODY)]
+    answers = [locked.get(f"/v1/jobs/{each}").text for each in (there, MISSING_ID)]
 
     assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(("scopes", "sees"), [(["jobs:read"], False), (["jobs:read", "payload:read"], True)])
-def test_payloads_and_results_are_for_those_who_may_see_them(locked: ApiRig, scopes: list[str], sees: bool) -> None:
+def test_payloads_and_results_are_shown_only_with_payload_read(locked: ApiRig, scopes: list[str], sees: bool) -> None:
     writer, reader = bearer(locked.key("jobs:write", "schedules:write")), bearer(locked.key(*scopes))
     made = locked.post("/v1/jobs", {"type": "greet", "payload": "canary"}, headers=writer)
     schedule = {"cron": "0 2 * * *", "type": "greet", "payload": "canary"}
@@ -119,7 +119,7 @@ def test_payloads_and_results_are_for_those_who_may_see_them(locked: ApiRig, sco
     assert "canary" not in locked.get("/v1/schedules", headers=reader).text
 
 
-def test_who_may_steer_jobs_but_make_none_cannot_give_one_another_payload(locked: ApiRig) -> None:
+def test_replacing_a_payload_requires_jobs_write(locked: ApiRig) -> None:
     keys = [bearer(locked.key(*scopes)) for scopes in (["jobs:control"], ["jobs:control", "jobs:write"])]
     path = locked.post("/v1/jobs", {"type": "greet", "payload": 1}, headers=keys[1]).headers["location"]
     locked.post(f"{path}/cancel", headers=keys[0])
@@ -162,7 +162,7 @@ def test_no_secret_reaches_the_log(locked: ApiRig, caplog: pytest.LogCaptureFixt
     ],
     ids=repr,
 )
-def test_without_keys_the_pages_of_strangers_are_kept_out(site: ApiRig, headers: dict[str, str]) -> None:
+def test_without_keys_cross_origin_requests_are_rejected(site: ApiRig, headers: dict[str, str]) -> None:
     refused = site.post("/v1/queues/default/pause", headers=headers)
 
     assert refused.status_code == 403
@@ -170,7 +170,7 @@ def test_without_keys_the_pages_of_strangers_are_kept_out(site: ApiRig, headers:
     assert site.audited() == []
 
 
-def test_without_keys_a_page_of_its_own_may_use_it(site: ApiRig) -> None:
+def test_without_keys_same_origin_requests_are_accepted(site: ApiRig) -> None:
     assert site.post("/v1/queues/default/pause", headers={"Origin": "http://localhost"}).status_code == 200
 
 
@@ -183,7 +183,7 @@ def test_without_keys_only_names_of_this_machine_are_answered(host: str, status:
         assert site.get("/v1/jobs", headers={"Host": host}).status_code == status
 
 
-def test_no_other_site_is_told_that_it_may_read_this(site: ApiRig) -> None:
+def test_no_cors_headers_are_sent_to_other_origins(site: ApiRig) -> None:
     answer = site.request("OPTIONS", "/v1/jobs", headers={"Origin": "https://evil.example"})
 
     assert answer.status_code == 405
@@ -199,7 +199,7 @@ def test_the_page_of_docs_runs_no_script(site: ApiRig) -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 5_000, "é" * 50, "thk_" + "0" * 12 + "_" + "é" * 43])
-def test_a_key_of_any_shape_is_only_wrong(locked: ApiRig, value: str) -> None:
+def test_a_malformed_key_of_any_kind_is_401(locked: ApiRig, value: str) -> None:
     headers: Any = {"Authorization": f"Bearer {value}".encode()}
 
     assert locked.get("/v1/jobs", headers=headers).status_code == 401

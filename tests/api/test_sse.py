@@ -1,4 +1,4 @@
-"""Who may listen is asked at every beat, and no stream lives for ever."""
+"""Streams check the caller's key periodically and have a maximum duration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEWS: Final = event("job", {"id": 7})
 
 
 class Steps:
-    """A clock that goes on by a second whenever it is read."""
+    """A clock that advances by one second with every reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -42,13 +42,13 @@ def locked() -> Iterator[ApiRig]:
 
 
 def revoke(site: ApiRig) -> None:
-    """Revoke every key, and let the API forget what it knows of them."""
+    """Revoke every key, and clear the API's key cache."""
     site.driver.control.revoke_keys([*site.driver.inspector.keys()])
-    site.app.state.taskharbor.store._ring._known.clear()  # noqa: SLF001  as five seconds would do
+    site.app.state.taskharbor.store._key_cache._known.clear()  # noqa: SLF001  as five seconds would do
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{id}/events"])
-def test_a_revoked_keys_stream_ends_at_the_next_beat(
+def test_a_revoked_keys_stream_ends_at_the_next_check(
     locked: ApiRig, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
@@ -67,21 +67,21 @@ def test_a_revoked_keys_stream_ends_at_the_next_beat(
     assert locked.app.state.taskharbor.open.count == 0
 
 
-def test_a_stream_stays_while_the_store_cannot_tell(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_continues_while_its_key_cannot_be_checked(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
     key = locked.key("jobs:read")
-    asked: list[object] = []
+    queries: list[object] = []
 
-    def out_of_reach(ids: object) -> Any:
-        asked.append(ids)
+    def unavailable(ids: object) -> Any:
+        queries.append(ids)
         raise StoreUnavailable("gone")
 
     async def follow() -> None:
         async with Stream(locked, "/v1/events", key=key) as stream:
             await stream.next()
-            monkeypatch.setattr(locked.driver.inspector, "keys", out_of_reach)
-            locked.app.state.taskharbor.store._ring._known.clear()  # noqa: SLF001  as above
-            await asyncio.to_thread(wait_until, lambda: len(asked) > 2)
+            monkeypatch.setattr(locked.driver.inspector, "keys", unavailable)
+            locked.app.state.taskharbor.store._key_cache._known.clear()  # noqa: SLF001  as above
+            await asyncio.to_thread(wait_until, lambda: len(queries) > 2)
             assert not stream.ended.is_set()
 
     locked.run(follow())
@@ -102,12 +102,12 @@ def test_the_job_of_a_wait_is_not_shown_to_a_key_that_was_revoked_meanwhile(lock
 
 
 @pytest.mark.parametrize(("beats", "allowed_for"), [(3, 2), (sse.MAX_LIFE_SECONDS // sse.KEEP_ALIVE_SECONDS, 10**6)])
-def test_a_stream_with_more_and_more_to_send_is_checked_too_and_has_a_longest_life(
+def test_a_busy_stream_is_checked_and_has_a_maximum_duration(
     monkeypatch: pytest.MonkeyPatch, beats: int, allowed_for: int
 ) -> None:
     clock, checks, sent = Steps(), [0], [0]
     monkeypatch.setattr(sse, "time", clock)
-    listener = StreamBuffer()
+    buffer = StreamBuffer()
 
     async def is_allowed() -> bool:
         checks[0] += 1
@@ -116,16 +116,16 @@ def test_a_stream_with_more_and_more_to_send_is_checked_too_and_has_a_longest_li
     async def send(_message: Any) -> None:
         sent[0] += 1
         if sent[0] < 20_000:
-            listener.offer(NEWS)  # there is always more
+            buffer.offer(NEWS)  # there is always more
         else:
-            listener.end()
+            buffer.end()
 
     async def never() -> Any:
         await asyncio.Event().wait()
 
     async def run() -> None:
         async with asyncio.timeout(LIMIT):
-            await EventStream(listener, lambda: None, is_allowed=is_allowed)({}, never, send)
+            await EventStream(buffer, lambda: None, is_allowed=is_allowed)({}, never, send)
 
     asyncio.run(run())
 

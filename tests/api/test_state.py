@@ -1,4 +1,4 @@
-"""What an application holds on to: whether keys are needed, and how much is open."""
+"""The state of an application: whether keys are required, and its open streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def keyless() -> Iterator[ApiRig]:
-    """The API as it is served from a store without keys."""
+    """The API of a store without keys."""
     with opened(needs_keys=None, only_local_hosts=True) as site:
         yield site
 
@@ -71,21 +71,21 @@ def test_an_api_that_was_locked_once_stays_locked(keyless: ApiRig, clock: Clock)
     assert keyless.get("/v1/jobs").status_code == 401
 
 
-def test_a_key_that_opens_nothing_locks_nothing(keyless: ApiRig) -> None:
+def test_a_revoked_key_does_not_make_keys_required(keyless: ApiRig) -> None:
     keyless.key("jobs:read")
     keyless.driver.control.revoke_keys([*keyless.driver.inspector.keys()])
 
     assert keyless.get("/v1/jobs").status_code == 200
 
 
-def test_an_api_that_cannot_ask_for_keys_lets_nobody_in(
+def test_an_api_that_cannot_check_for_keys_rejects_requests(
     keyless: ApiRig, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_reach(_ids: object = None) -> Any:
+    def unavailable(_ids: object = None) -> Any:
         raise StoreUnavailable("gone")
 
     keyless.get("/v1/jobs")
-    monkeypatch.setattr(keyless.driver.inspector, "keys", out_of_reach)
+    monkeypatch.setattr(keyless.driver.inspector, "keys", unavailable)
     clock.now += state.KEYS_CHECK_SECONDS
 
     assert problem(keyless.get("/v1/jobs"))["code"] == "store-unavailable"
@@ -110,7 +110,7 @@ def test_one_key_leaves_waits_and_streams_for_the_others() -> None:
     with opened(needs_keys=True) as site:
         one, other = site.key("jobs:read"), site.key("jobs:read")
         api = site.app.state.taskharbor
-        api.open.most_per_key = 2
+        api.open.max_per_key = 2
 
         async def follow() -> list[int]:
             async with Stream(site, "/v1/events", key=one) as first, Stream(site, "/v1/events", key=one) as second:
@@ -132,23 +132,23 @@ async def _joined(site: ApiRig, key: str) -> int:
         return stream.status
 
 
-def test_a_key_that_left_is_not_counted_twice_nor_for_ever() -> None:
-    places = state.OpenStreams(most_per_key=1)
-    leave = places.enter(lambda: None, "k1")
+def test_a_closed_stream_is_subtracted_once_from_its_key() -> None:
+    streams = state.OpenStreams(max_per_key=1)
+    leave = streams.enter(lambda: None, "k1")
 
     leave()
     leave()
 
-    assert not places._by_key  # noqa: SLF001  what must not grow
-    places.enter(lambda: None, "k1")
+    assert not streams._by_key  # noqa: SLF001  it must not grow
+    streams.enter(lambda: None, "k1")
     with pytest.raises(HttpProblem):
-        places.enter(lambda: None, "k1")
+        streams.enter(lambda: None, "k1")
 
 
-def test_without_a_key_only_the_whole_is_bounded() -> None:
-    places = state.OpenStreams(most=3, most_per_key=1)
+def test_without_a_key_only_the_total_is_limited() -> None:
+    streams = state.OpenStreams(max_open=3, max_per_key=1)
     for _ in range(3):
-        places.enter(lambda: None, None)
+        streams.enter(lambda: None, None)
 
     with pytest.raises(HttpProblem):
-        places.enter(lambda: None, None)
+        streams.enter(lambda: None, None)

@@ -1,4 +1,4 @@
-"""How the API calls its store."""
+"""The API's access to the store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def locked() -> Iterator[ApiRig]:
 
 
 def noted(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the keys whose use is noted, as that happens."""
+    """Return a list to which each recorded key use is added."""
     uses: list[str] = []
     note = site.driver.control.note_key_use
 
@@ -60,7 +60,7 @@ def test_the_use_of_a_key_is_noted_once_a_minute(locked: ApiRig, monkeypatch: py
     assert locked.driver.inspector.keys()[key_id].used_at is not None
 
 
-def test_a_key_that_opens_nothing_is_not_noted(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_use_of_an_invalid_key_is_not_recorded(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     uses, key = noted(locked, monkeypatch), locked.key("jobs:read")
     locked.driver.control.revoke_keys([*locked.driver.inspector.keys()])
 
@@ -70,32 +70,32 @@ def test_a_key_that_opens_nothing_is_not_noted(locked: ApiRig, monkeypatch: pyte
 
 
 def test_no_request_waits_until_its_use_is_noted(locked: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_end, is_over = threading.Event(), threading.Event()
+    may_end, is_done = threading.Event(), threading.Event()
 
     def blocked(_ids: Any) -> None:
         assert may_end.wait(LIMIT)
-        is_over.set()
+        is_done.set()
 
     monkeypatch.setattr(locked.driver.control, "note_key_use", blocked)
     key = locked.key("jobs:read")
 
     assert locked.get("/v1/queues", headers=bearer(key)).status_code == 200
-    assert not is_over.is_set()
+    assert not is_done.is_set()
     may_end.set()
-    wait_until(is_over.is_set)
+    wait_until(is_done.is_set)
 
 
 def test_a_use_that_cannot_be_noted_is_logged_and_fails_nothing(
     locked: ApiRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def out_of_reach(_ids: Any) -> None:
+    def unavailable(_ids: Any) -> None:
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(locked.driver.control, "note_key_use", out_of_reach)
+    monkeypatch.setattr(locked.driver.control, "note_key_use", unavailable)
     key = locked.key("jobs:read")
 
     assert [locked.get("/v1/queues", headers=bearer(key)).status_code for _ in range(3)] == [200] * 3
-    assert [each for each in caplog.messages if each.startswith("cannot note that a key was used")]
+    assert [each for each in caplog.messages if each.startswith("key use not recorded")]
 
 
 @pytest.mark.parametrize(

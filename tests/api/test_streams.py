@@ -1,4 +1,4 @@
-"""Server-sent events and long polls: many at once, and nothing left behind."""
+"""Server-sent events and long polls, many at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
 
 
-def test_a_job_is_followed_from_where_it_is_to_its_end(site: ApiRig) -> None:
+def test_a_job_stream_sends_every_state_and_an_end_event(site: ApiRig) -> None:
     job_id = site.create()
 
     async def follow() -> list[tuple[str, str]]:
@@ -67,7 +67,7 @@ def test_all_jobs_are_followed_with_the_counts_of_queues_first(site: ApiRig) -> 
     assert "canary" not in repr(seen)
 
 
-def test_a_job_that_moves_is_told_again_and_one_that_rests_is_not(site: ApiRig) -> None:
+def test_the_event_feed_sends_only_jobs_that_changed(site: ApiRig) -> None:
     site.create()
 
     async def follow() -> list[str]:
@@ -89,7 +89,7 @@ async def next_job(stream: Stream) -> dict[str, Any]:
             return found
 
 
-def test_a_stream_in_which_nothing_happens_beats(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_sends_keep_alive_comments(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
     job_id = site.create()
 
@@ -101,7 +101,7 @@ def test_a_stream_in_which_nothing_happens_beats(site: ApiRig, monkeypatch: pyte
     assert site.run(listen()) == b": beat\n\n"
 
 
-def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(
+def test_a_client_that_does_not_read_is_disconnected_and_others_continue(
     site: ApiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "SEND_TIMEOUT_SECONDS", 0.1)
@@ -116,24 +116,24 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(
     site.run(listen())
 
 
-def test_a_buffer_that_is_full_ends_the_stream_instead_of_growing() -> None:
+def test_a_full_buffer_ends_the_stream() -> None:
     async def listen() -> tuple[int, bytes]:
-        listener = sse.StreamBuffer(size=3)
+        buffer = sse.StreamBuffer(size=3)
         for _ in range(10):
-            listener.offer(b"x")
-        return listener._events.qsize(), await listener.next(1)  # noqa: SLF001  what must stay small
+            buffer.offer(b"x")
+        return buffer._events.qsize(), await buffer.next(1)  # noqa: SLF001  it must stay small
 
     assert asyncio.run(listen()) == (3, b"")
 
 
-def test_nobody_looks_at_the_store_while_nobody_listens(site: ApiRig) -> None:
+def test_the_store_is_not_polled_without_clients(site: ApiRig) -> None:
     async def listen() -> None:
         async with Stream(site, "/v1/events") as stream:
             await stream.next()
 
     def is_quiet() -> bool:
         before = site.driver.statements  # type: ignore[attr-defined]
-        site.run(asyncio.sleep(0.1))  # five looks, if anybody looked
+        site.run(asyncio.sleep(0.1))  # long enough for five polls
         return bool(site.driver.statements == before)  # type: ignore[attr-defined]
 
     site.run(listen())
@@ -142,7 +142,7 @@ def test_nobody_looks_at_the_store_while_nobody_listens(site: ApiRig) -> None:
     assert site.app.state.taskharbor.open.count == 0
 
 
-def test_a_store_that_is_away_for_a_while_does_not_end_a_stream(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_store_outage_does_not_end_a_stream(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: Any, **_options: Any) -> Any:
         raise StoreUnavailable("gone")
 
@@ -167,7 +167,7 @@ def test_closing_ends_every_stream_and_answers_every_wait(site: ApiRig) -> None:
             await all_jobs.next()
             await one_job.next()
             async with asyncio.timeout(30):
-                while site.app.state.taskharbor.open.count < 3:  # noqa: ASYNC110  it is counted, not told
+                while site.app.state.taskharbor.open.count < 3:  # noqa: ASYNC110  no event signals it
                     await asyncio.sleep(0.01)
                 close_streams(site.app)
                 await asyncio.gather(all_jobs.ended.wait(), one_job.ended.wait())
@@ -176,13 +176,13 @@ def test_closing_ends_every_stream_and_answers_every_wait(site: ApiRig) -> None:
     assert site.run(listen()) == "PENDING"
 
 
-def test_a_wait_whose_client_went_away_is_given_up(site: ApiRig) -> None:
+def test_a_wait_ends_when_its_client_disconnects(site: ApiRig) -> None:
     job_id = site.create()
 
     async def leave() -> int:
         async with Stream(site, f"/v1/jobs/{job_id}?wait=60"):
             async with asyncio.timeout(30):
-                while site.app.state.taskharbor.open.count == 0:  # noqa: ASYNC110  it is counted, not told
+                while site.app.state.taskharbor.open.count == 0:  # noqa: ASYNC110  no event signals it
                     await asyncio.sleep(0.01)
         return int(site.app.state.taskharbor.open.count)
 

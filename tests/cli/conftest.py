@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what should have been refused fail, and not run for ever in the test's own process."""
+    """Fail a test whose command should be rejected but starts; it would block the test process."""
 
     def fail(*_: object, **__: object) -> None:
-        pytest.fail("it was not refused, and started")
+        pytest.fail("the command was not rejected")
 
     monkeypatch.setattr(service, "run_until_signal", fail)
 
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep whatever the developer has set out of the tests."""
+    """Remove the developer's settings from the environment."""
     for name in ("TASKHARBOR_URL", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start in an empty folder, and forget what was imported from it."""
+    """Run the test in an empty folder, and remove modules imported from it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -47,7 +47,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.fixture
 def console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Console]:
-    """Give a command line on a new SQLite file."""
+    """Yield a console on a new SQLite file."""
     console = Console(f"sqlite:///{tmp_path}/jobs.db", capsys)
     yield console
     console.driver.close()
@@ -57,7 +57,7 @@ def console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cons
 def any_console(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Console]:
-    """Give a command line on each durable store."""
+    """Yield a console on each durable store."""
     console = Console(f"sqlite:///{tmp_path}/jobs.db" if request.param == "sqlite" else emptied(), capsys)
     yield console
     console.driver.close()

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def _nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what should have been refused fail, and not serve for ever in the test's own process."""
+    """Fail a test whose command should be rejected but serves; it would block the test process."""
 
     def fail(*_: object, **__: object) -> None:
-        pytest.fail("it was not refused, and serves")
+        pytest.fail("the command was not rejected")
 
     monkeypatch.setattr(server.ApiServer, "run", fail)
 
@@ -42,7 +42,7 @@ def test_an_address_that_others_can_reach_is_refused_while_there_is_no_key(
 
 
 @pytest.mark.usefixtures("_nothing_serves")
-def test_a_key_that_opens_nothing_any_more_is_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_revoked_key_does_not_allow_other_addresses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     driver = connect(url)
     key = issue_key("ci", ["admin"], now=driver.inspector.now()).key
@@ -55,7 +55,7 @@ def test_a_key_that_opens_nothing_any_more_is_no_key(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("_nothing_serves")
-def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code = run(cli, ["api", "--port", str(taken.getsockname()[1]), "--url", "memory://"])
 
@@ -63,9 +63,9 @@ def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) ->
     assert "choose another --host or --port" in capsys.readouterr().err
 
 
-def test_an_answer_does_not_wait_for_the_client_to_confirm_its_first_half() -> None:
+def test_the_server_socket_allows_disabling_nagles_algorithm() -> None:
     with server.open_socket("127.0.0.1", 0) as sock:
-        assert sock.proto == socket.IPPROTO_TCP  # or asyncio leaves Nagle's algorithm on
+        assert sock.proto == socket.IPPROTO_TCP  # asyncio disables Nagle's algorithm only then
 
 
 @pytest.mark.usefixtures("_nothing_serves")
@@ -82,14 +82,14 @@ def test_without_the_extra_the_error_says_what_to_install(
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
-    """Serve a store in a process of its own, on a port of its own choice."""
+    """Serve a store in another process, on any free port."""
     log = tmp_path / "log"
     words = ["api", "--port", "0", "--url", f"sqlite:///{tmp_path}/jobs.db"]
     with log.open("w") as stderr:
         process = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], stderr=stderr)
     try:
-        wait_until(lambda: "listens on" in log.read_text())
-        address = re.search(r"listens on (\S+)", log.read_text())
+        wait_until(lambda: "listening on" in log.read_text())
+        address = re.search(r"listening on (\S+)", log.read_text())
         assert address is not None
         yield address[1], process, log
     finally:
@@ -109,7 +109,7 @@ def test_it_serves_until_a_signal_and_exits_with_0(served: tuple[str, subprocess
     process.terminate()
 
     assert process.wait(timeout=30) == 0
-    assert "everybody on this machine may do everything" in log.read_text()
+    assert "every local user has full access" in log.read_text()
 
 
 def test_an_open_stream_does_not_keep_it_from_stopping(served: tuple[str, subprocess.Popen[bytes], Path]) -> None:
@@ -119,7 +119,7 @@ def test_an_open_stream_does_not_keep_it_from_stopping(served: tuple[str, subpro
         lines = stream.iter_lines()
         assert next(lines) == "event: queues"
         process.terminate()
-        assert wait_until(lambda: process.poll() is not None) < 8  # sooner than requests under way are given up
+        assert wait_until(lambda: process.poll() is not None) < 8  # less than the grace for running requests
 
     assert process.returncode == 0
 
@@ -134,7 +134,7 @@ def test_a_body_that_is_too_large_is_refused_while_it_streams_in(
         head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         chunk = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
-        for _ in range(5):  # never the last one: it is answered all the same
+        for _ in range(5):  # never the last one; the response comes before the end of the body
             raw.sendall(chunk)
         answer = raw.recv(1_000)
 

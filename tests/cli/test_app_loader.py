@@ -1,4 +1,4 @@
-"""What `taskharbor worker APP` takes for an app, and how it refuses what is none."""
+"""The forms of an app that `taskharbor worker APP` accepts, and its errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_app_may_be_a_harbor(tmp_path: Path) -> None:
     assert types_of("shop.py") == ("greet", "hello")
 
 
-def test_where_no_name_is_given_the_first_of_the_known_ones_is_taken(tmp_path: Path) -> None:
+def test_without_an_attribute_the_first_known_one_is_used(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(HANDLERS + REGISTER)
 
     assert types_of("shop.py") == ("part",)
@@ -69,7 +69,7 @@ def test_a_file_may_import_what_stands_beside_it(tmp_path: Path) -> None:
     assert types_of("deep/shop.py") == ("greet",)
 
 
-def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_none(tmp_path: Path) -> None:
+def test_an_app_file_does_not_replace_a_standard_module(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text(HANDLERS)
 
     assert types_of("queue.py") == ("greet",)
@@ -79,11 +79,11 @@ def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_
 @pytest.mark.parametrize(
     ("text", "app", "line"),
     [
-        (HANDLERS, "shpo.py", "cannot load shpo.py: there is no such file; did you mean shop.py\\?"),
+        (HANDLERS, "shpo.py", "cannot load shpo.py: file not found; did you mean shop.py\\?"),
         (HANDLERS, "shop.py:handelrs", "cannot load shop.py: it has no 'handelrs'; did you mean shop.py:handlers\\?"),
         (HANDLERS, "shop:app.jobs", r"cannot load shop: it has no 'app.jobs'; .* \(it has handlers\)"),
-        (HANDLERS, "wholesale", "cannot load wholesale: there is no module 'wholesale' in .*; start in the folder .*"),
-        (HANDLERS, "shop.mail", "cannot load shop.mail: there is no module 'shop.mail' in .*; start in the folder .*"),
+        (HANDLERS, "wholesale", "cannot load wholesale: no module 'wholesale' in .*; run this in the folder .*"),
+        (HANDLERS, "shop.mail", "cannot load shop.mail: no module 'shop.mail' in .*; run this in the folder .*"),
         (
             "jobs = {}",
             "shop.py",
@@ -103,12 +103,16 @@ def test_a_file_named_as_a_module_of_python_is_the_users_and_takes_the_place_of_
             "shop.py",
             r"cannot load shop.py: .*No module named 'nowhere' \(shop.py, line 1\); install .*",
         ),
-        ("raise SystemExit", "shop", r"cannot load shop: importing it ends the process \(shop.py, line 1\); let it .*"),
+        (
+            "raise SystemExit",
+            "shop",
+            r"cannot load shop: importing it ends the process \(shop.py, line 1\); move that .*",
+        ),
         ("def app(worker): 1 / 0", "shop.py", r"cannot load shop.py: ZeroDivisionError: .* \(shop.py, line 1\); .*"),
         ("app = {'a': lambda: 1}", "shop.py", r"cannot load shop.py: .*a handler takes \(job\) or \(job, ctx\).*; .*"),
     ],
 )
-def test_what_cannot_be_loaded_ends_with_10_and_one_line_with_place_cause_and_way_out(
+def test_an_app_that_cannot_be_loaded_ends_with_10(
     text: str, app: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(text)

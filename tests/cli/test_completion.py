@@ -19,7 +19,7 @@ def test_each_shell_gets_a_script_for_both_names(shell: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("words", [["completion"], ["completion", "csh"]])
-def test_a_shell_that_nobody_knows_is_refused(words: list[str]) -> None:
+def test_an_unknown_shell_is_rejected(words: list[str]) -> None:
     assert run(cli, words) == ExitCode.USAGE
 
 

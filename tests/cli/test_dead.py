@@ -28,7 +28,7 @@ def test_only_dead_letters_are_listed(any_console: Console) -> None:
     assert [job["id"] for job in any_console("dead", "list", "--json").data["jobs"]] == [str(dead)]
 
 
-def test_groups_tell_what_dead_letters_died_of_the_most_frequent_first(any_console: Console) -> None:
+def test_groups_list_errors_of_dead_letters_the_most_frequent_first(any_console: Console) -> None:
     often = [any_console.dead("no such user", type="email.send") for _ in range(2)]
     any_console.dead(queue="mail")
     any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
@@ -41,16 +41,16 @@ def test_groups_tell_what_dead_letters_died_of_the_most_frequent_first(any_conso
     assert any_console("dead", "groups", "--queue", "mail").rows[0][:4] == ["1", second["fingerprint"], "mail", "greet"]
 
 
-def test_a_dead_letter_that_is_named_is_requeued_without_a_question(any_console: Console) -> None:
+def test_a_single_given_id_is_requeued_without_confirmation(any_console: Console) -> None:
     job_id, other = any_console.dead(), any_console.dead()
 
-    said = any_console("dead", "requeue", str(job_id), "--budget", "2", "--why", "mended")
+    said = any_console("dead", "requeue", str(job_id), "--budget", "2", "--why", "fixed")
 
     assert (said.code, said.out) == (ExitCode.OK, "requeued 1 of 1\n")
     assert (any_console.job(job_id).status, any_console.job(job_id).max_attempts) == (Status.PENDING, 3)
     assert any_console.job(other).status is Status.DEAD
     [entry] = any_console.audit()
-    assert (entry.action, entry.target, entry.detail) == ("dead-letters.requeue", "1 jobs", {"why": "mended"})
+    assert (entry.action, entry.target, entry.detail) == ("dead-letters.requeue", "1 jobs", {"why": "fixed"})
 
 
 @pytest.mark.parametrize("kind", ["queue", "type", "fingerprint", "all"])
@@ -87,7 +87,7 @@ def test_a_dry_run_shows_what_it_found_and_changes_nothing(console: Console) -> 
     assert console.audit() == []
 
 
-def test_without_a_terminal_nobody_can_say_yes_so_nothing_is_done(
+def test_without_a_terminal_an_unconfirmed_requeue_changes_nothing(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
@@ -96,12 +96,12 @@ def test_without_a_terminal_nobody_can_say_yes_so_nothing_is_done(
     said = console("dead", "requeue", "--all")
 
     assert (said.code, said.out) == (ExitCode.REFUSED, "")
-    assert "nobody can be asked here" in said.err
+    assert "not a terminal; preview with --dry-run" in said.err
     assert {console.job(job_id).status for job_id in ids} == {Status.DEAD}
 
 
 @pytest.mark.parametrize(("typed", "code"), [("y\n", ExitCode.OK), ("n\n", ExitCode.REFUSED), ("\n", ExitCode.REFUSED)])
-def test_a_person_is_asked_and_the_answer_counts(
+def test_a_requeue_asks_for_confirmation_on_a_terminal(
     typed: str, code: ExitCode, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = io.StringIO(typed)
@@ -116,7 +116,7 @@ def test_a_person_is_asked_and_the_answer_counts(
     assert {console.job(job_id).status for job_id in ids} == {Status.PENDING if code is ExitCode.OK else Status.DEAD}
 
 
-def test_what_is_no_dead_letter_any_more_is_left_alone(console: Console) -> None:
+def test_a_job_that_is_not_dead_is_not_requeued(console: Console) -> None:
     dead, waiting_job = console.dead(), console.enqueue()
 
     said = console("dead", "requeue", str(dead), str(waiting_job), "--yes")
@@ -163,7 +163,7 @@ def test_a_wrong_line_is_a_usage_error_and_changes_nothing(words: list[str], con
 def test_requeueing_nothing_is_no_failure(console: Console) -> None:
     said = console("dead", "requeue", "--queue", "mail")
 
-    assert (said.code, said.out, said.err) == (ExitCode.OK, "requeued 0 of 0\n", "no dead letter is like that\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "requeued 0 of 0\n", "no matching dead letters\n")
 
 
 @pytest.mark.parametrize("kind", ["id", "queue", "older than", "all"])
@@ -178,11 +178,11 @@ def test_dead_letters_are_purged_for_good_and_no_others(kind: str, any_console: 
         "all": ["--all"],
     }[kind]
 
-    look = any_console("dead", "purge", "--dry-run", "--json", *words).data
+    preview = any_console("dead", "purge", "--dry-run", "--json", *words).data
     said = any_console("dead", "purge", "--yes", "--json", *words).data
 
     count = 2 if kind == "all" else 1
-    assert look == {"matched": count, "removed": 0, "dry_run": True, "kept": {}}
+    assert preview == {"matched": count, "removed": 0, "dry_run": True, "kept": {}}
     assert said == {"matched": count, "removed": count, "dry_run": False, "kept": {}}
     left = {*any_console.driver.inspector.get([wanted, other, done])}
     assert left == ({done} if kind == "all" else {other, done})
@@ -203,7 +203,7 @@ def test_dead_letters_that_are_younger_than_that_stay(console: Console) -> None:
 
 
 def test_a_dead_letter_with_an_unpublished_event_stays_unless_the_event_is_given_up(any_console: Console) -> None:
-    publish_all(any_console)  # from then on the store knows of a publisher
+    publish_all(any_console)  # so that the store has seen a publisher
     job_id = any_console.dead()
 
     kept = any_console("dead", "purge", str(job_id), "--yes")
@@ -216,7 +216,7 @@ def test_a_dead_letter_with_an_unpublished_event_stays_unless_the_event_is_given
     assert any_console.driver.inspector.get([job_id]) == {}
 
 
-def test_a_purge_that_nobody_confirmed_removes_nothing(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unconfirmed_purge_removes_nothing(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     job_id = console.dead()
     publish_all(console)
@@ -232,15 +232,15 @@ def test_finished_jobs_are_pruned_and_dead_ones_stay(any_console: Console) -> No
     dead, waiting_job = any_console.dead(), any_console.enqueue()
     any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
 
-    look = any_console("prune", "--older-than", "0s", "--dry-run")
+    preview = any_console("prune", "--older-than", "0s", "--dry-run")
     said = any_console("prune", "--older-than", "0s", "--yes")
 
-    assert "would remove about " in look.err
+    assert "would remove about " in preview.err
     assert said.code == ExitCode.OK
     assert {*any_console.driver.inspector.get([dead, waiting_job])} == {dead, waiting_job}
 
 
-def test_prune_keeps_what_is_younger_than_a_week_unless_told_otherwise(console: Console) -> None:
+def test_prune_keeps_jobs_younger_than_a_week_by_default(console: Console) -> None:
     job_id = console.done()
 
     said = console("prune", "--yes", "--json")

@@ -1,4 +1,4 @@
-"""The demo's ledger can say that something is wrong."""
+"""The demo's ledger detects lost and overlapping jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from taskharbor.cli.demo.ledger import Ledger, ledger
 from taskharbor.core.model import AttemptOutcome
 
 
-def at(moment: float, what: What, *, pid: int = 1, job: str = "a", token: str = "t") -> Effect:
-    return Effect(what=what, pid=pid, at=moment, job=job, token=token)
+def at(seconds: float, what: What, *, pid: int = 1, job: str = "a", token: str = "t") -> Effect:
+    return Effect(what=what, pid=pid, at=seconds, job=job, token=token)
 
 
 def test_a_job_that_ran_once_makes_a_clean_ledger() -> None:
@@ -26,7 +26,7 @@ def test_a_job_that_is_not_in_the_store_is_lost() -> None:
     assert not found.is_clean
 
 
-def test_a_job_that_is_said_to_be_done_and_never_was_is_lost() -> None:
+def test_a_succeeded_job_without_a_finished_handler_is_lost() -> None:
     assert judged(at(1, "begin"), at(2, "failed")).lost == 1
 
 
@@ -56,7 +56,7 @@ def test_a_job_recovers_when_it_runs_again_after_its_process_died() -> None:
 
 
 def again(effects: list[Effect]) -> list[Effect]:
-    """Give the second process the token of its own claim."""
+    """Return *effects*, with another token for the second process."""
     return [
         Effect(what=each.what, pid=each.pid, at=each.at, job=each.job, token="u") if each.pid == 2 else each
         for each in effects

@@ -1,4 +1,4 @@
-"""`taskharbor dev`: real processes, a file that is saved, and nothing left behind."""
+"""`taskharbor dev`: child processes, and a restart when a file is saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ handlers = {"greet": greet}
 """
 
 
-def test_jobs_run_from_the_embedded_file_and_a_saved_file_is_what_runs_next(tmp_path: Path) -> None:
+def test_dev_runs_jobs_and_restarts_the_worker_on_save(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(APP)
     with started(tmp_path, "dev", "--no-api") as dev:
         wait_until(lambda: " runs greet" in dev.log())
@@ -42,14 +42,14 @@ def test_jobs_run_from_the_embedded_file_and_a_saved_file_is_what_runs_next(tmp_
         wait_until(lambda: dev.log().count(" runs greet") == 2)
 
         assert result_of(tmp_path) == b'"good day, all"'
-        assert f"jobs are kept in {tmp_path.resolve()}/.taskharbor/dev.db\n" in dev.log()
-        assert "tasks.py changed: the worker starts again\n" in dev.log()
+        assert f"jobs are stored in {tmp_path.resolve()}/.taskharbor/dev.db\n" in dev.log()
+        assert "tasks.py changed; restarting worker\n" in dev.log()
 
 
-def test_code_that_cannot_be_loaded_is_told_of_and_tried_again_when_it_is_saved(tmp_path: Path) -> None:
+def test_code_that_cannot_be_loaded_is_retried_on_save(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("taskharbor = 1 / 0")
     with started(tmp_path, "dev", "--no-api") as dev:
-        wait_until(lambda: "the worker ended with 10; it starts again when a file is saved\n" in dev.log())
+        wait_until(lambda: "worker exited with code 10; restarting when a file is saved\n" in dev.log())
         assert "ZeroDivisionError" in dev.log()
 
         (tmp_path / "tasks.py").write_text(APP)
@@ -58,7 +58,7 @@ def test_code_that_cannot_be_loaded_is_told_of_and_tried_again_when_it_is_saved(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_of_it_with_0_and_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_stops_dev_with_0_and_all_its_processes(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(APP)
     with started(tmp_path, "dev", "tasks.py", "--no-api") as dev:
         wait_until(lambda: " runs greet" in dev.log())
@@ -75,7 +75,7 @@ def test_a_worker_finds_its_app_as_well(tmp_path: Path) -> None:
         wait_until(lambda: " runs greet" in worker.log())
 
 
-def test_without_an_app_it_says_where_it_looked(
+def test_without_an_app_the_error_lists_the_tried_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,7 +96,7 @@ def test_pyproject_names_the_app_before_any_file_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["[tool.taskharbor]\napp = 7\n", "not toml at all", "[project]\nname = 'shop'\n"])
-def test_a_file_that_does_not_speak_of_us_is_not_imported(config: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_mention_taskharbor_is_not_imported(config: str, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(config)
     (tmp_path / "main.py").write_text("print('launch the rocket')")
 
@@ -104,7 +104,7 @@ def test_a_file_that_does_not_speak_of_us_is_not_imported(config: str, tmp_path:
         find_app(tmp_path)
 
 
-def test_saving_making_and_removing_python_files_is_seen_once_and_nothing_else(tmp_path: Path) -> None:
+def test_file_changes_are_reported_once_and_only_for_python_files(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("1")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "b.py").write_text("1")
@@ -125,9 +125,7 @@ def test_saving_making_and_removing_python_files_is_seen_once_and_nothing_else(t
     assert files.changed() == []
 
 
-def test_a_file_is_watched_with_its_neighbours_and_a_module_with_the_folder_one_is_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watched_folder_is_that_of_the_file_or_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     assert folder_of("shop/tasks.py:harbor") == tmp_path.resolve() / "shop"
@@ -143,11 +141,11 @@ def test_a_file_is_watched_with_its_neighbours_and_a_module_with_the_folder_one_
         (8000, True, True, ["worker", "api", "enqueuer"]),
     ],
 )
-def test_what_is_installed_wanted_and_configured_runs_beside_the_worker(
+def test_dev_starts_api_and_enqueuer_only_if_available(
     port: int | None, has_api: bool, delivers: bool, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dev_server, "_has_api", lambda: has_api)
-    monkeypatch.setattr(dev_server, "_has_delivery", lambda: delivers)
+    monkeypatch.setattr(dev_server, "_uses_sqs", lambda: delivers)
 
     assert [child.name for child in children_for("tasks.py", "memory://", port=port)] == names
 
@@ -160,20 +158,20 @@ def result_of(folder: Path) -> bytes | None:
 
 
 class Started(subprocess.Popen[bytes]):
-    told: Path
+    stderr_file: Path
 
     def log(self) -> str:
-        return self.told.read_text()
+        return self.stderr_file.read_text()
 
 
 @contextmanager
 def started(folder: Path, *words: str) -> Iterator[Started]:
-    """Start a command in *folder*, and end it and whatever it started."""
-    told = folder / "stderr"
-    with told.open("wb") as stderr:
+    """Start a command in *folder*; stop it at the end."""
+    stderr_file = folder / "stderr"
+    with stderr_file.open("wb") as stderr:
         environ: dict[str, str] = {"PYTHONDONTWRITEBYTECODE": "1"}
         process = Started([*PYTHON, "-m", "taskharbor.cli", *words], cwd=folder, stderr=stderr, env=environ)
-    process.told = told
+    process.stderr_file = stderr_file
     try:
         yield process
     finally:

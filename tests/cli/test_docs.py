@@ -1,4 +1,4 @@
-"""docs/cli.md says what is so."""
+"""docs/cli.md matches the commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE: Final = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md"
 ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def test_every_command_of_the_page_prints_what_stands_below_it(
+def test_documented_commands_print_the_documented_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,7 +38,7 @@ def test_every_command_of_the_page_prints_what_stands_below_it(
         real |= dict(zip(ID.findall(shown), ID.findall(printed.out), strict=True))
 
 
-def test_the_page_names_commands_that_there_are() -> None:
+def test_the_documented_commands_exist() -> None:
     ctx = click.Context(cli)
     for row in re.findall(r"^\| (`.+?) \|", PAGE.partition("## Development")[0], re.MULTILINE):
         [(first, verb), *others] = re.findall(r"`([a-z]+)(?: ([a-z]+))?", row)
@@ -57,7 +57,7 @@ def test_the_page_has_every_exit_code() -> None:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Give every line that begins with a prompt, and what stands below it."""
+    """Yield every documented command and the output below it."""
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
         for part in block.split("$ ")[1:]:
             line, _, shown = part.partition("\n")
@@ -69,8 +69,8 @@ def _real(known: dict[str, str], found: re.Match[str]) -> str:
 
 
 def form_of(text: str) -> str:
-    """Return *text* without what differs from run to run: ids, times, numbers, people and spaces."""
+    """Return *text* without the parts that differ between runs: ids, times, numbers, actors and spaces."""
     text = ID.sub("ID", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", text)
-    text = re.sub(r"by \S+@\S+", "by SOMEBODY", text)
+    text = re.sub(r"by \S+@\S+", "by ACTOR", text)
     return re.sub(r"[ ]+", " ", re.sub(r"\d+([.:]\d+)*", "#", text))

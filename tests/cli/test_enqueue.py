@@ -113,29 +113,29 @@ def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["two words"], "type is 'two words'"),
         (["t", "--queue", "a b"], "queue is 'a b'"),
         (["t", "loose"], "write a key and its value"),
         (["t", "a=1", "a=2"], "a is given twice"),
         (["t", "a=1", "--payload", "{}"], "not both"),
-        (["t", "--payload", "{'a': 1}"], "this is no JSON"),
-        (["t", "--payload", "NaN"], "this is no JSON"),
+        (["t", "--payload", "{'a': 1}"], "not valid JSON"),
+        (["t", "--payload", "NaN"], "not valid JSON"),
         (["t", "--payload", "@none.json"], "cannot be read"),
         (["t", "--at", "tomorrow"], "write a time as"),
-        (["t", "--at", "2100-01-01T00:00"], "say in which zone"),
+        (["t", "--at", "2100-01-01T00:00"], "add the time zone"),
         (["t", "--delay", "5"], "write a duration with its unit"),
         (["t", "--delay", "1s", "--at", "2100-01-01T00:00Z"], "give scheduled_for or delay"),
         (["t", "--max-attempts", "0"], "max_attempts is 0"),
     ],
 )
 @pytest.mark.usefixtures("_in_a_folder")
-def test_what_breaks_a_rule_is_refused_and_nothing_is_stored(words: list[str], told: str, console: Console) -> None:
+def test_what_breaks_a_rule_is_refused_and_nothing_is_stored(words: list[str], message: str, console: Console) -> None:
     said = console("enqueue", *words)
 
     assert (said.code, said.out) == (ExitCode.USAGE, "")
-    assert told in said.err
+    assert message in said.err
     assert console("jobs", "list", "--json").data["jobs"] == []
 
 
@@ -166,16 +166,16 @@ def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -
     assert "no such user" in said.err
 
 
-def test_waiting_in_vain_ends_with_7_and_the_job_goes_on(console: Console) -> None:
+def test_a_wait_that_times_out_ends_with_7_and_keeps_the_job(console: Console) -> None:
     said = console("enqueue", "greet", "--wait", "--wait-for", "10ms")
 
     assert said.code == ExitCode.TIMED_OUT_WAITING
-    assert "did not end within" in said.err
+    assert "did not finish within" in said.err
     [job] = console("jobs", "list", "--json").data["jobs"]
     assert (job["status"] in FINAL, job["id"] in said.err) == (False, True)
 
 
-def test_who_stored_a_job_is_written_down(console: Console) -> None:
+def test_enqueue_adds_an_audit_entry_with_the_actor(console: Console) -> None:
     said = console("enqueue", "t", "--queue", "mail")
 
     [entry] = console.audit()
@@ -187,9 +187,7 @@ def test_who_stored_a_job_is_written_down(console: Console) -> None:
     assert "@" in entry.actor
 
 
-def test_a_job_that_is_stored_stays_so_where_nobody_can_write_it_down(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_audit_entry_does_not_fail_an_enqueue(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise StoreUnavailable("gone")
 
@@ -198,7 +196,7 @@ def test_a_job_that_is_stored_stays_so_where_nobody_can_write_it_down(
     said = console("enqueue", "t")
 
     assert (said.code, console.job(id_of(said.out)).type) == (ExitCode.OK, "t")
-    assert said.err == "it is done, but not written down: the store is out of reach: gone\n"
+    assert said.err == "done, but the audit entry failed: store unavailable: gone\n"
 
 
 def id_of(out: str) -> JobId:

@@ -1,4 +1,4 @@
-"""How errors end a command: the words, the stable code, the exit code."""
+"""Errors of commands: message, stable code and exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import taskharbor
 from taskharbor.cli.errors import (
-    VERDICTS,
+    ERROR_EXITS,
     AppNotLoaded,
     CodecNotRecorded,
     NoApp,
@@ -23,7 +23,7 @@ from taskharbor.cli.errors import (
     NotConfirmed,
     NotInstalled,
     PartlyRefused,
-    verdict_on,
+    exit_for,
 )
 from taskharbor.cli.main import ExitCode, LazyGroup, cli, run
 from taskharbor.cli.options import json_option
@@ -146,37 +146,37 @@ def test_with_json_an_error_is_an_object_with_a_stable_code(
     assert json.loads(err) == {"error": {"code": stable, "message": text}}
 
 
-def test_every_error_that_has_a_verdict_is_tried_here() -> None:
+def test_every_error_with_an_exit_code_is_tested_here() -> None:
     tried = {type(error) for error, _, _ in ENDINGS}
 
-    assert {kind for kind in VERDICTS if not any(issubclass(error, kind) for error in tried)} == set()
+    assert {kind for kind in ERROR_EXITS if not any(issubclass(error, kind) for error in tried)} == set()
     assert {kind for kind in our_errors() if kind not in tried} == set()
 
 
-def test_every_error_of_ours_has_a_verdict_of_its_own_or_of_its_family() -> None:
-    by_default = VERDICTS[errors.TaskHarborError]
+def test_every_error_has_an_exit_code_or_inherits_one() -> None:
+    by_default = ERROR_EXITS[errors.TaskHarborError]
 
-    undecided = [kind for kind in our_errors() if verdict_on(kind.__new__(kind)) is by_default]
+    undecided = [kind for kind in our_errors() if exit_for(kind.__new__(kind)) is by_default]
 
     assert undecided == [errors.TaskHarborError]
 
 
 def test_codes_for_scripts_are_words_joined_by_hyphens() -> None:
-    words = [word for verdict in VERDICTS.values() for word in verdict.code.split("-")]
+    words = [word for each in ERROR_EXITS.values() for word in each.code.split("-")]
 
     assert [word for word in words if not (word.isascii() and word.isalpha() and word.islower())] == []
 
 
-def test_an_error_from_outside_that_builds_on_ours_is_judged_by_the_nearest_of_ours() -> None:
+def test_a_subclass_elsewhere_inherits_the_exit_code() -> None:
     class ReplicaUnavailable(errors.StoreUnavailable): ...
 
-    assert verdict_on(ReplicaUnavailable("lagging")).exit == ExitCode.CANNOT_CONNECT
+    assert exit_for(ReplicaUnavailable("lagging")).exit == ExitCode.CANNOT_CONNECT
 
 
-def test_an_error_says_what_happened_and_then_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_message_is_followed_by_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
     run(raising(errors.StoreUnavailable("connection refused")), ["fail"])
 
-    assert capsys.readouterr().err == "error: the store is out of reach: connection refused; check its URL\n"
+    assert capsys.readouterr().err == "error: store unavailable: connection refused; check its URL\n"
 
 
 def test_an_unexpected_error_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +202,7 @@ def test_a_wrong_command_line_has_no_traceback_to_show(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("flags", [[], ["--debug"]])
-def test_words_of_others_that_quote_a_url_are_shown_without_its_password(
+def test_urls_in_foreign_error_messages_are_shown_without_password(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(raising(OSError("cannot reach postgresql://app:hunter2@db/app")), [*flags, "fail"])
@@ -224,7 +224,7 @@ def test_a_url_typed_in_the_wrong_place_is_shown_without_its_password(
     assert "hunter2" not in err
 
 
-def test_json_behind_a_double_dash_is_a_word_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_after_a_double_dash_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
     run(cli, ["version", "--", "--json"])
 
     assert capsys.readouterr().err.startswith("error: got unexpected extra argument (--json)")
@@ -254,7 +254,7 @@ def import_everything() -> None:
 
 
 def reaches_a_command(module: str) -> bool:
-    """Tell whether what is raised there can end a command; other tests may have imported what cannot."""
+    """Return whether errors of *module* can end a command; other tests may have imported further modules."""
     return f"{module}.".startswith("taskharbor.") and not module.startswith("taskharbor.testing")
 
 

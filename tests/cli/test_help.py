@@ -18,7 +18,7 @@ print(json.dumps({"code": code, "modules": sorted(sys.modules)}), file=sys.stder
 """
 
 
-def test_help_imports_nothing_but_the_frame() -> None:
+def test_help_imports_only_the_cli_package() -> None:
     before = set(json.loads(python("-c", "import json, sys; print(json.dumps(sorted(sys.modules)))").stdout))
 
     seen = json.loads(python("-c", LIST_IMPORTS).stderr)

@@ -32,20 +32,20 @@ def test_jobs_are_listed_newest_first_a_line_for_each(any_console: Console) -> N
     assert said.rows[1][6:] == ["", ""]
 
 
-def test_without_any_job_that_is_said_and_nothing_printed(console: Console) -> None:
+def test_an_empty_job_list_prints_a_message_to_stderr(console: Console) -> None:
     said = console("jobs", "list")
 
-    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no job is like that\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no matching jobs\n")
 
 
-def test_a_queue_that_nobody_knows_is_told_of_where_nothing_was_found(console: Console) -> None:
+def test_an_empty_list_of_an_unknown_queue_suggests_another(console: Console) -> None:
     console.enqueue(queue="mail")
 
-    told = "is like that: there is no queue 'mial', did you mean 'mail'?\n"
-    assert console("jobs", "list", "--queue", "mial").err == f"no job {told}"
-    assert console("dead", "list", "--queue", "mial").err == f"no dead letter {told}"
-    assert console("dead", "requeue", "--queue", "mial").err == f"no dead letter {told}"
-    assert console("dead", "list", "--queue", "mail").err == "no dead letter is like that\n"
+    hint = ": queue 'mial' not found; did you mean 'mail'?\n"
+    assert console("jobs", "list", "--queue", "mial").err == f"no matching jobs{hint}"
+    assert console("dead", "list", "--queue", "mial").err == f"no matching dead letters{hint}"
+    assert console("dead", "requeue", "--queue", "mial").err == f"no matching dead letters{hint}"
+    assert console("dead", "list", "--queue", "mail").err == "no matching dead letters\n"
 
 
 FILTERS = [
@@ -62,7 +62,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("words", "expected"), FILTERS, ids=[" ".join(words) for words, _ in FILTERS])
-def test_filters_leave_what_they_say(words: list[str], expected: set[str], any_console: Console) -> None:
+def test_filters_select_matching_jobs(words: list[str], expected: set[str], any_console: Console) -> None:
     names = {
         any_console.dead(): "dead",
         any_console.enqueue(queue="mail"): "mail",
@@ -92,12 +92,12 @@ def test_pages_follow_each_other_and_end(any_console: Console) -> None:
     assert (first["next"], second["next"]) == (ids[2], None)
 
 
-def test_a_page_that_is_not_the_last_says_how_to_go_on(console: Console) -> None:
+def test_a_page_that_is_not_the_last_prints_the_next_cursor(console: Console) -> None:
     ids = [console.enqueue() for _ in range(2)]
 
     said = console("jobs", "list", "--limit", "1")
 
-    assert said.err == f"there are more: --after {ids[1]}\n"
+    assert said.err == f"more jobs: --after {ids[1]}\n"
 
 
 def test_a_sparse_filter_finds_the_jobs_behind_a_thousand_others(console: Console) -> None:
@@ -107,7 +107,7 @@ def test_a_sparse_filter_finds_the_jobs_behind_a_thousand_others(console: Consol
     assert [row[0] for row in console("jobs", "list", "--queue", "rare").rows] == [str(wanted)]
 
 
-def test_show_tells_all_there_is_and_each_attempt(any_console: Console) -> None:
+def test_show_prints_all_fields_and_each_attempt(any_console: Console) -> None:
     job_id = any_console.dead("no such user", idempotency_key="k", metadata={"tenant": "acme"})
 
     lines = any_console("jobs", "show", str(job_id)).out.splitlines()
@@ -121,7 +121,7 @@ def test_show_tells_all_there_is_and_each_attempt(any_console: Console) -> None:
     assert lines[-1].split("\t")[1:4] == ["1", "FAILED", "w-1"]
 
 
-def test_show_keeps_payload_and_result_for_those_who_ask(console: Console) -> None:
+def test_show_prints_payload_and_result_only_on_request(console: Console) -> None:
     job_id = str(console.done(payload={"to": "Ada"}))
 
     plain, asked = console("jobs", "show", job_id, "--json").data, console("jobs", "show", job_id, "--payload")
@@ -138,7 +138,7 @@ def test_show_as_json_is_the_view_of_the_api_with_its_attempts(console: Console)
     assert [attempt["outcome"] for attempt in view["attempts"]] == ["FAILED"]
 
 
-def test_words_of_others_cannot_move_the_cursor_or_break_a_line(console: Console) -> None:
+def test_untrusted_text_cannot_control_the_terminal(console: Console) -> None:
     job_id = console.dead("\x1b[2J\x07gone\r\nnext")
 
     said = console("jobs", "show", str(job_id))
@@ -157,7 +157,7 @@ def test_waiting_for_a_job_prints_how_it_ended(any_console: Console) -> None:
     assert (said.code, said.out, said.err) == (ExitCode.OK, "SUCCEEDED\n", "")
 
 
-def test_waiting_for_a_dead_job_ends_with_8_and_prints_it_all_the_same(console: Console) -> None:
+def test_waiting_for_a_dead_job_ends_with_8_and_prints_it(console: Console) -> None:
     said = console("jobs", "wait", str(console.dead()), "--json")
 
     assert said.code == ExitCode.JOB_FAILED
@@ -165,7 +165,7 @@ def test_waiting_for_a_dead_job_ends_with_8_and_prints_it_all_the_same(console: 
     assert '"code": "job-failed"' in said.err
 
 
-def test_waiting_in_vain_ends_with_7(console: Console) -> None:
+def test_a_wait_that_times_out_ends_with_7(console: Console) -> None:
     assert console("jobs", "wait", str(console.enqueue()), "--timeout", "1ms").code == ExitCode.TIMED_OUT_WAITING
 
 
@@ -184,18 +184,18 @@ def test_a_waiting_job_is_canceled_and_a_running_one_is_asked_to_stop(any_consol
     }
 
 
-def test_a_dead_or_canceled_job_gets_a_new_life(any_console: Console) -> None:
+def test_dead_and_canceled_jobs_are_requeued(any_console: Console) -> None:
     dead, canceled = any_console.dead(), any_console.enqueue()
     any_console.driver.cancel([canceled])
 
-    said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--why", "mended")
+    said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--why", "fixed")
 
     job = any_console.job(dead)
     assert (said.code, said.out) == (ExitCode.OK, f"{dead}\tPENDING\n{canceled}\tPENDING\n")
     assert (job.status, job.attempt_count, job.max_attempts) == (Status.PENDING, 1, 4)
     history = any_console.driver.inspector.attempts([dead])[-1]
     assert history.failure is not None
-    assert (history.worker_id, history.failure.message) == (any_console.audit()[0].actor, "mended")
+    assert (history.worker_id, history.failure.message) == (any_console.audit()[0].actor, "fixed")
 
 
 def test_a_requeued_job_may_have_to_wait(console: Console) -> None:
@@ -212,7 +212,7 @@ def test_a_requeued_job_may_be_given_another_payload(
     (tmp_path / "body.json").write_text('["ä", 1]', encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", io.StringIO("null"))
     given = ('{"a": [1]}', f"@{tmp_path}/body.json", "-")
-    ids = [any_console.dead(payload={"to": "nobody"}) for _ in given]
+    ids = [any_console.dead(payload={"to": "Eve"}) for _ in given]
 
     pairs = zip(ids, given, strict=True)
     said = [any_console("jobs", "requeue", str(job_id), "--payload", text) for job_id, text in pairs]
@@ -241,7 +241,7 @@ def test_a_payload_that_cannot_be_stored_leaves_the_job_dead(console: Console) -
     assert (console.job(job_id).status, console.job(job_id).data) == (Status.DEAD, 1)
 
 
-def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> None:
+def test_a_job_that_cannot_be_requeued_does_not_stop_the_others(console: Console) -> None:
     done, dead, waiting = console.done(), console.dead(), console.enqueue()
 
     said = console("jobs", "requeue", str(done), str(dead), str(waiting))
@@ -251,11 +251,11 @@ def test_one_that_cannot_be_moved_does_not_stop_the_others(console: Console) -> 
     assert said.err.splitlines() == [
         f"cannot requeue job {done}: it is SUCCEEDED",
         f"cannot requeue job {waiting}: it is PENDING",
-        "error: 2 of 3 were left alone; the lines above say why",
+        "error: 2 of 3 jobs not changed; see errors above",
     ]
 
 
-def test_as_json_those_that_were_moved_are_printed_as_they_are_then(console: Console) -> None:
+def test_with_json_changed_jobs_are_printed_in_their_new_state(console: Console) -> None:
     job_id = console.enqueue()
 
     data = console("jobs", "cancel", str(job_id), "--json").data
@@ -278,16 +278,16 @@ ON_ONE = ["show", "wait", "cancel", "requeue", "why"]
 
 @pytest.mark.parametrize("verb", ON_ONE)
 def test_a_job_that_is_not_there_ends_with_4(verb: str, console: Console) -> None:
-    nobody = str(uuid4())
+    missing = str(uuid4())
 
-    said = console("jobs", verb, nobody)
+    said = console("jobs", verb, missing)
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == f"error: there is no job {nobody}; check the id\n"
+    assert said.err == f"error: job {missing} not found; check the id\n"
 
 
 @pytest.mark.parametrize("verb", ON_ONE)
-def test_the_beginning_of_an_id_is_answered_with_the_whole(verb: str, console: Console) -> None:
+def test_a_prefix_of_an_id_suggests_the_whole_id(verb: str, console: Console) -> None:
     job_id = str(console.enqueue())
 
     said = console("jobs", verb, job_id[:13])
@@ -296,26 +296,26 @@ def test_the_beginning_of_an_id_is_answered_with_the_whole(verb: str, console: C
     assert f"did you mean {job_id!r}?" in said.err
 
 
-def test_an_id_like_no_other_is_answered_with_where_to_look(console: Console) -> None:
+def test_an_invalid_id_suggests_listing_jobs(console: Console) -> None:
     said = console("jobs", "show", "zzz")
 
-    assert said.err == "error: 'zzz' is no job id, which is a UUID; 'taskharbor jobs list' shows the newest\n"
+    assert said.err == "error: 'zzz' is not a job id (a UUID); 'taskharbor jobs list' shows the newest\n"
 
 
 @pytest.mark.parametrize(
-    ("move", "told"),
+    ("act", "message"),
     [
         (lambda console, job_id: console("jobs", "cancel", str(job_id)), "cannot cancel"),
         (lambda console, job_id: console("jobs", "requeue", str(job_id)), "cannot requeue"),
     ],
 )
-def test_a_move_that_the_state_forbids_ends_with_5_and_leaves_no_record(
-    move: Callable[[Console, JobId], CliResult], told: str, console: Console
+def test_a_forbidden_transition_ends_with_5_without_an_audit_entry(
+    act: Callable[[Console, JobId], CliResult], message: str, console: Console
 ) -> None:
-    said = move(console, console.done())
+    said = act(console, console.done())
 
     assert (said.code, said.out) == (ExitCode.CONFLICT, "")
-    assert told in said.err
+    assert message in said.err
     assert console.audit() == []
 
 

@@ -1,4 +1,4 @@
-"""With --json the command line prints what the HTTP API answers."""
+"""With --json, commands print what the HTTP API returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
     from tests.support.console import Console
 
-PASSING: Final = {"now", "next", "wait_seconds", "run_seconds", "oldest_age_seconds", "links"}
+VOLATILE: Final = {"now", "next", "wait_seconds", "run_seconds", "oldest_age_seconds", "links"}
 
 
 @pytest.fixture
@@ -51,16 +51,16 @@ def test_a_command_prints_what_the_api_answers(words: str, path: str, console: C
 
     shared = {name: said[name] for name in said if name in answered}
     assert shared.keys() >= answered.keys() - {"payload", "result", "next"}
-    assert without_what_passes(shared) == without_what_passes({name: answered[name] for name in shared})
+    assert without_volatile(shared) == without_volatile({name: answered[name] for name in shared})
 
 
 def filled(console: Console) -> dict[str, str]:
-    """Store one of each, and return the ids of the jobs."""
-    inspector, upkeep = console.driver.inspector, console.driver.maintenance
+    """Store one object of each kind, and return the ids of the jobs."""
+    inspector, maintenance = console.driver.inspector, console.driver.maintenance
     record = WorkerRecord(
         id="w-1", host="box", pid=7, queues=("default",), types=("greet",), concurrency=4, started_at=inspector.now()
     )
-    upkeep.record_worker(record)
+    maintenance.record_worker(record)
     Scheduler(console.driver).put([ScheduleSpec(name="nightly", cron="0 2 * * *", type="report")])
     dead, done = console.dead(metadata={"tenant": "acme"}), console.done()
     waiting = console.enqueue(delay=timedelta(hours=1), queue="mail")
@@ -68,12 +68,12 @@ def filled(console: Console) -> dict[str, str]:
     return {"dead": str(dead), "done": str(done), "waiting": str(waiting)}
 
 
-def without_what_passes(value: Any) -> Any:
-    """Leave out what differs between two looks, and the cursor, which is the API's own."""
+def without_volatile(value: Any) -> Any:
+    """Remove the fields that differ between two reads, and the cursor, which only the API has."""
     match value:
         case dict():
-            return {name: without_what_passes(item) for name, item in value.items() if name not in PASSING}
+            return {name: without_volatile(item) for name, item in value.items() if name not in VOLATILE}
         case list():
-            return [without_what_passes(item) for item in value]
+            return [without_volatile(item) for item in value]
         case _:
             return value

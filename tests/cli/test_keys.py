@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.support.console import Console
 
 
-def test_a_key_is_printed_once_and_opens_what_it_was_made_for(any_console: Console) -> None:
+def test_a_created_key_is_printed_once_and_has_its_scopes(any_console: Console) -> None:
     said = any_console("keys", "create", "ci", "--scope", "jobs:write", "--scope", "jobs:read")
 
     key = KeyCache(lambda: any_console.driver.inspector).find(said.out.strip())
@@ -25,13 +25,13 @@ def test_a_key_is_printed_once_and_opens_what_it_was_made_for(any_console: Conso
     assert said.out.strip() not in str(entry)
 
 
-def test_a_revoked_key_opens_nothing_and_stays_in_the_list(any_console: Console) -> None:
+def test_a_revoked_key_is_invalid_but_still_listed(any_console: Console) -> None:
     made = any_console("keys", "create", "ci", "--scope", "admin", "--expires-in", "1h", "--json").data
 
     revoked, again = any_console("keys", "revoke", made["id"]), any_console("keys", "revoke", made["id"])
 
     assert (revoked.code, revoked.out) == (ExitCode.OK, f"{made['id']}\n")
-    assert (again.code, again.err) == (ExitCode.OK, f"key {made['id']} was revoked before\n")
+    assert (again.code, again.err) == (ExitCode.OK, f"key {made['id']} was already revoked\n")
     assert KeyCache(lambda: any_console.driver.inspector).find(made["key"]) is None
     [view] = any_console("keys", "list", "--json").data["keys"]
     assert {name for name, value in view.items() if value is None} == {"used_at"}
@@ -48,7 +48,7 @@ def test_the_last_use_of_a_key_is_listed(any_console: Console) -> None:
     assert any_console("keys", "list").code == ExitCode.OK
 
 
-def test_a_key_that_is_not_there_is_answered_with_the_nearest(console: Console) -> None:
+def test_an_unknown_key_id_suggests_the_nearest(console: Console) -> None:
     made = console("keys", "create", "ci", "--scope", "admin", "--json").data
 
     said = console("keys", "revoke", made["id"][:-1])

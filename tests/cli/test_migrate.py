@@ -27,7 +27,7 @@ def test_the_memory_store_has_nothing_to_migrate(verb: str, capsys: pytest.Captu
     ended = run(cli, ["migrate", verb, "--url", "memory://"])
 
     assert ended == ExitCode.OK
-    assert capsys.readouterr() == ("", "the memory store keeps no schema: there is nothing to migrate\n")
+    assert capsys.readouterr() == ("", "the memory store has no schema; nothing to migrate\n")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -59,7 +59,7 @@ def test_up_names_what_it_applied_and_the_second_time_says_that_nothing_is_left(
     assert capsys.readouterr() == ("\n".join(NAMES) + "\n", "")
 
     assert run(cli, ["migrate", "up", "--url", url]) == ExitCode.OK
-    assert capsys.readouterr() == ("", f"the schema is up to date: {len(NAMES)}\n")
+    assert capsys.readouterr() == ("", f"schema is up to date: {len(NAMES)}\n")
 
 
 def test_status_shows_what_is_there_and_what_is_pending(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,18 +99,18 @@ def test_the_printed_sql_brings_the_schema_up_to_date(
 
 
 @pytest.mark.parametrize("verb", ["status", "sql"])
-def test_as_json_it_tells_where_a_file_that_is_not_there_stands(
+def test_json_status_of_a_missing_file_lists_all_migrations(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(cli, ["migrate", verb, "--url", url, "--json"])
 
     assert ended == ExitCode.OK
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"store": "sqlite", "schema": 0, "wanted": len(NAMES), "pending": NAMES}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"store": "sqlite", "schema": 0, "wanted": len(NAMES), "pending": NAMES}
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
+def test_every_verb_prints_the_same_json_for_a_current_schema(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(cli, ["migrate", "up", "--url", url])
@@ -119,8 +119,8 @@ def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
     ended = run(cli, ["migrate", verb, "--url", url, "--json"])
 
     assert ended == ExitCode.OK
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"store": "sqlite", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"store": "sqlite", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
 
 
 def test_check_exits_with_9_and_says_how_to_migrate(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,12 +155,12 @@ def test_status_of_a_newer_schema_shows_both_numbers(
 
     run(cli, ["migrate", "status", "--url", url, "--json"])
 
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"store": "sqlite", "schema": 99, "wanted": len(NAMES), "pending": []}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"store": "sqlite", "schema": 99, "wanted": len(NAMES), "pending": []}
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_file_out_of_reach_exits_with_3_and_one_line(
+def test_an_unavailable_file_exits_with_3_and_one_line(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(cli, ["migrate", verb, "--url", f"sqlite:///{tmp_path}/none/jobs.db"])

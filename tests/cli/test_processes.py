@@ -1,4 +1,4 @@
-"""What only a real process shows: signals, pipes, terminals."""
+"""Signals, pipes and terminals, tested with real processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
 
-WAIT_FOR_EVER = """
+WAIT_FOR_SIGNAL = """
 import signal, sys, threading
 import click
 from taskharbor.cli.main import cli, run
@@ -23,7 +23,7 @@ def wait():
     click.echo("waiting")
     threading.Event().wait()
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background parent process may ignore it
 sys.exit(run(cli, ["wait"]))
 """
 
@@ -45,7 +45,7 @@ def test_the_exit_code_and_the_error_reach_the_shell() -> None:
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
-    command = [*PYTHON, "-c", WAIT_FOR_EVER]
+    command = [*PYTHON, "-c", WAIT_FOR_SIGNAL]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
@@ -58,7 +58,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
 
 
 @pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
-def test_a_reader_that_left_is_no_reason_to_complain(args: list[str]) -> None:
+def test_a_closed_stdout_prints_no_error(args: list[str]) -> None:
     with pipe_without_reader() as stdout:
         done = subprocess.run(
             [*PYTHON, "-m", "taskharbor.cli", *args], stdout=stdout, stderr=subprocess.PIPE, check=False, env={}
@@ -68,7 +68,7 @@ def test_a_reader_that_left_is_no_reason_to_complain(args: list[str]) -> None:
     assert done.stderr == b""
 
 
-def test_an_error_that_nobody_reads_still_sets_the_exit_code() -> None:
+def test_an_error_with_closed_stderr_still_sets_the_exit_code() -> None:
     with pipe_without_reader() as nowhere:
         command = [*PYTHON, "-m", "taskharbor.cli", "no-such-command"]
         done = subprocess.run(command, stdout=nowhere, stderr=nowhere, check=False, env={})
@@ -76,12 +76,12 @@ def test_an_error_that_nobody_reads_still_sets_the_exit_code() -> None:
     assert done.returncode == 2
 
 
-def test_a_terminal_gets_colour_and_its_owner_can_say_no() -> None:
+def test_a_terminal_gets_color_unless_no_color_is_set() -> None:
     assert error_on_a_terminal({}).startswith("\x1b[31m\x1b[1merror:\x1b[0m no such command")
     assert error_on_a_terminal({"NO_COLOR": "1"}).startswith("error: no such command")
 
 
-def test_a_pipe_gets_no_colour() -> None:
+def test_a_pipe_gets_no_color() -> None:
     done = taskharbor("no-such-command")
 
     assert done.stderr.startswith("error: no such command")

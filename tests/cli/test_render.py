@@ -1,4 +1,4 @@
-"""What terminals and pipes get."""
+"""Output on terminals and in pipes."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ def test_a_terminal_without_rich_gets_columns_and_relative_times(monkeypatch: py
     ]
 
 
-def test_a_terminal_gets_a_table_with_colours_unless_its_owner_said_no(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_colored_table_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = at_a_screen(monkeypatch)
     print_table(TITLES, ROWS, now=NOON, empty="none")
-    coloured = screen.getvalue()
+    colored = screen.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
 
     print_table(TITLES, ROWS, now=NOON, empty="none")
 
-    assert "3m ago" in coloured
-    assert "\x1b[31mDEAD" in coloured
-    assert "[31m" not in screen.getvalue().removeprefix(coloured)
+    assert "3m ago" in colored
+    assert "\x1b[31mDEAD" in colored
+    assert "[31m" not in screen.getvalue().removeprefix(colored)
 
 
-def test_words_of_others_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_text_is_not_interpreted_as_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = at_a_screen(monkeypatch)
 
     print_table(["error"], [["[red]not red[/red] \x1b[2J"]], now=NOON, empty="none")
@@ -84,13 +84,13 @@ def test_words_of_others_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[2J" not in screen.getvalue()
 
 
-def test_facts_are_aligned_and_what_is_not_known_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_facts_are_aligned_and_missing_values_are_omitted(capsys: pytest.CaptureFixture[str]) -> None:
     print_facts([("id", "a-1"), ("worker", None), ("due", NOON)], now=NOON)
 
     assert capsys.readouterr().out == "id   a-1\ndue  2026-01-01T12:00:00Z\n"
 
 
-def test_what_cannot_be_seen_is_replaced() -> None:
+def test_unprintable_characters_are_replaced() -> None:
     assert printable("a\tb\nc\x1b[2Jd\x00é…") == "a b c\N{REPLACEMENT CHARACTER}[2Jd\N{REPLACEMENT CHARACTER}é…"
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_seen_is_replaced() -> None:
         (90_000, "1d1h"),
     ],
 )
-def test_a_length_of_time_is_said_in_one_or_two_units(seconds: float, text: str) -> None:
+def test_a_duration_is_shown_in_one_or_two_units(seconds: float, text: str) -> None:
     assert span(timedelta(seconds=seconds)) == text
 
 
@@ -116,20 +116,20 @@ def test_now_is_past() -> None:
     assert relative(NOON, NOON) == "0ms ago"
 
 
-def test_long_work_tells_its_rate_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_rate_and_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 4.0, 10.0, 10.0])
 
     with ProgressLine("requeued", 400, monotonic=lambda: next(times)) as progress:
-        progress.advance(50)  # too early to say anything
+        progress.advance(50)  # too early to print anything
         progress.advance(50)
 
     assert capsys.readouterr() == ("", "requeued: 100 of 400 (25%), 10/s, 30s left\n")
 
 
-def test_work_of_unknown_length_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_total_shows_count_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 10.0, 10.0])
 
-    with ProgressLine("looking", None, monotonic=lambda: next(times)) as progress:
+    with ProgressLine("searching", None, monotonic=lambda: next(times)) as progress:
         progress.advance(1_000)
 
-    assert capsys.readouterr().err == "looking: 1,000, 100/s\n"
+    assert capsys.readouterr().err == "searching: 1,000, 100/s\n"

@@ -27,7 +27,7 @@ def test_schedules_are_listed_with_their_next_time(nightly: Console) -> None:
     assert "payload" not in view
 
 
-def test_the_next_times_are_shown_in_utc_and_by_the_schedules_own_clocks(nightly: Console) -> None:
+def test_the_next_fire_times_are_shown_in_utc_and_local_time(nightly: Console) -> None:
     said = nightly("schedules", "next", "nightly", "--count", "3")
     data = nightly("schedules", "next", "nightly", "--json").data
 
@@ -49,30 +49,30 @@ def test_a_schedule_runs_now_and_its_next_time_stays(nightly: Console) -> None:
     assert (entry.action, entry.target, entry.detail) == ("schedules.run", "nightly", {"job": view["id"]})
 
 
-def test_a_schedule_rests_until_it_is_resumed(nightly: Console) -> None:
+def test_a_paused_schedule_stays_paused_until_it_is_resumed(nightly: Console) -> None:
     paused, again = nightly("schedules", "pause", "nightly"), nightly("schedules", "pause", "nightly")
-    rests = nightly.driver.inspector.schedules()["nightly"].paused_at is not None
-    told = nightly("schedules", "next", "nightly").err
+    is_paused = nightly.driver.inspector.schedules()["nightly"].paused_at is not None
+    message = nightly("schedules", "next", "nightly").err
     resumed = nightly("schedules", "resume", "nightly", "--json").data
 
     assert (paused.code, paused.out, paused.err) == (ExitCode.OK, "nightly\n", "")
-    assert again.err == "schedule nightly was paused before\n"
-    assert rests
-    assert "is paused" in told
+    assert again.err == "schedule nightly was already paused\n"
+    assert is_paused
+    assert "is paused" in message
     assert resumed["schedules"][0]["paused_at"] is None
     assert [entry.action for entry in nightly.audit()] == ["schedules.resume", "schedules.pause"]
 
 
 @pytest.mark.parametrize("verb", ["next", "run", "pause", "resume"])
-def test_a_name_that_nobody_knows_is_answered_with_the_nearest(verb: str, nightly: Console) -> None:
+def test_an_unknown_schedule_name_suggests_the_nearest(verb: str, nightly: Console) -> None:
     said = nightly("schedules", verb, "nighly")
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == "error: there is no schedule 'nighly'; did you mean 'nightly'?\n"
+    assert said.err == "error: schedule 'nighly' not found; did you mean 'nightly'?\n"
     assert nightly.audit() == []
 
 
-def test_without_schedules_that_is_said(console: Console) -> None:
+def test_an_empty_schedule_list_prints_a_message(console: Console) -> None:
     said = console("schedules", "list")
 
-    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "there are no schedules\n")
+    assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no schedules\n")

@@ -28,7 +28,7 @@ SECRETS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "test
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Return what a process needs to find an SQS of our own."""
+    """Set and return the environment for a local SQS endpoint."""
     with Endpoint.start(seed=1) as endpoint:
         environ = {**SECRETS, "AWS_ENDPOINT_URL_SQS": endpoint.url, "AWS_EC2_METADATA_DISABLED": "true"}
         for name, value in environ.items():

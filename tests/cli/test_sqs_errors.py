@@ -1,4 +1,4 @@
-"""What people read when SQS is not set up right: one line with the way out, and jobs are stored all the same."""
+"""Errors of an SQS that is not set up correctly: one line with a fix, and jobs are still stored."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ DENIED: Final = EndpointFaults(errors={"AccessDenied": 1})
 BAD_KEY: Final = EndpointFaults(errors={"InvalidClientTokenId": 1})
 
 WRONG: Final = [
-    # A queue that is missing in this region may well be there in another.
+    # A queue that is missing in this region may exist in another.
     pytest.param(
         KEYS | REGION,
         EndpointFaults(),
-        ["no queue taskharbor-", "(eu-central-1)", "taskharbor sqs setup", "correct the region"],
+        ["does not exist at", "(eu-central-1)", "taskharbor sqs setup", "correct the region"],
         id="missing queue or wrong region",
     ),
     pytest.param(KEYS, EndpointFaults(), ["no AWS region", "set AWS_REGION"], id="no region"),
     pytest.param(KEYS | REGION, DENIED, ["is denied", "taskharbor sqs policy"], id="denied access"),
-    pytest.param(KEYS | REGION, BAD_KEY, ["does not accept", "correct the key"], id="bad credentials"),
+    pytest.param(KEYS | REGION, BAD_KEY, ["rejected the credentials", "correct the key"], id="bad credentials"),
     pytest.param(REGION, EndpointFaults(), ["no credentials", "set AWS_ACCESS_KEY_ID"], id="no credentials"),
 ]
 
 
 @pytest.mark.parametrize(("given", "faults", "words"), WRONG)
-def test_a_command_that_asks_sqs_ends_with_one_line_and_the_way_out(
+def test_an_sqs_error_ends_a_command_with_one_line_and_a_fix(
     given: dict[str, str], faults: EndpointFaults, words: list[str]
 ) -> None:
     with Endpoint.start(faults=faults) as endpoint:
@@ -52,23 +52,23 @@ def test_a_command_that_asks_sqs_ends_with_one_line_and_the_way_out(
 
     assert done.returncode == ExitCode.USAGE
     assert done.stdout == ""
-    assert done.stderr.startswith("error: the queue service refuses: ")
+    assert done.stderr.startswith("error: queue service refused: ")
     assert done.stderr.count("\n") == 1
     assert [word for word in words if word not in done.stderr] == []
 
 
-def test_an_sqs_that_is_away_is_told_from_one_that_refuses() -> None:
+def test_an_unavailable_sqs_ends_a_command_with_3() -> None:
     with Endpoint.start() as endpoint:
         endpoint.go_away()
         done = taskharbor("sqs", "status", **BARE, **KEYS, **REGION, AWS_ENDPOINT_URL_SQS=endpoint.url)
 
     assert done.returncode == ExitCode.CANNOT_CONNECT
-    assert done.stderr.startswith("error: the queue service is out of reach: ")
+    assert done.stderr.startswith("error: queue service unavailable: ")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("given", "faults", "words"), WRONG)
-def test_a_worker_and_an_enqueuer_say_so_once_and_go_on_and_jobs_are_stored(
+def test_worker_and_enqueuer_log_an_sqs_error_once_and_continue(
     tmp_path: Path, given: dict[str, str], faults: EndpointFaults, words: list[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
@@ -82,14 +82,14 @@ def test_a_worker_and_an_enqueuer_say_so_once_and_go_on_and_jobs_are_stored(
         ):
             job_id = Client(driver).enqueue(JobRequest(type="greet")).id
             logs = [tmp_path / "enqueuer", tmp_path / "worker"]
-            wait_until(lambda: all("the queue service refuses" in log.read_text() for log in logs))
+            wait_until(lambda: all("queue service refused" in log.read_text() for log in logs))
             for process in (enqueuer, worker):
                 process.send_signal(signal.SIGTERM)
             codes = [process.wait(LIMIT) for process in (enqueuer, worker)]
     stored = driver.inspector.get([job_id])
     driver.close()
 
-    refusals = [[line for line in log.read_text().splitlines() if "refuses" in line] for log in logs]
+    refusals = [[line for line in log.read_text().splitlines() if "service refused" in line] for log in logs]
     assert codes == [0, 0]
     assert [*stored] == [job_id]
     assert [len(lines) for lines in refusals] == [1, 1]
@@ -98,7 +98,7 @@ def test_a_worker_and_an_enqueuer_say_so_once_and_go_on_and_jobs_are_stored(
 
 @contextmanager
 def started(folder: Path, environ: dict[str, str], *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command of `taskharbor`, whose log is in a file of its own name."""
+    """Start a command; its log is in a file with its name."""
     with (folder / args[0]).open("w") as stderr:
         command = [*PYTHON, "-m", "taskharbor.cli", *args]
         process = subprocess.Popen(command, cwd=folder, stderr=stderr, text=True, env=environ)

@@ -37,7 +37,7 @@ def test_queues_are_listed_with_what_is_in_them(any_console: Console) -> None:
     assert (mail["name"], mail["counts"]["PENDING"], mail["paused_by"]) == ("mail", 1, "ops@host")
 
 
-def test_a_queue_is_paused_and_resumed_and_both_are_written_down(any_console: Console) -> None:
+def test_pausing_and_resuming_a_queue_adds_audit_entries(any_console: Console) -> None:
     any_console.enqueue()
 
     paused, again = any_console("queues", "pause", "default"), any_console("queues", "pause", "default")
@@ -47,19 +47,19 @@ def test_a_queue_is_paused_and_resumed_and_both_are_written_down(any_console: Co
     )
 
     assert (paused.code, paused.out, paused.err) == (ExitCode.OK, "default\n", "")
-    assert (again.code, again.err) == (ExitCode.OK, "queue default was paused before\n")
+    assert (again.code, again.err) == (ExitCode.OK, "queue default was already paused\n")
     assert resumed.code == ExitCode.OK
     assert [queue["paused_at"] for queue in again_resumed.data["queues"]] == [None]
     assert [entry.action for entry in any_console.audit()] == ["queues.resume", "queues.pause"]
 
 
-def test_a_queue_that_nobody_knows_is_not_paused_but_the_nearest_named(console: Console) -> None:
+def test_pausing_an_unknown_queue_suggests_the_nearest_name(console: Console) -> None:
     console.enqueue(queue="mail")
 
     said = console("queues", "pause", "mial")
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == "error: there is no queue 'mial'; did you mean 'mail'?\n"
+    assert said.err == "error: queue 'mial' not found; did you mean 'mail'?\n"
     assert console.audit() == []
 
 
@@ -95,7 +95,7 @@ def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) ->
     assert (view["id"], view["queues"], view["concurrency"], view["lost_slots"]) == ("w-1", ["default", "mail"], 4, 1)
 
 
-def test_without_workers_it_is_said_how_to_start_one(console: Console) -> None:
+def test_an_empty_worker_list_explains_how_to_start_one(console: Console) -> None:
     said = console("workers", "list")
 
     assert (said.code, said.out) == (ExitCode.OK, "")
@@ -119,7 +119,7 @@ def test_stats_count_over_all_queues(any_console: Console) -> None:
     assert facts_of(plain)["pending"] == "2"
 
 
-def test_top_prints_one_look_after_the_other_where_there_is_no_terminal(console: Console) -> None:
+def test_without_a_terminal_top_prints_repeatedly(console: Console) -> None:
     console.enqueue()
 
     said = console("top", "--every", "100ms", "--count", "2", "--json")
@@ -134,9 +134,7 @@ def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> No
 
 
 @pytest.mark.parametrize("without_rich", [False, True])
-def test_on_a_terminal_top_draws_until_q_is_pressed_and_leaves_the_terminal_as_it_was(
-    without_rich: bool, console: Console
-) -> None:
+def test_on_a_terminal_top_redraws_until_q_is_pressed(without_rich: bool, console: Console) -> None:
     console.enqueue(queue="mail")
     with Terminal(console.url, without_rich=without_rich) as terminal:
         wait_until(lambda: "mail" in terminal.shown() and "1 waiting" in terminal.shown())
@@ -149,7 +147,7 @@ def test_on_a_terminal_top_draws_until_q_is_pressed_and_leaves_the_terminal_as_i
         assert terminal.process.wait(LIMIT) == 0
 
 
-def test_ctrl_c_ends_top_without_a_word(console: Console) -> None:
+def test_ctrl_c_ends_top_without_a_traceback(console: Console) -> None:
     with Terminal(console.url) as terminal:
         wait_until(lambda: "waiting" in terminal.shown())
 
@@ -160,7 +158,7 @@ def test_ctrl_c_ends_top_without_a_word(console: Console) -> None:
 
 
 class Terminal:
-    """`taskharbor top` on a terminal of its own."""
+    """`taskharbor top` on a pseudo-terminal."""
 
     SCRIPT = """
 import signal, sys

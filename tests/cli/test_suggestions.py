@@ -16,7 +16,7 @@ from taskharbor.cli.main import ExitCode, cli, run
         ("--versoin", "no such option '--versoin'; did you mean '--version'?"),
     ],
 )
-def test_a_misspelt_word_is_answered_with_the_nearest(
+def test_a_misspelled_command_or_option_suggests_the_nearest(
     typed: str, answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(cli, typed.split())
@@ -26,7 +26,7 @@ def test_a_misspelt_word_is_answered_with_the_nearest(
 
 
 @pytest.mark.parametrize("typed", ["zzz", "--zzz", "version --zzz", "migrate zzz", "version zzz"])
-def test_a_word_like_no_other_is_answered_with_where_to_look(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_or_option_points_to_the_help(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     ended = run(cli, typed.split())
 
     err = capsys.readouterr().err
@@ -36,8 +36,8 @@ def test_a_word_like_no_other_is_answered_with_where_to_look(typed: str, capsys:
     assert err.endswith(" --help'\n")
 
 
-def test_an_option_of_the_root_given_too_late_is_sent_to_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_root_option_after_the_command_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     ended = run(cli, ["migrate", "up", "--debug"])
 
     assert ended == ExitCode.USAGE
-    assert "no such option '--debug'; it goes before the command: '" in capsys.readouterr().err
+    assert "no such option '--debug'; put it before the command: '" in capsys.readouterr().err

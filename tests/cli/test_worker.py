@@ -46,11 +46,11 @@ def stay(job, ctx):
         threading.Event().wait(0.01)
     ctx.raise_if_cancelled()
 
-def stay_for_ever(job):
+def never_return(job):
     pathlib.Path(job.data["sign"]).touch()
     threading.Event().wait()
 
-handlers = {"greet": greet, "stay": stay, "stay-for-ever": stay_for_ever}
+handlers = {"greet": greet, "stay": stay, "never-return": never_return}
 """
 HARBOR: Final = """
 from taskharbor import Harbor
@@ -99,9 +99,7 @@ def test_a_worker_runs_jobs_until_a_signal_and_then_exits_with_0(
     assert log.endswith(" stopped\n")
 
 
-def test_a_job_that_outlasts_the_grace_time_is_given_back_without_an_attempt(
-    url: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_a_job_that_outlasts_the_grace_time_is_released(url: str, driver: Driver, tmp_path: Path) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "--grace", "10ms") as worker:
         job_id = enqueue(driver, "stay", sign=str(tmp_path / "sign"))
         wait_until((tmp_path / "sign").exists)
@@ -115,14 +113,12 @@ def test_a_job_that_outlasts_the_grace_time_is_given_back_without_an_attempt(
     assert attempt.outcome is AttemptOutcome.RELEASED
 
 
-def test_a_second_signal_ends_a_worker_now_and_the_job_is_left_to_its_lease(
-    url: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_a_second_signal_ends_a_worker_immediately(url: str, driver: Driver, tmp_path: Path) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "--grace", "1h") as worker:
-        job_id = enqueue(driver, "stay-for-ever", sign=str(tmp_path / "sign"))
+        job_id = enqueue(driver, "never-return", sign=str(tmp_path / "sign"))
         wait_until((tmp_path / "sign").exists)
         worker.send_signal(signal.SIGTERM)
-        wait_until(lambda: " stops: " in worker.log())
+        wait_until(lambda: " stopping: " in worker.log())
 
         worker.send_signal(signal.SIGTERM)
 
@@ -130,25 +126,21 @@ def test_a_second_signal_ends_a_worker_now_and_the_job_is_left_to_its_lease(
     assert status_of(driver, job_id) is Status.PROCESSING
 
 
-def test_a_worker_that_lost_half_of_its_slots_ends_with_an_exit_code_of_its_own(
-    url: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_a_worker_that_lost_half_of_its_slots_ends_with_12(url: str, driver: Driver, tmp_path: Path) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "-c", "2", "--lease", "2s") as worker:
         payload = {"sign": str(tmp_path / "sign")}
-        request = JobRequest(type="stay-for-ever", payload=payload, timeout=timedelta(milliseconds=50), max_attempts=1)
+        request = JobRequest(type="never-return", payload=payload, timeout=timedelta(milliseconds=50), max_attempts=1)
         job_id = Client(driver).enqueue(request).id
 
         code = worker.wait(LIMIT)
 
         assert code == ExitCode.SLOTS_LOST
-        assert "in stay_for_ever" in worker.log()
+        assert "in never_return" in worker.log()
         assert "1 of 2 slots lost; draining, then ending with exit code 12" in worker.log()
     assert status_of(driver, job_id) is Status.DEAD
 
 
-def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
-    url: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_unknown_types_are_dead_lettered_or_left_as_configured(url: str, driver: Driver, tmp_path: Path) -> None:
     left = enqueue(driver, "unheard-of")
     driver.reschedule([left], scheduled_for=driver.inspector.now() - timedelta(minutes=6))
     with started(tmp_path, "worker", "shop.py", "--url", url, "--unknown-types", "leave") as worker:
@@ -166,7 +158,7 @@ def test_a_type_without_a_handler_becomes_a_dead_letter_or_is_left_as_told(
         assert worker.wait(LIMIT) == 0
 
 
-def test_a_worker_serves_the_queues_it_is_told_to_and_no_other(url: str, driver: Driver, tmp_path: Path) -> None:
+def test_a_worker_serves_only_its_queues(url: str, driver: Driver, tmp_path: Path) -> None:
     other = enqueue(driver, "greet", name="Grace")
     with started(tmp_path, "worker", "shop.py", "--url", url, "-q", "mail:2,reports") as worker:
         served = [enqueue(driver, "greet", queue=queue, name="Ada") for queue in ("mail", "reports")]
@@ -179,9 +171,7 @@ def test_a_worker_serves_the_queues_it_is_told_to_and_no_other(url: str, driver:
     assert status_of(driver, other) is Status.PENDING
 
 
-def test_a_harbor_names_its_own_store_and_queues_and_another_store_on_the_command_line_wins(
-    url: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_the_url_option_takes_precedence_over_the_harbors_store(url: str, driver: Driver, tmp_path: Path) -> None:
     other = f"sqlite:///{tmp_path}/other.db"
     app = HARBOR.format(url=url)
     job_id = enqueue(driver, "greet", queue="mail", name="Ada")
@@ -197,9 +187,7 @@ def test_a_harbor_names_its_own_store_and_queues_and_another_store_on_the_comman
         assert worker.wait(LIMIT) == 0
 
 
-def test_as_json_every_line_of_the_log_is_an_object_and_a_handlers_own_names_its_job(
-    url: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_json_log_lines_of_handlers_contain_job_and_attempt(url: str, driver: Driver, tmp_path: Path) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "--json") as worker:
         job_id = enqueue(driver, "greet", name="Ada")
         wait_until(lambda: status_of(driver, job_id) is Status.SUCCEEDED)
@@ -212,9 +200,7 @@ def test_as_json_every_line_of_the_log_is_an_object_and_a_handlers_own_names_its
     assert (of_handler["message"], of_handler["job"], of_handler["attempt"]) == ("hello Ada", str(job_id), 1)
 
 
-def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at_a_signal(
-    url: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_a_janitor_expires_leases_and_exits_with_0_at_a_signal(url: str, driver: Driver, tmp_path: Path) -> None:
     job_id = enqueue(driver, "greet", name="Ada")
     lease = timedelta(milliseconds=1)
     driver.reserve("default", token=new_token(), worker="gone", lease=lease, limit=1, overdue_after=SECOND)
@@ -224,7 +210,7 @@ def test_a_janitor_brings_back_the_job_of_a_worker_that_died_and_exits_with_0_at
         janitor.send_signal(signal.SIGTERM)
 
         assert janitor.wait(LIMIT) == 0
-    assert janitor.log().endswith("the janitor stopped\n")
+    assert janitor.log().endswith("janitor stopped\n")
 
 
 PUBLISHING: Final = """
@@ -252,13 +238,13 @@ def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Dri
         janitor.send_signal(signal.SIGTERM)
         assert janitor.wait(LIMIT) == 0
 
-    assert f"job {job_id} (greet) is dead after attempt 1: attempts spent\n" in janitor.log()
-    assert events.with_name("events.hook").read_text() == "attempts spent"
+    assert f"job {job_id} (greet) is dead after attempt 1: attempts exhausted\n" in janitor.log()
+    assert events.with_name("events.hook").read_text() == "attempts exhausted"
 
 
 @pytest.mark.usefixtures("_in_a_folder", "_nothing_starts")
 @pytest.mark.parametrize("command", [["worker", "shop.py"], ["janitor"]])
-def test_a_store_out_of_reach_ends_with_3_and_one_line(
+def test_an_unavailable_store_ends_with_3_and_one_line(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
@@ -356,7 +342,7 @@ def test_a_worker_without_a_store_says_where_to_name_one(tmp_path: Path) -> None
 
 
 class Started:
-    """A command under way, and what it said until now."""
+    """A running command and its log."""
 
     def __init__(self, process: subprocess.Popen[str], file: Path) -> None:
         self._process, self._file = process, file
@@ -365,23 +351,23 @@ class Started:
     def log(self) -> str:
         return self._file.read_text()
 
-    def says_something(self) -> bool:
+    def has_logged(self) -> bool:
         assert self._process.poll() is None, self.log()
         return bool(self.log())
 
 
 @contextmanager
 def started(folder: Path, *args: str, app: str = APP) -> Iterator[Started]:
-    """Start a command of `taskharbor`, and wait until it listens to signals."""
+    """Start a command, and wait until it handles signals."""
     (folder / "shop.py").write_text(app)
     file = folder / "stderr"
     with file.open("w") as stderr:
         command = [*PYTHON, "-m", "taskharbor.cli", *args]
         process = subprocess.Popen(command, cwd=folder, stderr=stderr, text=True, env={"PATH": os.defpath})
-    command_under_way = Started(process, file)
+    running_command = Started(process, file)
     try:
-        wait_until(command_under_way.says_something)
-        yield command_under_way
+        wait_until(running_command.has_logged)
+        yield running_command
     finally:
         process.kill()
         process.wait()

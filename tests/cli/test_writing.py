@@ -1,4 +1,4 @@
-"""Commands that write payloads do so with the app's codec, or not at all."""
+"""Commands that write payloads use the app's codec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ harbor = Harbor(codec=AesGcmCodec({"k": bytes(32)}), policy=RetryPolicy(max_atte
 @harbor.task
 def pay(card: str) -> None: ...
 """
-REFUSED = "written with the codec 'aes-gcm+json', not with 'json'"
+REFUSED = "written with codec 'aes-gcm+json', not 'json'"
 
 
 @pytest.mark.parametrize("named", [[], ["--app", "shop.py"], ["--app", "shop:harbor"]])
@@ -73,7 +73,7 @@ def test_an_app_without_a_harbor_writes_json(app: str, console: Console, tmp_pat
     assert console.driver.inspector.get([job.id])[job.id].data == {"card": 4111}
 
 
-def test_an_app_that_cannot_be_loaded_is_not_done_without(console: Console, tmp_path: Path) -> None:
+def test_an_app_that_cannot_be_loaded_is_not_ignored(console: Console, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("import taskharbor, no_such_module\n")
 
     said = console("enqueue", "pay")
@@ -153,7 +153,7 @@ def test_an_api_with_another_codec_than_the_stores_does_not_serve(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Client(console.driver, codec=AES).enqueue(JobRequest(type="pay"))
-    monkeypatch.setattr(server.ApiServer, "run", lambda *_, **__: pytest.fail("it was not refused, and serves"))
+    monkeypatch.setattr(server.ApiServer, "run", lambda *_, **__: pytest.fail("it was not rejected"))
 
     said = console("api", "--port", "0")
 
@@ -172,7 +172,7 @@ def test_for_development_the_api_has_the_app_too(monkeypatch: pytest.MonkeyPatch
     started: list[list[str]] = []
 
     class Child:
-        def __init__(self, words: list[str], *, url: str) -> None:  # noqa: ARG002  as the real one
+        def __init__(self, words: list[str], *, url: str) -> None:  # noqa: ARG002  same signature
             started.append(words)
 
     monkeypatch.setattr(dev_server, "ChildProcess", Child)
@@ -193,7 +193,7 @@ def test_a_worker_with_another_codec_ends_with_one_line(console: Console, tmp_pa
     assert REFUSED in line
 
 
-def test_the_recorded_codec_is_shown_and_changed_with_a_yes(any_console: Console) -> None:
+def test_the_recorded_codec_is_shown_and_changed_after_confirmation(any_console: Console) -> None:
     none = any_console("codec", "show")
     as_json = any_console("codec", "show", "--json")
     any_console("codec", "set", "json")
@@ -213,9 +213,7 @@ def test_a_name_that_no_codec_can_have_is_not_recorded(console: Console) -> None
     assert console.driver.inspector.settings() == {}
 
 
-def test_a_change_that_another_process_was_faster_with_is_told(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_concurrent_change_of_the_codec_is_reported(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     console.driver.remember("codec", "json")
     monkeypatch.setattr("taskharbor.drivers.sqlite.control.SqliteControl.change_setting", lambda *_, **__: False)
 

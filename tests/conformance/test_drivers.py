@@ -1,4 +1,4 @@
-"""The contract, held by every driver."""
+"""The conformance kit, run against every driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def memory(make: Callable[..., MemoryDriver] = MemoryDriver) -> Subject:
 
     def spend(job_id: JobId) -> None:
         job = driver.inspector.get([job_id])[job_id]
-        with driver._tables.statement() as now:  # noqa: SLF001  a raw write, as the kit asks for
+        with driver._tables.statement() as now:  # noqa: SLF001  the kit needs a raw write
             driver._tables.put(replace(job, attempt_count=job.max_attempts), now=now)  # noqa: SLF001  as above
 
     @contextmanager
@@ -49,7 +49,7 @@ def memory(make: Callable[..., MemoryDriver] = MemoryDriver) -> Subject:
 
 @cache
 def empty_file() -> bytes:
-    """The schema is made once for all cases, or it would take most of their time."""
+    """Return an empty database file. Created once: migrating a file for each case would take most of its time."""
     from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  as below
 
     with TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def empty_file() -> bytes:
 
 
 def sqlite(folder: Path) -> Subject:
-    from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  hundreds of planted runs do without
+    from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  hundreds of runs with planted bugs do not need it
 
     clock = ManualClock()
     file = folder / "jobs.db"
@@ -115,6 +115,6 @@ def postgres(url: str = "") -> Subject:
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
     makers = {"memory": memory, "sqlite": lambda: sqlite(tmp_path), "postgres": postgres}
-    made = makers[request.param]()
-    yield made
-    made.driver.close()
+    subject = makers[request.param]()
+    yield subject
+    subject.driver.close()

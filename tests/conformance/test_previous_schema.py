@@ -1,6 +1,6 @@
-"""The contract, held on PostgreSQL by a database that has yet to be given the newest migration.
+"""The conformance kit, run against PostgreSQL without the newest migration.
 
-Code is deployed before its migration. Only what that migration brings may be missing.
+Code is deployed before its migration, so everything that does not need the migration must work without it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ NEEDS_NEWEST: Final = [
     "test_a_use_leaves_a_revoked_key_revoked",
     "test_the_last_use_of_a_key_is_kept",
     # Lost slots of a worker:
-    "test_a_worker_is_known_by_its_last_beat_at_the_stores_time",
-    # Whether there is a publisher:
-    "test_a_closed_event_is_never_taken_and_cannot_be_done",
-    "test_a_job_that_died_once_is_pruned_with_its_key_when_its_event_is_closed",
-    "test_a_publisher_is_noted_once_in_a_minute_and_anew_after_a_jump_back",
-    "test_a_publisher_is_seen_when_it_takes_events_and_never_before",
-    "test_an_event_is_closed_with_its_reason_where_no_publisher_was_seen",
-    "test_events_are_closed_oldest_death_first_and_no_more_than_asked_for",
-    "test_events_are_closed_once_the_publisher_was_away_for_too_long",
+    "test_a_worker_record_holds_its_last_heartbeat_at_the_stores_time",
+    # When a publisher was last seen:
+    "test_a_closed_event_cannot_be_claimed_or_settled",
+    "test_a_job_that_died_once_is_pruned_after_its_event_is_closed",
+    "test_a_publisher_is_recorded_once_per_minute_and_after_a_jump_back",
+    "test_a_publisher_is_seen_when_it_claims_events_and_not_before",
+    "test_an_event_is_closed_with_a_reason_if_no_publisher_was_seen",
+    "test_events_are_closed_after_the_publisher_was_unseen_for_too_long",
+    "test_events_are_closed_oldest_death_first_up_to_the_limit",
     "test_events_of_two_lives_of_a_job_are_closed_one_by_one",
-    "test_of_jobs_that_are_named_no_other_ones_event_is_closed",
     "test_only_events_of_deaths_that_are_old_enough_are_closed",
+    "test_with_job_ids_only_events_of_those_jobs_are_closed",
 ]
-"""Cases about what the newest migration brings. Name each here, or the whole module as above."""
+"""Cases that need the newest migration, by name or by module."""
 for _name in NEEDS_NEWEST:
-    del globals()[_name]  # a KeyError: there is no such case
+    del globals()[_name]  # a KeyError means that there is no such case
 
 
 @pytest.fixture
 def subject() -> Iterator[Subject]:
-    made = postgres(emptied_at(PREVIOUS))
-    yield made
-    made.driver.close()
+    subject = postgres(emptied_at(PREVIOUS))
+    yield subject
+    subject.driver.close()

@@ -61,7 +61,7 @@ class Node:
 
 
 @dataclass
-class Stranger:
+class Unregistered:
     name: str
 
 
@@ -132,7 +132,7 @@ values = st.recursive(
 
 @few
 @given(values)
-def test_every_accepted_value_comes_back_with_the_same_types(value: object) -> None:
+def test_an_accepted_value_decodes_to_an_equal_value_of_the_same_type(value: object) -> None:
     back = decoded(encoded(value))
 
     assert back == value
@@ -141,7 +141,7 @@ def test_every_accepted_value_comes_back_with_the_same_types(value: object) -> N
 
 @few
 @given(plain_values)
-def test_a_plain_json_value_is_stored_as_any_json_writer_would(value: object) -> None:
+def test_a_json_value_is_stored_as_standard_json(value: object) -> None:
     as_anyone_would = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
     assert encoded(value) == as_anyone_would
@@ -168,7 +168,7 @@ FORMS: Final[dict[str, tuple[object, str]]] = {
 
 
 @pytest.mark.parametrize(("value", "form"), FORMS.values(), ids=FORMS)
-def test_what_is_stored_has_one_known_form(value: object, form: str) -> None:
+def test_each_tagged_type_has_its_documented_form(value: object, form: str) -> None:
     data = encoded(value)
 
     assert data.decode() == form
@@ -190,20 +190,24 @@ REFUSED: Final[dict[str, tuple[object, str, str]]] = {
     "surrogate in a key": ({"a": {"\udfff": 1}}, "$.a['\\udfff']", "lone surrogate"),
     "surrogate in an escaped key": ({"$\udfff": 1}, "$['$\\udfff']", "lone surrogate"),
     "odd offset": (datetime(2024, 2, 29, tzinfo=timezone(timedelta(microseconds=1))), "$", "a fraction of a second"),
-    "int key": ({"a": {1: 2}}, "$.a", "a key of type int: keys must be plain str"),
+    "int key": ({"a": {1: 2}}, "$.a", "a key of type int: keys must be str"),
     "enum key": ({Unit.METRE: 2}, "$", "a key of type Unit"),
     "quote in a key": ({"it's": {1}}, '$["it\'s"]', "use a list"),
     "empty key": ({"": {1}}, "$['']", "use a list"),
-    "tuple": ({"xy": (1, 2)}, "$.xy", "a tuple would come back as a list: use a list"),
+    "tuple": ({"xy": (1, 2)}, "$.xy", "a tuple would be read back as a list: use a list"),
     "named tuple": ([Pair(1, 2)], "$[0]", "use a list"),
-    "set": ({1}, "$", "a set would come back as a list: use a list"),
+    "set": ({1}, "$", "a set would be read back as a list: use a list"),
     "frozenset": (frozenset[int](), "$", "use a list"),
-    "str subclass": ([Name("x")], "$[0]", "Name would come back as str: pass a plain str"),
-    "dict subclass": (OrderedDict(a=1), "$", "OrderedDict would come back as dict: pass a plain dict"),
+    "str subclass": ([Name("x")], "$[0]", "Name would be read back as str: pass a str"),
+    "dict subclass": (OrderedDict(a=1), "$", "OrderedDict would be read back as dict: pass a dict"),
     "wide int": ({"n": WIDEST + 1}, "$.n", "over 8,192 bits: pass a str"),
     "wide negative int": ([-WIDEST - 1], "$[0]", "over 8,192 bits"),
     "unregistered enum": ({"c": Enum("Mood", "GLAD").GLAD}, "$.c", "JsonCodec(types=[Mood])"),  # type: ignore[attr-defined]
-    "unregistered dataclass": ([Stranger("x")], "$[0]", "Stranger is not registered: JsonCodec(types=[Stranger])"),
+    "unregistered dataclass": (
+        [Unregistered("x")],
+        "$[0]",
+        "Unregistered is not registered: JsonCodec(types=[Unregistered])",
+    ),
     "inside a dataclass": ([Point(x={"y": {1}})], "$[0].x.y", "use a list"),
     "combined flags": ([Right.READ | Right.WRITE], "$[0]", "pass a list of members"),
     "no flags": ([Right(0)], "$[0]", "pass a list of members"),
@@ -220,7 +224,7 @@ REFUSED: Final[dict[str, tuple[object, str, str]]] = {
 
 
 @pytest.mark.parametrize(("value", "path", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_would_not_come_back_as_itself_is_refused_with_its_path(value: object, path: str, reason: str) -> None:
+def test_a_value_that_would_decode_differently_is_refused_with_its_path(value: object, path: str, reason: str) -> None:
     with pytest.raises(PayloadNotEncodable) as caught:
         encoded(value)
     with pytest.raises(PayloadNotEncodable) as undigested:
@@ -231,7 +235,7 @@ def test_what_would_not_come_back_as_itself_is_refused_with_its_path(value: obje
     assert str(undigested.value) == str(caught.value)
 
 
-def test_a_refusal_can_be_stored_and_sent_whatever_the_key_was() -> None:
+def test_a_refusal_is_storable_and_picklable_for_any_key() -> None:
     with pytest.raises(PayloadNotEncodable) as caught:
         encoded({"\ud800" * 1000: {"\x00" * 1000: {"x": {"y": {1}}}}})
 
@@ -252,11 +256,11 @@ def test_a_long_path_keeps_its_beginning_and_its_end() -> None:
     assert len(caught.value.path) <= 200
 
 
-def test_the_widest_int_comes_back() -> None:
+def test_the_largest_allowed_int_round_trips() -> None:
     assert decoded(encoded([WIDEST, -WIDEST])) == [WIDEST, -WIDEST]
 
 
-def test_a_cycle_is_named_as_one() -> None:
+def test_a_cycle_is_reported_as_a_cycle() -> None:
     loop: dict[str, Any] = {"inner": {"list": [0]}}
     loop["inner"]["list"].append(loop["inner"])
 
@@ -266,7 +270,7 @@ def test_a_cycle_is_named_as_one() -> None:
     assert caught.value.path == "$.inner.list[1]"
 
 
-def test_a_cycle_through_dataclasses_is_named_as_one() -> None:
+def test_a_cycle_through_dataclasses_is_reported_as_a_cycle() -> None:
     child = Node("child", parent=Node("root"))
     assert child.parent is not None
     child.parent.parent = child
@@ -275,7 +279,7 @@ def test_a_cycle_through_dataclasses_is_named_as_one() -> None:
         encoded([child])
 
 
-def test_an_object_that_stands_in_two_places_is_no_cycle() -> None:
+def test_an_object_used_twice_is_not_a_cycle() -> None:
     shared = {"a": 1}
 
     assert decoded(encoded([shared, {"again": shared}])) == [{"a": 1}, {"again": {"a": 1}}]
@@ -300,21 +304,21 @@ def test_a_dataclass_counts_as_one_level() -> None:
         encoded(Point(x=value))
 
 
-def test_a_caller_deep_in_its_stack_gets_a_refusal_and_no_recursion_error() -> None:
+def test_a_call_near_the_stack_limit_is_refused_without_a_recursion_error() -> None:
     value, data = nested(MAX_DEPTH), encoded(nested(MAX_DEPTH, UUID(int=1)))
     limit = sys.getrecursionlimit()
 
     sys.setrecursionlimit(sum(1 for _ in walk_stack(None)) + MAX_DEPTH // 2)
     try:
-        with pytest.raises(PayloadNotEncodable, match="than the stack has room for"):
+        with pytest.raises(PayloadNotEncodable, match="than the stack allows"):
             encoded(value)
-        with pytest.raises(PayloadNotDecodable, match="than the stack has room for"):
+        with pytest.raises(PayloadNotDecodable, match="than the stack allows"):
             decoded(data)
     finally:
         sys.setrecursionlimit(limit)
 
 
-def test_a_payload_may_fill_the_limit_and_not_pass_it() -> None:
+def test_a_payload_at_the_limit_is_accepted_and_above_it_refused() -> None:
     largest = "x" * (MAX_BYTES - 2)
 
     assert len(encoded(largest)) == MAX_BYTES
@@ -328,7 +332,7 @@ def test_the_limit_counts_bytes_and_not_characters() -> None:
         JsonCodec(limit=5).encode("üü", context=b"")
 
 
-def test_a_limit_lowered_later_does_not_strand_what_is_stored() -> None:
+def test_stored_data_above_a_lowered_limit_can_still_be_read() -> None:
     data = JsonCodec().encode("x" * 100, context=b"")
 
     assert JsonCodec(limit=10).decode(data, context=b"") == "x" * 100
@@ -350,34 +354,34 @@ UNREADABLE: Final[dict[str, tuple[bytes, str]]] = {
     "201 levels": (b"[" * 201 + b"]" * 201, "nested deeper than 200 levels"),
     "100,000 levels": (b"[" * 100_000, "nested deeper"),
     "100,000 levels of objects": (b'{"a":' * 100_000, "nested deeper"),
-    "unknown tag": (b'{"a":[{"$set":[]}]}', "$.a[0]['$set']: no tag known here"),
-    "tag that is not alone": (b'{"$date":"2024-02-29","b":1}', "not alone"),
-    "bare dollar": (b'{"$":1}', "takes a second $"),
-    "no datetime": (b'{"$datetime":"yesterday"}', "$: what $datetime holds is malformed"),
-    "no date": (b'{"$date":"2023-02-29"}', "what $date holds is malformed"),
-    "no uuid": (b'[{"$uuid":"1234"}]', "$[0]: what $uuid holds is malformed"),
-    "no str in a tag": (b'{"$uuid":1}', "what $uuid holds is malformed"),
-    "tag in a tag": (b'{"$date":{"$enum":["Unit","METRE"]}}', "what $date holds is malformed"),
-    "no decimal": (b'{"$decimal":"ten"}', "what $decimal holds is malformed"),
+    "unknown tag": (b'{"a":[{"$set":[]}]}', "$.a[0]['$set']: unknown tag"),
+    "tag that is not alone": (b'{"$date":"2024-02-29","b":1}', "not the only key"),
+    "bare dollar": (b'{"$":1}', "start your own key with $$"),
+    "no datetime": (b'{"$datetime":"yesterday"}', "$: malformed $datetime"),
+    "no date": (b'{"$date":"2023-02-29"}', "malformed $date"),
+    "no uuid": (b'[{"$uuid":"1234"}]', "$[0]: malformed $uuid"),
+    "no str in a tag": (b'{"$uuid":1}', "malformed $uuid"),
+    "tag in a tag": (b'{"$date":{"$enum":["Unit","METRE"]}}', "malformed $date"),
+    "no decimal": (b'{"$decimal":"ten"}', "malformed $decimal"),
     "decimal nan": (b'{"$decimal":"NaN"}', "not a finite number"),
-    "no base64": (b'{"$bytes":"a"}', "what $bytes holds is malformed"),
-    "base64 with spaces": (b'{"$bytes":"aG k="}', "what $bytes holds is malformed"),
-    "base64 beyond ascii": ('{"$bytes":"ü"}'.encode(), "what $bytes holds is malformed"),
+    "no base64": (b'{"$bytes":"a"}', "malformed $bytes"),
+    "base64 with spaces": (b'{"$bytes":"aG k="}', "malformed $bytes"),
+    "base64 beyond ascii": ('{"$bytes":"ü"}'.encode(), "malformed $bytes"),
     "no such member": (b'{"$enum":["Color","GREEN"]}', "Color has no member 'GREEN'"),
-    "malformed enum": (b'{"$enum":["Color"]}', "what $enum holds is malformed"),
+    "malformed enum": (b'{"$enum":["Color"]}', "malformed $enum"),
     "unregistered class": (b'{"$enum":["os.system","RED"]}', "no class 'os.system' is registered: JsonCodec(types=["),
     "renamed class": (b'{"$dataclass":["Dot",{}]}', "or types={'Dot': …} if it was renamed"),
     "enum as dataclass": (b'{"$dataclass":["Color",{"value":"X","names":["A"]}]}', "no class 'Color' is registered"),
     "dataclass as enum": (b'{"$enum":["Point","x"]}', "no class 'Point' is registered"),
-    "malformed dataclass": (b'{"$dataclass":["Point",[]]}', "what $dataclass holds is malformed"),
-    "missing field": (b'[{"$dataclass":["Point",{}]}]', "$[0]: Point does not take the stored fields: TypeError"),
+    "malformed dataclass": (b'{"$dataclass":["Point",[]]}', "malformed $dataclass"),
+    "missing field": (b'[{"$dataclass":["Point",{}]}]', "$[0]: Point does not accept the stored fields: TypeError"),
     "unknown field": (b'{"$dataclass":["Point",{"x":1,"z":1}]}', "unexpected keyword argument 'z'"),
-    "inside a dataclass": (b'{"$dataclass":["Point",{"x":[{"$uuid":""}]}]}', "$.x[0]: what $uuid holds is malformed"),
+    "inside a dataclass": (b'{"$dataclass":["Point",{"x":[{"$uuid":""}]}]}', "$.x[0]: malformed $uuid"),
 }
 
 
 @pytest.mark.parametrize(("data", "reason"), UNREADABLE.values(), ids=UNREADABLE)
-def test_bytes_that_no_codec_of_ours_wrote_are_refused_with_a_reason(data: bytes, reason: str) -> None:
+def test_bytes_of_another_format_are_refused_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(PayloadNotDecodable) as caught:
         decoded(data)
 
@@ -392,11 +396,11 @@ def test_a_tag_written_with_escapes_is_still_a_tag() -> None:
     assert decoded(b'{"\\u0024date":"2024-02-29"}') == date(2024, 2, 29)
 
 
-def test_a_utc_moment_written_by_another_language_is_understood() -> None:
+def test_a_utc_time_written_by_another_language_is_read() -> None:
     assert decoded(b'{"$datetime":"2024-02-29T12:00:00Z"}') == datetime(2024, 2, 29, 12, tzinfo=UTC)
 
 
-def test_a_large_flat_payload_comes_back() -> None:
+def test_a_large_flat_payload_round_trips() -> None:
     value = [{"id": n, "name": f"customer {n}"} for n in range(MAX_DEPTH + 1)]
 
     assert decoded(encoded(value)) == value
@@ -431,7 +435,7 @@ def test_reading_damaged_bytes_raises_nothing_but_not_decodable(value: object, d
 
 
 def read_or_refuse(data: bytes) -> None:
-    """Read *data*; the value, or else the reason, must itself be storable."""
+    """Read *data*, and check that the value or the reason is storable."""
     try:
         value = decoded(data)
     except PayloadNotDecodable as error:
@@ -454,11 +458,11 @@ class Picky:
             raise Unprintable
 
 
-def test_a_constructor_may_raise_anything_and_the_bytes_are_merely_not_decodable() -> None:
+def test_any_error_of_a_constructor_becomes_not_decodable() -> None:
     codec = JsonCodec(types=[Picky])
     data = codec.encode(Picky(0), context=b"").replace(b"0", b"1")
 
-    with pytest.raises(PayloadNotDecodable, match="Picky does not take the stored fields") as caught:
+    with pytest.raises(PayloadNotDecodable, match="Picky does not accept the stored fields") as caught:
         codec.decode(data, context=b"")
 
     assert isinstance(caught.value.__cause__, Unprintable)
@@ -484,11 +488,11 @@ class Secretive:
 
 
 UNFIT: Final[dict[str, tuple[list[Any] | dict[str, Any], str]]] = {
-    "neither enum nor dataclass": ([int], "must be the class of an enum or a dataclass"),
-    "a member": ([Color.RED], "must be the class of an enum or a dataclass"),
-    "an instance": ({"Point": Point(x=1)}, "must be the class of an enum or a dataclass"),
-    "two of one name": ([Color, Enum("Color", "RED")], "types is Color: names two classes"),
-    "one that needs more than its fields": ([Secretive], "Secretive: could not be built again from its fields"),
+    "neither enum nor dataclass": ([int], "must be an enum class or a dataclass"),
+    "a member": ([Color.RED], "must be an enum class or a dataclass"),
+    "an instance": ({"Point": Point(x=1)}, "must be an enum class or a dataclass"),
+    "two of one name": ([Color, Enum("Color", "RED")], "types is Color: two classes have this name"),
+    "one that needs more than its fields": ([Secretive], "Secretive: its constructor does not accept its fields"),
 }
 
 
@@ -506,7 +510,7 @@ def test_a_class_may_be_listed_twice() -> None:
 
 @few
 @given(st.dictionaries(keys, plain_scalars | rich_scalars, max_size=5), st.data())
-def test_the_digest_does_not_see_the_order_of_keys(value: dict[str, Any], data: st.DataObject) -> None:
+def test_the_digest_ignores_the_order_of_keys(value: dict[str, Any], data: st.DataObject) -> None:
     shuffled = dict(data.draw(st.permutations([*value.items()])))
 
     assert CODEC.digest({"deep": [shuffled]}) == CODEC.digest({"deep": [value]})
@@ -514,7 +518,7 @@ def test_the_digest_does_not_see_the_order_of_keys(value: dict[str, Any], data: 
 
 @few
 @given(values, values)
-def test_the_digest_tells_apart_whatever_is_stored_differently(one: object, other: object) -> None:
+def test_values_stored_differently_have_different_digests(one: object, other: object) -> None:
     stored = [json.dumps(json.loads(encoded(value)), sort_keys=True) for value in (one, other)]
 
     assert (CODEC.digest(one) == CODEC.digest(other)) == (stored[0] == stored[1])
@@ -522,12 +526,12 @@ def test_the_digest_tells_apart_whatever_is_stored_differently(one: object, othe
 
 @few
 @given(values)
-def test_a_payload_and_its_digest_are_the_same_whether_made_together_or_not(value: object) -> None:
+def test_encode_with_digest_equals_encode_and_digest(value: object) -> None:
     assert CODEC.encode_with_digest(value) == (encoded(value), CODEC.digest(value))
 
 
 @pytest.mark.parametrize("value", [object(), {"at": float("nan")}, "x" * MAX_BYTES], ids=["type", "value", "size"])
-def test_what_cannot_be_encoded_is_refused_with_its_digest_too(value: object) -> None:
+def test_encode_with_digest_refuses_what_encode_refuses(value: object) -> None:
     with pytest.raises(PayloadNotEncodable) as alone:
         CODEC.encode(value, context=b"")
     with pytest.raises(PayloadNotEncodable) as together:
@@ -536,7 +540,7 @@ def test_what_cannot_be_encoded_is_refused_with_its_digest_too(value: object) ->
     assert (type(together.value), str(together.value)) == (type(alone.value), str(alone.value))
 
 
-def test_the_digest_tells_types_apart() -> None:
+def test_values_of_different_types_have_different_digests() -> None:
     alike = [1, 1.0, True, "1", Decimal(1), b"1", [1], {"1": 1}, None, "", [], {}, date(2024, 1, 1), "2024-01-01"]
 
     assert len({CODEC.digest(value) for value in alike}) == len(alike)
@@ -562,7 +566,7 @@ class Bare:
 
 
 class Another(JsonCodec):
-    """Writes something else than the codec whose name it inherits."""
+    """Overrides `encode` and inherits the name."""
 
     def encode(self, value: object, *, context: bytes) -> bytes:
         return super().encode(value, context=context)[::-1]
@@ -578,7 +582,7 @@ class OfAnInstance(Bare):
 
 
 class WithTypes(Named):
-    """Overrides neither."""
+    """Overrides neither `encode` nor the name."""
 
 
 @pytest.mark.parametrize(
@@ -593,7 +597,7 @@ class WithTypes(Named):
         (OfAnInstance("zip"), "zip"),
     ],
 )
-def test_a_codec_is_called_by_the_name_of_what_it_writes(codec: Any, name: str) -> None:
+def test_a_codec_has_the_name_of_its_format(codec: Any, name: str) -> None:
     assert codec_name(codec) == name
 
 
@@ -603,7 +607,7 @@ def test_a_name_that_cannot_be_recorded_is_refused(name: Any) -> None:
         codec_name(OfAnInstance(name))
 
 
-def test_another_codec_than_the_recorded_one_is_refused_by_both_names() -> None:
+def test_a_codec_other_than_the_recorded_one_is_refused_with_both_names() -> None:
     check_codec("json", JsonCodec())
 
     with pytest.raises(CodecMismatch) as refused:

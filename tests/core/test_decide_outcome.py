@@ -55,7 +55,7 @@ def job(*, attempt: int = 1, max_attempts: int = 3) -> Job:
     )
 
 
-SPENT_JOB: Final = job(attempt=3, max_attempts=3)
+EXHAUSTED_JOB: Final = job(attempt=3, max_attempts=3)
 
 
 def test_an_error_is_retried_after_the_delay_of_the_policy() -> None:
@@ -66,7 +66,7 @@ def test_an_error_is_retried_after_the_delay_of_the_policy() -> None:
     assert outcome == Outcome.retry(after=MINUTE, failure=Failure.of(error))
 
 
-def test_the_policy_is_asked_about_this_attempt() -> None:
+def test_the_policy_gets_the_number_of_the_attempt() -> None:
     policy = RetryPolicy(backoff=lambda attempt: attempt * HOUR)
 
     outcome = decide_outcome(job(attempt=2), ValueError(), NOW, policy=policy)
@@ -85,12 +85,12 @@ def test_without_a_policy_the_default_one_decides() -> None:
 def test_a_job_without_attempts_left_fails_for_good() -> None:
     error = ValueError("boom")
 
-    outcome = decide_outcome(SPENT_JOB, error, NOW, policy=EVERY_MINUTE)
+    outcome = decide_outcome(EXHAUSTED_JOB, error, NOW, policy=EVERY_MINUTE)
 
     assert outcome == Outcome.fail(ATTEMPTS_EXHAUSTED, failure=Failure.of(error))
 
 
-def test_an_error_that_is_given_up_on_fails_for_good_and_says_why() -> None:
+def test_an_error_in_give_up_on_fails_for_good_with_a_reason() -> None:
     policy = RetryPolicy(give_up_on=(ValueError,))
 
     outcome = decide_outcome(job(), ValueError("boom"), NOW, policy=policy)
@@ -105,7 +105,7 @@ def test_a_policy_that_never_retries_fails_for_good() -> None:
     assert decide_outcome(job(), ValueError(), NOW, policy=RetryPolicy(backoff=Never())).event is Event.FAIL
 
 
-def test_a_handler_may_ask_for_another_try_after_a_while_of_its_own() -> None:
+def test_a_retry_with_a_delay_uses_that_delay() -> None:
     error = Retry("the rate limit", after=HOUR)
 
     outcome = decide_outcome(job(), error, NOW, policy=EVERY_MINUTE)
@@ -115,7 +115,7 @@ def test_a_handler_may_ask_for_another_try_after_a_while_of_its_own() -> None:
     assert outcome.failure.message == "the rate limit"
 
 
-def test_a_handler_that_asks_for_another_try_without_a_time_waits_as_the_policy_says() -> None:
+def test_a_retry_without_a_delay_uses_the_delay_of_the_policy() -> None:
     outcome = decide_outcome(job(), Retry("again"), NOW, policy=EVERY_MINUTE)
 
     assert (outcome.event, outcome.delay) == (Event.RETRY, MINUTE)
@@ -127,33 +127,33 @@ def test_a_handler_may_overrule_a_policy_that_gives_up() -> None:
     assert (outcome.event, outcome.delay) == (Event.RETRY, HOUR)
 
 
-def test_asking_for_another_try_does_not_make_more_attempts() -> None:
-    outcome = decide_outcome(SPENT_JOB, Retry(after=HOUR), NOW)
+def test_a_retry_on_the_last_attempt_fails_for_good() -> None:
+    outcome = decide_outcome(EXHAUSTED_JOB, Retry(after=HOUR), NOW)
 
     assert (outcome.event, outcome.reason) == (Event.FAIL, ATTEMPTS_EXHAUSTED)
 
 
-def test_a_try_in_the_past_is_a_try_at_once() -> None:
+def test_a_retry_with_a_negative_delay_is_due_at_once() -> None:
     outcome = decide_outcome(job(), Retry(after=-HOUR), NOW)
 
     assert (outcome.event, outcome.delay) == (Event.RETRY, timedelta.resolution)
 
 
-def test_another_try_after_something_that_is_no_time_is_refused() -> None:
+def test_a_retry_delay_that_is_not_a_timedelta_is_refused() -> None:
     with pytest.raises(UsageError, match=r"after is 60: must be a timedelta"):
         Retry(after=60)  # type: ignore[arg-type]  # the mistake under test
 
 
-def test_a_snoozed_job_comes_back_after_a_while() -> None:
+def test_a_snooze_with_a_delay_uses_that_delay() -> None:
     assert decide_outcome(job(), Snooze(after=HOUR), NOW) == Outcome.snooze(after=HOUR)
 
 
-def test_a_snoozed_job_comes_back_at_a_moment() -> None:
+def test_a_snooze_until_a_time_waits_until_then() -> None:
     assert decide_outcome(job(), Snooze(until=NOW + HOUR), NOW) == Outcome.snooze(after=HOUR)
 
 
 @pytest.mark.parametrize("offset", [-12, -5, 0, 5.75, 14])
-def test_a_moment_in_another_time_zone_is_the_same_moment(offset: float) -> None:
+def test_a_snooze_until_a_time_in_another_zone_waits_until_then(offset: float) -> None:
     there = (NOW + HOUR).astimezone(timezone(timedelta(hours=offset)))
 
     assert decide_outcome(job(), Snooze(until=there), NOW) == Outcome.snooze(after=HOUR)
@@ -173,12 +173,12 @@ def test_a_snooze_into_the_past_ends_at_once(snooze: Snooze) -> None:
         (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), timedelta(0)),
     ],
 )
-def test_a_snooze_to_the_end_of_the_calendar_is_bent_into_range(until: datetime, delay: timedelta) -> None:
+def test_a_snooze_to_the_end_of_the_calendar_is_clamped(until: datetime, delay: timedelta) -> None:
     assert decide_outcome(job(), Snooze(until=until), NOW) == Outcome.snooze(after=delay)
 
 
-def test_a_snooze_costs_nothing_even_on_the_last_attempt() -> None:
-    assert decide_outcome(SPENT_JOB, Snooze(after=HOUR), NOW).event is Event.SNOOZE
+def test_a_snooze_on_the_last_attempt_is_allowed() -> None:
+    assert decide_outcome(EXHAUSTED_JOB, Snooze(after=HOUR), NOW).event is Event.SNOOZE
 
 
 @pytest.mark.parametrize("arguments", [{}, {"after": HOUR, "until": NOW}])
@@ -187,7 +187,7 @@ def test_a_snooze_needs_exactly_one_time(arguments: dict[str, Any]) -> None:
         Snooze(**arguments)
 
 
-def test_a_snooze_until_a_moment_without_a_time_zone_is_refused() -> None:
+def test_a_snooze_until_a_naive_time_is_refused() -> None:
     naive = datetime(2030, 1, 1)  # noqa: DTZ001  the mistake under test
 
     with pytest.raises(UsageError, match=r"until is .*2030.*: needs a time zone"):
@@ -195,19 +195,19 @@ def test_a_snooze_until_a_moment_without_a_time_zone_is_refused() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"after": 60}, {"until": "tomorrow"}])
-def test_a_snooze_by_something_that_is_no_time_is_refused_with_its_field_and_value(arguments: dict[str, Any]) -> None:
+def test_a_snooze_with_a_value_of_the_wrong_type_is_refused(arguments: dict[str, Any]) -> None:
     [(field, value)] = arguments.items()
 
     with pytest.raises(UsageError, match=f"{field} is {value!r}: "):
         Snooze(**arguments)
 
 
-def test_a_canceled_job_is_called_off_with_the_reason() -> None:
+def test_a_cancel_keeps_the_reason() -> None:
     assert decide_outcome(job(), Cancel("not needed"), NOW) == Outcome.cancel("not needed")
 
 
-def test_a_job_is_called_off_even_on_its_last_attempt() -> None:
-    assert decide_outcome(SPENT_JOB, Cancel(), NOW).event is Event.CANCEL
+def test_a_cancel_on_the_last_attempt_cancels_the_job() -> None:
+    assert decide_outcome(EXHAUSTED_JOB, Cancel(), NOW).event is Event.CANCEL
 
 
 def test_a_dead_letter_keeps_the_reason_and_the_place() -> None:
@@ -219,7 +219,7 @@ def test_a_dead_letter_keeps_the_reason_and_the_place() -> None:
 
 
 @pytest.mark.parametrize("kind", [Cancel, DeadLetter, Retry])
-def test_a_reason_that_is_an_error_and_not_text_is_recorded_all_the_same(kind: type[Exception]) -> None:
+def test_a_reason_that_is_an_exception_is_recorded(kind: type[Exception]) -> None:
     error = kind(ValueError("no such customer"))
 
     outcome = decide_outcome(job(), error, NOW)
@@ -239,9 +239,9 @@ class InAMinute(Snooze):
         self.after = 60  # type: ignore[assignment]  # the mistake under test
 
 
-class CalledOff(Cancel):
+class NotNeeded(Cancel):
     def __init__(self) -> None:
-        Exception.__init__(self, "called off")
+        Exception.__init__(self, "not needed")
 
 
 class Hopeless(DeadLetter):
@@ -249,8 +249,8 @@ class Hopeless(DeadLetter):
         Exception.__init__(self, "hopeless")
 
 
-@pytest.mark.parametrize("kind", [TooEarly, InAMinute, CalledOff, Hopeless])
-def test_a_users_subclass_that_forgot_to_call_its_base_is_recorded_all_the_same(kind: type[Exception]) -> None:
+@pytest.mark.parametrize("kind", [TooEarly, InAMinute, NotNeeded, Hopeless])
+def test_a_subclass_that_skips_the_base_constructor_is_recorded(kind: type[Exception]) -> None:
     outcome = decide_outcome(job(), kind(), NOW)
 
     assert isinstance(outcome, Outcome)
@@ -282,7 +282,7 @@ NONSENSE: Final[dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
-def test_a_policy_that_answers_nonsense_gives_way_to_the_default_one(answer: Any) -> None:
+def test_an_invalid_delay_of_a_policy_falls_back_to_the_default(answer: Any) -> None:
     error = ValueError("boom")
     policy = RetryPolicy(backoff=lambda _: answer)
 
@@ -298,7 +298,7 @@ def test_a_policy_that_answers_nonsense_gives_way_to_the_default_one(answer: Any
         RetryPolicy(rules={ValueError: broken}),
     ],
 )
-def test_a_policy_that_breaks_gives_way_to_the_default_one(policy: RetryPolicy) -> None:
+def test_a_policy_that_raises_falls_back_to_the_default(policy: RetryPolicy) -> None:
     error = ValueError("boom")
 
     outcome = decide_outcome(job(), error, NOW, policy=policy)
@@ -306,7 +306,7 @@ def test_a_policy_that_breaks_gives_way_to_the_default_one(policy: RetryPolicy) 
     assert outcome == decide_outcome(job(), error, NOW)
 
 
-def test_a_delay_beyond_the_calendar_is_bent_into_range() -> None:
+def test_a_delay_beyond_the_maximum_is_clamped() -> None:
     policy = RetryPolicy(backoff=Fixed(timedelta.max))
 
     assert decide_outcome(job(), ValueError(), NOW, policy=policy).delay == MAX_DELAY
@@ -345,7 +345,7 @@ class Unprintable(Exception):
     __repr__ = __str__
 
 
-def test_an_error_that_cannot_be_printed_is_recorded_all_the_same() -> None:
+def test_an_error_that_cannot_be_printed_is_recorded() -> None:
     outcome = decide_outcome(job(), Unprintable(), NOW)
 
     assert outcome.event is Event.RETRY
@@ -363,16 +363,16 @@ SIGNALS: Final = {
 
 
 @pytest.mark.parametrize("signal", SIGNALS.values(), ids=SIGNALS)
-def test_what_a_handler_raises_survives_copying_between_processes(signal: Exception) -> None:
-    # Nothing of ours pickles, but multiprocessing and concurrent.futures do it with
-    # whatever a function of theirs raised, and a handler may run one.
+def test_handler_signals_can_be_copied_and_pickled(signal: Exception) -> None:
+    # TaskHarbor pickles nothing, but multiprocessing and concurrent.futures pickle what their
+    # functions raise, and a handler may use them.
     copies = [copy.copy(signal), pickle.loads(pickle.dumps(signal))]
 
     assert [decide_outcome(job(), each, NOW) for each in copies] == [decide_outcome(job(), signal, NOW)] * 2
 
 
 class Odd(Exception):
-    """Has a constructor of its own, and says whatever it was told to."""
+    """An error with its own constructor and any text."""
 
     def __init__(self, words: Any, *, breaks: bool) -> None:
         super().__init__(words)
@@ -406,7 +406,7 @@ groups = st.recursive(
 
 @few
 @given(groups, st.integers(1, 10**6), st.integers(1, 10**6), moments)
-def test_whatever_was_raised_there_is_an_outcome_and_it_can_be_stored(
+def test_any_exception_becomes_an_outcome_that_can_be_stored(
     error: BaseException, attempt: int, max_attempts: int, now: datetime
 ) -> None:
     outcome = decide_outcome(job(attempt=attempt, max_attempts=max_attempts), error, now)
@@ -419,7 +419,9 @@ def test_whatever_was_raised_there_is_an_outcome_and_it_can_be_stored(
 
 @few
 @given(groups, st.integers(1, 10**6), st.integers(1, 10**6))
-def test_a_spent_job_never_waits_for_another_attempt(error: BaseException, attempt: int, max_attempts: int) -> None:
+def test_an_exhausted_job_never_waits_for_another_attempt(
+    error: BaseException, attempt: int, max_attempts: int
+) -> None:
     held = job(attempt=attempt, max_attempts=max_attempts)
 
     outcome = decide_outcome(held, error, NOW)

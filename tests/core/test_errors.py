@@ -49,7 +49,7 @@ JOB: Final = JobId(UUID(int=7))
 PROBLEM: Final = Problem(field="priority", value="'high'", rule="must be an int")
 CONFLICT: Final = IdempotencyConflict("mail", "welcome-7", JOB)
 
-# One of each class, and what it says: the facts, and what to do where the caller can do something.
+# One of each class, and its message: the facts, and a remedy if the caller has one.
 EXAMPLES: Final[dict[TaskHarborError, str]] = {
     TaskHarborError("something"): "something",
     UsageError(PROBLEM): "priority is 'high': must be an int",
@@ -67,13 +67,13 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
         "cannot requeue job 00000000-0000-0000-0000-000000000007: it is SUCCEEDED"
     ),
     CodecMismatch("aes-gcm+json", "json"): (
-        "the payloads in this store are written with the codec 'aes-gcm+json', not with 'json': "
-        "name the app that has that codec, or in Python pass codec=…; "
-        "'taskharbor codec --help' says how to change the codec of a store"
+        "the payloads in this store were written with codec 'aes-gcm+json', not 'json': "
+        "name the app that uses that codec, or pass codec=… in Python; "
+        "to change the codec of a store, see 'taskharbor codec --help'"
     ),
     ApiKeyRequired("0.0.0.0"): (
-        "refused to listen on '0.0.0.0': others can reach it, and this store has no API key; "
-        "make one with 'taskharbor keys create', or listen on 127.0.0.1"
+        "refused to listen on '0.0.0.0': other hosts can reach it, and this store has no API key; "
+        "create one with 'taskharbor keys create', or listen on 127.0.0.1"
     ),
     AddressUnavailable("127.0.0.1", 8000, "it is taken"): (
         "cannot listen on '127.0.0.1', port 8000: it is taken; choose another --host or --port"
@@ -83,32 +83,32 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
         "$: 2,097,152 bytes encoded, the limit is 1,048,576: store it elsewhere and pass a reference"
     ),
     PayloadNotDecodable("not JSON"): "cannot decode the stored bytes: not JSON",
-    CallNotReadable("greet", "name: is missing"): "what is stored does not fit task 'greet': name: is missing",
+    CallNotReadable("greet", "name: is missing"): "stored data does not match task 'greet': name: is missing",
     JobFailed(JOB, "DEAD", "no luck"): "job 00000000-0000-0000-0000-000000000007 is DEAD: no luck",
     ResultTimeout(JOB, timedelta(seconds=5)): (
-        "job 00000000-0000-0000-0000-000000000007 did not end within 0:00:05; it goes on"
+        "job 00000000-0000-0000-0000-000000000007 did not finish within 0:00:05; still running"
     ),
-    ScheduleNotFound("nigthly", "nightly"): "there is no schedule 'nigthly'; did you mean 'nightly'?",
+    ScheduleNotFound("nigthly", "nightly"): "schedule 'nigthly' not found; did you mean 'nightly'?",
     EnqueueRefused([Enqueued(JOB, existed=False), CONFLICT]): (
         "1 of 2 jobs refused, 1 stored; job 1: idempotency key 'welcome-7' of queue 'mail' belongs to job "
         "00000000-0000-0000-0000-000000000007, which has another type or payload: use another key, or send the same job"
     ),
-    JobNotFound(JOB): "there is no job 00000000-0000-0000-0000-000000000007",
+    JobNotFound(JOB): "job 00000000-0000-0000-0000-000000000007 not found",
     JobTimedOut(JOB, timedelta(seconds=30)): (
         "job 00000000-0000-0000-0000-000000000007 ran longer than its timeout of 0:00:30"
     ),
     JobNotInflight(JOB): "job 00000000-0000-0000-0000-000000000007 is not being processed",
-    LeaseExpired(JOB): "the lease on job 00000000-0000-0000-0000-000000000007 is over",
+    LeaseExpired(JOB): "lease on job 00000000-0000-0000-0000-000000000007 expired",
     LeaseMismatch(JOB): "job 00000000-0000-0000-0000-000000000007 is leased under another token",
-    LeaseLost(JOB): "the lease on job 00000000-0000-0000-0000-000000000007 is lost",
+    LeaseLost(JOB): "lease on job 00000000-0000-0000-0000-000000000007 lost",
     SchemaOutOfDate("3", "4", "run 'taskharbor migrate'"): (
         "the store's schema is 3, this code needs 4: run 'taskharbor migrate'"
     ),
-    StoreUnavailable("connection refused"): "the store is out of reach: connection refused",
+    StoreUnavailable("connection refused"): "store unavailable: connection refused",
 }
 
-# Nothing of ours pickles, but multiprocessing, concurrent.futures and pytest-xdist do it
-# with whatever was raised, and an error that breaks there hides what happened.
+# TaskHarbor pickles nothing, but multiprocessing, concurrent.futures and pytest-xdist pickle
+# errors, and one that cannot be pickled would hide its cause.
 COPIES: Final[dict[str, Callable[[TaskHarborError], TaskHarborError]]] = {
     "pickle": lambda error: pickle.loads(pickle.dumps(error)),
     "copy": copy.copy,
@@ -123,7 +123,7 @@ def kinds() -> set[type[TaskHarborError]]:
 
 
 def facts(error: BaseException) -> list[tuple[str, str]]:
-    """Return what an error knows, in a form that does not ask whether nested errors are the same object."""
+    """Return the attributes of an error, with nested errors in a comparable form."""
     return sorted((name, repr(value)) for name, value in vars(error).items())
 
 
@@ -132,13 +132,13 @@ def test_there_is_an_example_of_every_error() -> None:
 
 
 @by_name
-def test_an_error_says_what_is_the_matter(error: TaskHarborError) -> None:
+def test_the_message_of_an_error_names_the_problem(error: TaskHarborError) -> None:
     assert str(error) == EXAMPLES[error]
 
 
 @pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
 @by_name
-def test_an_error_survives_copying_between_processes(
+def test_an_error_can_be_copied_and_pickled(
     error: TaskHarborError, duplicate: Callable[[TaskHarborError], TaskHarborError]
 ) -> None:
     twin = duplicate(error)
@@ -160,22 +160,22 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_tree_is_as_it_is_drawn() -> None:
+def test_the_documented_tree_matches_the_classes() -> None:
     parents = {kind.__name__: kind.__bases__[0].__name__ for kind in kinds() - {TaskHarborError}}
 
     assert parents == drawn()
 
 
-def test_every_error_says_in_its_docstring_what_it_means() -> None:
+def test_every_error_has_a_docstring() -> None:
     assert not [kind for kind in kinds() if not kind.__doc__]
 
 
-def test_a_problem_can_be_found_inside_something_larger() -> None:
+def test_a_problem_can_be_prefixed_with_its_place() -> None:
     assert str(PROBLEM.within("jobs[3]")) == "jobs[3].priority is 'high': must be an int"
     assert str(PROBLEM) == "priority is 'high': must be an int"
 
 
-def test_a_refused_batch_tells_the_stored_from_the_refused() -> None:
+def test_a_refused_batch_separates_stored_and_refused_jobs() -> None:
     stored = Enqueued(JOB, existed=False)
 
     error = EnqueueRefused([stored, CONFLICT, stored, CONFLICT])
@@ -185,7 +185,7 @@ def test_a_refused_batch_tells_the_stored_from_the_refused() -> None:
     assert str(error).startswith("2 of 4 jobs refused, 2 stored; job 1: ")
 
 
-def test_a_payload_over_the_limit_tells_both_sizes() -> None:
+def test_a_payload_over_the_limit_reports_size_and_limit() -> None:
     error = PayloadTooLarge(11, 10)
 
     assert (error.size, error.limit, error.path) == (11, 10, "$")

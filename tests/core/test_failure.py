@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def caught(call: Callable[[], object]) -> BaseException:
-    """Return what *call* raised, with the traceback it had."""
+    """Return the error that *call* raised, with its traceback."""
     try:
         call()
-    except BaseException as error:  # noqa: BLE001  whatever it is, it is what the test is about
+    except BaseException as error:  # noqa: BLE001  the error under test
         return error
     raise AssertionError
 
@@ -36,7 +36,7 @@ def reject_elsewhere(reason: object = "no such customer") -> NoReturn:
     raise ValueError(reason)
 
 
-def test_an_error_is_kept_with_its_kind_its_words_and_its_place() -> None:
+def test_a_failure_has_type_message_and_traceback() -> None:
     failure = Failure.of(caught(reject))
 
     assert failure.type == "ValueError"
@@ -46,7 +46,7 @@ def test_an_error_is_kept_with_its_kind_its_words_and_its_place() -> None:
     assert failure.traceback.endswith("ValueError: no such customer\n")
 
 
-def test_an_error_that_was_never_raised_is_kept_too() -> None:
+def test_an_error_without_a_traceback_becomes_a_failure() -> None:
     failure = Failure.of(ValueError("boom"))
 
     assert failure.traceback == "ValueError: boom\n"
@@ -56,18 +56,18 @@ class Trouble(Exception):
     pass
 
 
-def test_a_builtin_goes_by_its_bare_name_and_others_with_their_module() -> None:
+def test_the_type_has_its_module_except_for_builtins() -> None:
     assert Failure.of(KeyError("x")).type == "KeyError"
     assert Failure.of(Trouble()).type == f"{__name__}.Trouble"
 
 
-def test_a_class_inside_a_function_goes_by_its_full_name() -> None:
+def test_the_type_of_a_local_class_is_its_qualified_name() -> None:
     class Local(Exception):
         pass
 
     name = Failure.of(Local()).type
 
-    assert name.endswith("full_name.<locals>.Local")
+    assert name.endswith("qualified_name.<locals>.Local")
 
 
 def test_what_caused_an_error_is_in_its_traceback() -> None:
@@ -130,7 +130,7 @@ class Recursive(Exception):
 
 
 class Slippery(str):
-    """A str whose own methods break."""
+    """A str whose methods raise."""
 
     __slots__ = ()
 
@@ -157,13 +157,13 @@ class Noted(Exception):
 
 
 @pytest.mark.parametrize("kind", [Recursive, Oily, Nameless, Noted])
-def test_an_error_that_is_broken_in_some_other_way_is_kept_all_the_same(kind: type[Exception]) -> None:
+def test_an_error_with_broken_attributes_becomes_a_failure(kind: type[Exception]) -> None:
     failure = Failure.of(kind())
 
     assert kind.__name__ in failure.type
 
 
-def test_the_place_is_kept_even_where_python_cannot_print_the_error() -> None:
+def test_an_unprintable_error_still_has_a_traceback() -> None:
     def fail() -> NoReturn:
         raise Noted
 
@@ -172,14 +172,14 @@ def test_the_place_is_kept_even_where_python_cannot_print_the_error() -> None:
     assert "in fail\n" in Failure.of(error).traceback
 
 
-def test_an_error_that_caused_itself_is_kept_all_the_same() -> None:
+def test_an_error_that_is_its_own_cause_becomes_a_failure() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
 
     assert "ValueError: other" in Failure.of(one).traceback
 
 
-def test_a_chain_of_errors_longer_than_the_stack_is_kept_all_the_same() -> None:
+def test_a_chain_of_errors_longer_than_the_stack_becomes_a_failure() -> None:
     error = ValueError(0)
     for number in range(1, 5_000):
         longer = ValueError(number)
@@ -191,7 +191,7 @@ def test_a_chain_of_errors_longer_than_the_stack_is_kept_all_the_same() -> None:
     assert len(failure.traceback) <= MAX_TEXT_CHARS
 
 
-def test_an_error_from_code_whose_source_cannot_be_read_is_kept_all_the_same() -> None:
+def test_an_error_from_code_without_source_becomes_a_failure() -> None:
     class Loader:
         def get_source(self, _name: str) -> NoReturn:
             raise RuntimeError
@@ -205,14 +205,14 @@ def test_an_error_from_code_whose_source_cannot_be_read_is_kept_all_the_same() -
     assert failure.message == "boom"
 
 
-def test_what_no_store_can_keep_is_escaped() -> None:
+def test_characters_that_no_store_accepts_are_escaped() -> None:
     failure = Failure.of(caught(lambda: reject("a\x00b\ud800c")))
 
     assert failure.message == "a\\x00b\\ud800c"
     assert is_storable(failure.traceback)
 
 
-def test_gigantic_words_are_cut_and_the_end_of_the_traceback_stays() -> None:
+def test_a_huge_message_is_cut_and_the_traceback_keeps_its_end() -> None:
     failure = Failure.of(caught(lambda: reject("x" * 10_000_000 + "the end")))
 
     assert len(failure.message) == MAX_TEXT_CHARS
@@ -220,7 +220,7 @@ def test_gigantic_words_are_cut_and_the_end_of_the_traceback_stays() -> None:
     assert failure.traceback.endswith("the end\n")
 
 
-def test_a_gigantic_name_is_cut() -> None:
+def test_a_huge_type_name_is_cut() -> None:
     kind = type("X" * 10_000, (Exception,), {})
 
     assert len(Failure.of(kind()).type) == 200
@@ -236,30 +236,30 @@ def two_lines(*, second: bool) -> None:
     raise ValueError("on the first line")
 
 
-def test_errors_of_one_kind_from_one_place_have_one_fingerprint() -> None:
+def test_errors_of_one_type_from_one_place_have_one_fingerprint() -> None:
     prints = {fingerprint(partial(reject, reason)) for reason in ("one", "other", 7)}
 
     assert len(prints) == 1
 
 
-def test_a_line_number_is_no_part_of_the_place() -> None:
+def test_the_fingerprint_ignores_line_numbers() -> None:
     prints = {fingerprint(partial(two_lines, second=second)) for second in (True, False)}
 
     assert len(prints) == 1
 
 
-def test_another_function_is_another_place() -> None:
+def test_errors_from_different_functions_have_different_fingerprints() -> None:
     assert fingerprint(reject) != fingerprint(reject_elsewhere)
 
 
-def test_another_way_to_the_same_function_is_another_place() -> None:
+def test_errors_through_different_callers_have_different_fingerprints() -> None:
     def through_another() -> None:
         reject()
 
     assert fingerprint(reject) != fingerprint(through_another)
 
 
-def test_another_kind_of_error_has_another_fingerprint() -> None:
+def test_errors_of_different_types_have_different_fingerprints() -> None:
     def fail(kind: type[Exception]) -> None:
         raise kind
 
@@ -280,7 +280,7 @@ def test_a_recursion_has_one_fingerprint_however_deep_it_went() -> None:
 
 
 def named(module: str, function: str) -> Callable[[Callable[[], object]], None]:
-    """Return a function that calls another one, as if it stood in *module*."""
+    """Return a function that calls another one, as if it were defined in *module*."""
     place: dict[str, Any] = {"__name__": module}
     exec(f"def {function}(call):\n    call()", place)
     found: Callable[[Callable[[], object]], None] = place[function]
@@ -304,16 +304,16 @@ def test_errors_of_taskharbor_are_stored_without_the_name_of_their_module(error:
     assert Failure.of(error).type == f"taskharbor.{type(error).__name__}"
 
 
-def test_a_failure_reads_as_its_kind_and_its_words() -> None:
+def test_the_text_of_a_failure_is_type_and_message() -> None:
     assert str(Failure(type="ValueError", message="boom")) == "ValueError: boom"
 
 
-def test_a_failure_reads_as_whichever_of_the_two_there_is() -> None:
+def test_the_text_of_a_failure_omits_a_missing_part() -> None:
     assert str(Failure(type="KeyboardInterrupt")) == "KeyboardInterrupt"
     assert str(Failure(message="lease lost")) == "lease lost"
 
 
-def test_a_timeout_of_the_job_is_told_from_a_timeout_of_the_handlers_own() -> None:
+def test_only_a_timeout_of_the_job_counts_as_timeout() -> None:
     assert Failure.of(JobTimedOut(new_job_id(), timedelta(minutes=1))).is_timeout
     assert not Failure.of(TimeoutError()).is_timeout
 
@@ -324,7 +324,7 @@ def test_the_traceback_is_the_one_python_prints() -> None:
     assert Failure.of(error).traceback == "".join(traceback.format_exception(error))
 
 
-def test_a_failure_made_by_hand_can_be_stored_too() -> None:
+def test_a_failure_built_directly_is_storable() -> None:
     failure = Failure(type="a\x00", message="b\ud800", traceback="c" * 2 * MAX_TEXT_CHARS)
 
     assert (failure.type, failure.message, len(failure.traceback)) == ("a\\x00", "b\\ud800", MAX_TEXT_CHARS)

@@ -31,7 +31,7 @@ def milliseconds(job_id: UUID) -> int:
 
 
 def tail(job_id: UUID) -> int:
-    """Return what stands between version and variant bits, and after them, as one number."""
+    """Return the random bits between and after the version and variant bits, as one number."""
     high, low = job_id.int >> 64 & 0xFFF, job_id.int & (1 << 62) - 1
     return high << 62 | low
 
@@ -53,7 +53,7 @@ def test_an_id_is_a_uuid_of_version_seven() -> None:
 
 @few
 @given(st.lists(st.integers(0, 2**48 - 1_000), min_size=1, max_size=20), st.randoms(use_true_random=False))
-def test_version_and_variant_stay_right_whatever_time_and_chance_say(times: list[int], chance: Random) -> None:
+def test_version_and_variant_are_right_for_any_time_and_entropy(times: list[int], chance: Random) -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking(times)), entropy=chance.randbytes)
 
     made = [ids() for _ in times]
@@ -63,7 +63,7 @@ def test_version_and_variant_stay_right_whatever_time_and_chance_say(times: list
 
 @few
 @given(st.lists(st.integers(0, 2**48 - 1_000), min_size=2, max_size=50), st.randoms(use_true_random=False))
-def test_ids_grow_whatever_the_clock_does(times: list[int], chance: Random) -> None:
+def test_ids_increase_for_any_clock(times: list[int], chance: Random) -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking(times)), entropy=chance.randbytes)
 
     made = [ids() for _ in times]
@@ -71,7 +71,7 @@ def test_ids_grow_whatever_the_clock_does(times: list[int], chance: Random) -> N
     assert all(earlier < later for earlier, later in pairwise(made))
 
 
-def test_an_id_tells_when_it_was_made() -> None:
+def test_an_id_contains_its_creation_time() -> None:
     before = time.time_ns() // 1_000_000
     job_id = JobIdGenerator()()
     after = time.time_ns() // 1_000_000
@@ -79,7 +79,7 @@ def test_an_id_tells_when_it_was_made() -> None:
     assert before <= milliseconds(job_id) <= after
 
 
-def test_a_clock_that_stands_still_makes_the_random_part_grow() -> None:
+def test_a_clock_that_stands_still_increases_the_random_part() -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON))
 
     made = [ids() for _ in range(1_000)]
@@ -88,7 +88,7 @@ def test_a_clock_that_stands_still_makes_the_random_part_grow() -> None:
     assert all(tail(earlier) < tail(later) for earlier, later in pairwise(made))
 
 
-def test_ids_of_one_millisecond_are_not_neighbours_that_can_be_guessed() -> None:
+def test_ids_of_one_millisecond_are_not_consecutive() -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON))
 
     steps = {tail(later) - tail(earlier) for earlier, later in pairwise([ids() for _ in range(100)])}
@@ -97,7 +97,7 @@ def test_ids_of_one_millisecond_are_not_neighbours_that_can_be_guessed() -> None
     assert max(steps) > 2**24
 
 
-def test_a_clock_that_runs_back_does_not_take_the_ids_with_it() -> None:
+def test_ids_increase_when_the_clock_moves_back() -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking([NOON, NOON - 3_600_000, NOON - 1])))
 
     made = [ids() for _ in range(3)]
@@ -106,7 +106,7 @@ def test_a_clock_that_runs_back_does_not_take_the_ids_with_it() -> None:
     assert made == sorted(made)
 
 
-def test_a_clock_that_caught_up_is_followed_again() -> None:
+def test_ids_follow_the_clock_again_after_it_caught_up() -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(ticking([NOON, NOON - 5, NOON + 1])))
 
     made = [ids() for _ in range(3)]
@@ -114,12 +114,12 @@ def test_a_clock_that_caught_up_is_followed_again() -> None:
     assert [milliseconds(job_id) for job_id in made] == [NOON, NOON, NOON + 1]
 
 
-def test_a_random_part_without_room_left_moves_the_time_part_on() -> None:
+def test_an_overflowing_random_part_increases_the_time_part() -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON), entropy=constant(0xFF))
     room = 2 ** (TAIL_BITS - 1)
     first = ids()
 
-    ids._last_tail += room - 1  # noqa: SLF001  2**41 calls would do the same
+    ids._last_tail += room - 1  # noqa: SLF001  instead of 2**41 calls
     second, third = ids(), ids()
 
     assert tail(first) < room
@@ -127,7 +127,7 @@ def test_a_random_part_without_room_left_moves_the_time_part_on() -> None:
     assert first < second < third
 
 
-def test_a_new_random_part_leaves_room_to_grow() -> None:
+def test_a_new_random_part_has_its_highest_bit_clear() -> None:
     first = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON), entropy=constant(0xFF))()
 
     assert tail(first) == 2 ** (TAIL_BITS - 1) - 1
@@ -135,7 +135,7 @@ def test_a_new_random_part_leaves_room_to_grow() -> None:
 
 @few
 @given(st.lists(st.integers(0, 30), max_size=10), st.randoms(use_true_random=False))
-def test_ids_made_many_at_once_grow_and_those_after_them_too(counts: list[int], chance: Random) -> None:
+def test_ids_increase_within_and_after_a_bulk_call(counts: list[int], chance: Random) -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON - chance.randrange(3)), entropy=chance.randbytes)
 
     made = [[ids(), *ids.many(count)] for count in counts]
@@ -145,7 +145,7 @@ def test_ids_made_many_at_once_grow_and_those_after_them_too(counts: list[int], 
     assert all((job_id.version, job_id.variant) == (7, RFC_4122) for each in made for job_id in each)
 
 
-def test_many_ids_without_room_left_move_the_time_part_on() -> None:
+def test_a_bulk_call_that_overflows_increases_the_time_part() -> None:
     ids = JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON), entropy=constant(0xFF))
     first = ids()
 
@@ -156,7 +156,7 @@ def test_many_ids_without_room_left_move_the_time_part_on() -> None:
     assert all(earlier < later for earlier, later in pairwise([first, *made]))
 
 
-def test_two_factories_do_not_make_the_same_ids() -> None:
+def test_two_generators_do_not_make_the_same_ids() -> None:
     one, other = (
         JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON)),
         JobIdGenerator(nanoseconds=in_nanoseconds(lambda: NOON)),
@@ -166,7 +166,7 @@ def test_two_factories_do_not_make_the_same_ids() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda ids: ids(), lambda ids: ids.many(2)], ids=["one", "many"])
-def test_no_other_thread_can_make_an_id_before_the_last_one_is_noted(
+def test_no_thread_can_make_an_id_before_the_last_one_is_recorded(
     make: Callable[[JobIdGenerator], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = CountingLock()
@@ -185,7 +185,7 @@ def test_no_other_thread_can_make_an_id_before_the_last_one_is_noted(
 
 
 class CountingLock:
-    """Stands for the lock: threads that race would find a missing one only by luck."""
+    """Replaces the lock: racing threads would reveal a missing lock only by chance."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -197,7 +197,7 @@ class CountingLock:
         self.depth -= 1
 
 
-def test_threads_never_get_the_same_id_and_each_sees_them_grow() -> None:
+def test_ids_are_unique_across_threads_and_increase_in_each() -> None:
     threads, each = 8, 5_000
     start = Barrier(threads)
 
@@ -212,23 +212,23 @@ def test_threads_never_get_the_same_id_and_each_sees_them_grow() -> None:
     assert all(earlier < later for ids in made for earlier, later in pairwise(ids))
 
 
-def test_tokens_are_never_the_same_and_tell_nothing() -> None:
+def test_tokens_are_unique_and_random() -> None:
     tokens = [new_token() for _ in range(10_000)]
 
     assert len(set(tokens)) == 10_000
     assert {token.version for token in tokens} == {4}
 
 
-# In processes of their own: pytest's must not be forked while it has threads, and
-# a child that hangs must be stopped by somebody.
-CHILD_GOES_ITS_OWN_WAY: Final = """
+# In separate processes: pytest must not be forked while it has threads, and a child
+# that hangs must be killed.
+FORKED_CHILD: Final = """
 import os
 from taskharbor.core.ids import JobIdGenerator
 
 ids = JobIdGenerator(nanoseconds=lambda: 1_900_000_000_000_000_000)
 print(ids(), flush=True)
 child = os.fork()
-if child:  # it prints after the child has
+if child:  # print after the child
     os.waitpid(child, 0)
 print(*(ids() for _ in range(500)), sep="\\n", flush=True)
 """
@@ -246,7 +246,7 @@ for _ in range(3):
 for _ in range(40):
     child = os.fork()
     if child == 0:
-        signal.alarm(5)  # ends a child that waits for a lock nobody holds any more
+        signal.alarm(5)  # ends a child that waits for a lock of its parent
         new_job_id()
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -265,7 +265,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can
 
 @needs_fork
 def test_a_forked_child_does_not_make_the_ids_of_its_parent() -> None:
-    done = run(CHILD_GOES_ITS_OWN_WAY)
+    done = run(FORKED_CHILD)
 
     made = done.stdout.split()
     assert done.returncode == 0, done.stderr
@@ -273,15 +273,15 @@ def test_a_forked_child_does_not_make_the_ids_of_its_parent() -> None:
 
 
 @needs_fork
-def test_a_forked_child_does_not_go_on_from_the_last_id_of_its_parent() -> None:
-    done = run(CHILD_GOES_ITS_OWN_WAY)
+def test_a_forked_child_does_not_continue_from_its_parents_last_id() -> None:
+    done = run(FORKED_CHILD)
 
     parents, childs, *_ = (UUID(line) for line in done.stdout.split())
     assert abs(tail(childs) - tail(parents)) > 2**40  # a step is at most 2**32
 
 
 @needs_fork
-def test_a_child_forked_while_a_thread_made_an_id_does_not_wait_for_that_thread() -> None:
+def test_a_child_forked_while_the_lock_is_held_does_not_deadlock() -> None:
     done = run(FORKED_UNDER_LOAD)
 
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Keys and values of a JSON text are counted as they are, whatever stands between and inside them."""
+"""Counting the keys and values of a JSON text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_text_counts_as_one_value(data: bytes) -> None:
     check_json_limits(data, max_keys=0, max_values=3)
 
 
-def test_more_strings_than_values_are_refused_before_the_text_is_cut_up() -> None:
+def test_too_many_strings_are_refused_before_the_text_is_split() -> None:
     with pytest.raises(PayloadNotDecodable, match="over 3 values"):
         check_json_limits(b'"a" ' * 9, max_keys=1, max_values=3)
 

@@ -37,7 +37,7 @@ READABLE: Final[dict[str, Any]] = {"v": 1, "id": str(JOB), "seq": 3}
 
 @few
 @given(st.uuids(), st.sampled_from(SEQ_RANGE))
-def test_a_message_comes_back_as_it_was_sent(job_id: UUID, seq: int) -> None:
+def test_a_message_round_trips(job_id: UUID, seq: int) -> None:
     message = Message(JobId(job_id), seq)
 
     assert parse_message(encode_message(message)) == message
@@ -45,11 +45,11 @@ def test_a_message_comes_back_as_it_was_sent(job_id: UUID, seq: int) -> None:
 
 @few
 @given(st.uuids(), st.sampled_from(SEQ_RANGE))
-def test_a_message_is_never_too_long_to_be_read(job_id: UUID, seq: int) -> None:
+def test_an_encoded_message_is_never_longer_than_the_limit(job_id: UUID, seq: int) -> None:
     assert len(encode_message(Message(JobId(job_id), seq))) <= MAX_MESSAGE_CHARS
 
 
-def test_a_message_carries_nothing_but_a_version_the_id_and_the_seq() -> None:
+def test_a_message_contains_only_version_id_and_seq() -> None:
     job_id = new_job_id()
 
     assert json.loads(encode_message(Message(job_id, 3))) == {"v": 1, "id": str(job_id), "seq": 3}
@@ -57,7 +57,7 @@ def test_a_message_carries_nothing_but_a_version_the_id_and_the_seq() -> None:
 
 @few
 @given(st.text(st.characters(exclude_categories=())))
-def test_arbitrary_text_is_read_as_no_message(text: str) -> None:
+def test_arbitrary_text_is_not_a_message(text: str) -> None:
     assert parse_message(text) is None
 
 
@@ -79,7 +79,7 @@ near_misses = st.fixed_dictionaries(
 
 @few
 @given(near_misses)
-def test_what_is_read_is_a_job_id_and_a_number_whatever_was_sent(sent: dict[str, Any]) -> None:
+def test_a_parsed_message_always_has_a_uuid_and_an_int(sent: dict[str, Any]) -> None:
     message = parse_message(json.dumps(sent))
 
     assert message is None or (type(message.job_id) is UUID and type(message.seq) is int and message.seq in SEQ_RANGE)
@@ -122,15 +122,15 @@ UNREADABLE: Final[dict[str, str]] = {
 
 
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
-def test_what_is_no_message_of_ours_is_not_read(text: str) -> None:
+def test_an_invalid_message_is_not_parsed(text: str) -> None:
     assert parse_message(text) is None
 
 
-def test_keys_that_a_later_release_adds_do_no_harm() -> None:
+def test_unknown_keys_are_ignored() -> None:
     assert parse_message(json.dumps(READABLE | {"trace": {"id": 1}})) == Message(JOB, 3)
 
 
-def test_a_message_exactly_as_long_as_the_limit_is_read() -> None:
+def test_a_message_at_the_size_limit_is_parsed() -> None:
     padded = json.dumps(READABLE).ljust(MAX_MESSAGE_CHARS)
 
     assert len(padded) == MAX_MESSAGE_CHARS
@@ -151,18 +151,18 @@ def hidden(time: timedelta) -> MessageDecision:
     return MessageDecision(MessageAction.LEAVE, time)
 
 
-# The table of the design, row by row; the message's seq is 3 and it was seen once.
+# The table of the design, row by row. The message's seq is 3, and it was received once.
 VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
     "body unreadable": (MessageFinding.UNREADABLE, DELETE),
     "claimed and settled": (MessageFinding.SETTLED, DELETE),
     "claimed, settlement unknown": (MessageFinding.UNSETTLED, LEAVE),
     "reply of the claim lost": (MessageFinding.CLAIM_UNKNOWN, LEAVE),
-    "store out of reach": (MessageFinding.STORE_AWAY, LEAVE),
+    "store unavailable": (MessageFinding.STORE_AWAY, LEAVE),
     "final": (refused(RefusalReason.FINAL), DECLINE),
     "pending or failed": (refused(RefusalReason.NOT_ENQUEUED), DECLINE),
     "cancel requested": (refused(RefusalReason.CANCEL_REQUESTED), DECLINE),
     "paused": (refused(RefusalReason.PAUSED), DECLINE),
-    "spent": (refused(RefusalReason.SPENT), DECLINE),
+    "exhausted": (refused(RefusalReason.EXHAUSTED), DECLINE),
     "not due within V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY + MOMENT), DECLINE),
     "due exactly at V": (refused(RefusalReason.NOT_DUE, until=VISIBILITY), hidden(VISIBILITY)),
     "due within V": (refused(RefusalReason.NOT_DUE, until=20 * SECOND), hidden(20 * SECOND)),
@@ -171,9 +171,9 @@ VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
     "leased elsewhere": (refused(RefusalReason.LEASED, until=20 * SECOND), hidden(20 * SECOND)),
     "leased for one second": (refused(RefusalReason.LEASED, until=SECOND), hidden(SECOND)),
     "leased for a moment": (refused(RefusalReason.LEASED, until=MOMENT), hidden(SECOND)),
-    "lease over meanwhile": (refused(RefusalReason.LEASED, until=-20 * SECOND), hidden(SECOND)),
+    "lease expired meanwhile": (refused(RefusalReason.LEASED, until=-20 * SECOND), hidden(SECOND)),
     "leased for longer than V": (refused(RefusalReason.LEASED, until=10 * VISIBILITY), hidden(VISIBILITY)),
-    "leased, nobody knows how long": (refused(RefusalReason.LEASED), hidden(VISIBILITY)),
+    "leased, unknown end": (refused(RefusalReason.LEASED), hidden(VISIBILITY)),
     "no handler here": (refused(RefusalReason.UNHANDLED), hidden(VISIBILITY)),
     "job of another queue": (refused(RefusalReason.OTHER_QUEUE), DELETE),
     "job of another queue, older seq": (refused(RefusalReason.OTHER_QUEUE, sends=4), DELETE),
@@ -191,13 +191,11 @@ VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
 
 
 @pytest.mark.parametrize(("found", "verdict"), VERDICTS.values(), ids=VERDICTS)
-def test_what_a_worker_finds_decides_what_it_does_with_the_message(
-    found: MessageFinding | Refused, verdict: MessageDecision
-) -> None:
+def test_each_finding_leads_to_its_action(found: MessageFinding | Refused, verdict: MessageDecision) -> None:
     assert decide_message(found, seq=3, receives=1, visibility=VISIBILITY, now=NOW) == verdict
 
 
-def test_the_table_knows_every_finding_and_every_reason() -> None:
+def test_the_table_covers_every_finding_and_reason() -> None:
     found = {each.reason if isinstance(each, Refused) else each for each, _ in VERDICTS.values()}
 
     assert found == {*MessageFinding, *RefusalReason}
@@ -207,7 +205,7 @@ def test_the_table_knows_every_finding_and_every_reason() -> None:
     ("receives", "verdict"),
     [(1, LEAVE), (MAX_UNKNOWN_RECEIVES, LEAVE), (MAX_UNKNOWN_RECEIVES + 1, DELETE), (10**6, DELETE)],
 )
-def test_a_message_for_an_unknown_job_is_deleted_only_when_it_was_seen_more_than_a_few_times(
+def test_a_message_for_an_unknown_job_is_deleted_after_several_receives(
     receives: int, verdict: MessageDecision
 ) -> None:
     found = refused(RefusalReason.NOT_FOUND, sends=0)
@@ -241,7 +239,7 @@ def test_a_message_is_never_hidden_for_less_than_a_second_or_more_than_its_visib
     st.integers(0, 5),
     st.integers(1, MAX_UNKNOWN_RECEIVES),
 )
-def test_a_message_is_deleted_unannounced_only_when_settled_or_foreign(
+def test_a_message_is_deleted_without_a_decline_only_when_settled_or_foreign(
     found: MessageFinding | Refused, seq: int, receives: int
 ) -> None:
     verdict = decide_message(found, seq=seq, receives=receives, visibility=VISIBILITY, now=NOW)
@@ -254,29 +252,29 @@ FIRST: Final = timedelta(minutes=1)
 CAP: Final = timedelta(minutes=10)
 
 
-def test_every_sending_waits_twice_as_long_for_the_next_until_the_cap() -> None:
+def test_the_resend_interval_doubles_up_to_the_cap() -> None:
     intervals = [resend_interval(resends, first=FIRST, cap=CAP) for resends in range(1, 7)]
 
     assert intervals == [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST, CAP, CAP]
 
 
-def test_a_cap_that_is_a_doubling_is_reached_exactly() -> None:
+def test_a_resend_interval_reaches_a_cap_that_is_a_doubling() -> None:
     intervals = [resend_interval(resends, first=FIRST, cap=8 * FIRST) for resends in (3, 4, 5)]
 
     assert intervals == [4 * FIRST, 8 * FIRST, 8 * FIRST]
 
 
 @pytest.mark.parametrize("resends", [64, 65, 1_024, 10**6, 10**18])
-def test_a_job_sent_however_often_waits_for_the_cap(resends: int) -> None:
+def test_any_number_of_resends_waits_for_the_cap(resends: int) -> None:
     assert resend_interval(resends, first=FIRST, cap=CAP) == CAP
 
 
 @pytest.mark.parametrize("resends", [-1, 0])
-def test_a_job_that_was_not_sent_yet_waits_as_after_the_first_sending(resends: int) -> None:
+def test_the_interval_for_zero_resends_is_the_first_one(resends: int) -> None:
     assert resend_interval(resends, first=FIRST, cap=CAP) == FIRST
 
 
-def test_a_first_interval_over_the_cap_is_cut_to_it() -> None:
+def test_a_first_interval_above_the_cap_is_the_cap() -> None:
     assert resend_interval(1, first=CAP, cap=FIRST) == FIRST
 
 
@@ -287,7 +285,7 @@ intervals = st.timedeltas(MOMENT, timedelta(days=3650)) | st.timedeltas(MOMENT, 
 @given(st.integers(1, 100) | st.integers(1, 10**18), intervals, intervals)
 @example(2, 2 * MOMENT, 3 * MOMENT)  # half of the cap is rounded up
 @example(65, 5 * MOMENT, timedelta.max)
-def test_an_interval_is_above_zero_and_at_most_the_cap_and_never_shrinks(
+def test_a_resend_interval_is_positive_capped_and_never_decreases(
     resends: int, first: timedelta, cap: timedelta
 ) -> None:
     interval = resend_interval(resends, first=first, cap=cap)

@@ -22,7 +22,7 @@ CANARY: Final = b"hunter2"
 
 
 class CountingCodec:
-    """JSON that remembers what it was asked to read."""
+    """A JSON codec that records its calls of `decode`."""
 
     def __init__(self) -> None:
         self.read: list[tuple[bytes, bytes]] = []
@@ -65,7 +65,7 @@ def test_the_data_of_a_job_is_its_payload_decoded() -> None:
     assert job().data == {"name": "Ada"}
 
 
-def test_the_payload_is_decoded_with_what_it_is_bound_to_and_only_when_it_is_asked_for() -> None:
+def test_the_payload_is_decoded_lazily_with_its_context() -> None:
     codec = CountingCodec()
     made = job(codec=codec)
     before = list(codec.read)
@@ -100,14 +100,14 @@ def test_a_job_with_another_payload_has_other_data() -> None:
 
 @pytest.mark.parametrize("decoded", [True, False])
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_of_a_job_has_the_same_data_whether_it_was_read_before_or_not(duplicate: Any, decoded: bool) -> None:
+def test_a_copy_of_a_job_has_the_same_data(duplicate: Any, decoded: bool) -> None:
     made = job()
     assert not decoded or made.data
 
     assert duplicate(made).data == {"name": "Ada"}
 
 
-def test_a_payload_that_cannot_be_read_says_so_each_time_it_is_asked_for() -> None:
+def test_an_undecodable_payload_raises_on_every_access() -> None:
     made = job(payload=b"\xff")
 
     for _ in range(2):
@@ -136,14 +136,14 @@ def test_a_new_job_and_a_schedule_do_not_show_their_payload() -> None:
     assert "hunter2" not in repr(new) + repr(schedule)
 
 
-@pytest.mark.parametrize(("attempts", "spent"), [(0, False), (2, False), (3, True), (4, True)])
-def test_a_job_is_spent_when_its_attempts_have_reached_the_most(attempts: int, spent: bool) -> None:
-    assert job(attempt_count=attempts, max_attempts=3).is_exhausted == spent
+@pytest.mark.parametrize(("attempts", "exhausted"), [(0, False), (2, False), (3, True), (4, True)])
+def test_a_job_is_exhausted_when_its_attempts_reach_the_maximum(attempts: int, exhausted: bool) -> None:
+    assert job(attempt_count=attempts, max_attempts=3).is_exhausted == exhausted
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.tuples(st.uuids(), st.text("ab:/", max_size=4)), st.tuples(st.uuids(), st.text("ab:/", max_size=4)))
-def test_payloads_of_different_jobs_or_types_are_bound_to_different_things(
+def test_payloads_of_different_jobs_or_types_have_different_contexts(
     one: tuple[UUID, str], other: tuple[UUID, str]
 ) -> None:
     contexts = [payload_context(JobId(job_id), job_type) for job_id, job_type in (one, other)]
@@ -151,7 +151,7 @@ def test_payloads_of_different_jobs_or_types_are_bound_to_different_things(
     assert (contexts[0] == contexts[1]) == (one == other)
 
 
-def test_a_payload_is_bound_to_its_job_and_its_type() -> None:
+def test_the_payload_context_contains_the_job_id_and_type() -> None:
     contexts = {payload_context(job_id, kind) for job_id in (JOB, new_job_id()) for kind in ("greet", "part")}
 
     assert len(contexts) == 4
@@ -171,11 +171,11 @@ def event(*, life: int = 1, job_id: JobId = JOB) -> DeadTaskEvent:
     )
 
 
-def test_every_repeat_of_one_death_has_the_same_event_id() -> None:
+def test_repeats_of_an_event_have_the_same_event_id() -> None:
     assert event().event_id == event().event_id == "00000000-0000-0000-0000-000000000007:1"
 
 
-def test_every_death_has_an_event_id_of_its_own() -> None:
+def test_each_life_and_job_has_its_own_event_id() -> None:
     ids = {event(life=life, job_id=job_id).event_id for life in (1, 2, 11) for job_id in (JOB, new_job_id())}
 
     assert len(ids) == 6

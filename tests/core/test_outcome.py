@@ -32,7 +32,7 @@ ONE_OF_EACH: Final = {
 }
 
 
-def test_an_outcome_cannot_be_made_but_by_its_named_constructors() -> None:
+def test_an_outcome_can_be_made_only_by_its_named_constructors() -> None:
     with pytest.raises(TypeError) as caught:
         Outcome()
 
@@ -51,7 +51,7 @@ def test_an_outcome_cannot_be_changed() -> None:
         outcome.event = Event.FAIL  # type: ignore[misc]
 
 
-def test_outcomes_that_say_the_same_are_equal() -> None:
+def test_outcomes_with_equal_fields_are_equal() -> None:
     assert Outcome.retry(after=SOON, failure=BOOM) == Outcome.retry(after=SOON, failure=BOOM)
     assert Outcome.retry(after=SOON) != Outcome.snooze(after=SOON)
 
@@ -71,7 +71,7 @@ def test_an_outcome_does_not_show_its_result_which_may_be_a_secret() -> None:
 
 @settings(deadline=None)
 @given(st.timedeltas())
-def test_a_delay_is_bent_into_the_range_that_can_be_stored(delay: timedelta) -> None:
+def test_a_delay_is_clamped_to_the_storable_range(delay: timedelta) -> None:
     delays = {Outcome.retry(after=delay).delay, Outcome.snooze(after=delay).delay}
 
     [bent] = delays
@@ -90,7 +90,7 @@ def test_a_delay_is_bent_into_the_range_that_can_be_stored(delay: timedelta) -> 
         (timedelta.max, MAX_DELAY),
     ],
 )
-def test_a_delay_stops_exactly_at_its_bounds(asked: timedelta, kept: timedelta) -> None:
+def test_a_delay_at_its_bounds_is_kept(asked: timedelta, kept: timedelta) -> None:
     assert Outcome.retry(after=asked).delay == kept
 
 
@@ -101,7 +101,7 @@ def test_a_reason_is_made_storable(make: Callable[[str], Outcome]) -> None:
     assert outcome.reason == "a\\x00b\\ud800c"
 
 
-def test_a_gigantic_reason_is_cut() -> None:
+def test_a_huge_reason_is_cut() -> None:
     outcome = Outcome.fail("x" * 10 * MAX_TEXT_CHARS)
 
     assert outcome.reason is not None
@@ -124,7 +124,7 @@ def test_a_reason_alone_is_recorded_as_a_failure_without_a_type() -> None:
 
 
 @pytest.mark.parametrize("event", [Event.ACK, Event.RETRY, Event.SNOOZE, Event.RELEASE, Event.CANCEL])
-def test_nothing_is_recorded_where_nothing_was_said(event: Event) -> None:
+def test_an_outcome_without_reason_and_failure_records_no_failure(event: Event) -> None:
     assert ONE_OF_EACH[event].recorded_failure is None
 
 
@@ -138,18 +138,18 @@ def test_nothing_is_recorded_where_nothing_was_said(event: Event) -> None:
         (Event.CANCEL, AttemptOutcome.CANCELED),
     ],
 )
-def test_every_outcome_but_a_success_has_a_word_for_the_attempts_row(event: Event, recorded: AttemptOutcome) -> None:
+def test_every_outcome_but_a_success_has_an_attempt_outcome(event: Event, recorded: AttemptOutcome) -> None:
     assert ONE_OF_EACH[event].attempt_outcome is recorded
 
 
-def test_a_failure_by_timeout_is_told_from_other_failures() -> None:
+def test_a_failure_by_timeout_is_recorded_as_timed_out() -> None:
     late = Failure.of(JobTimedOut(new_job_id(), SOON))
 
     assert Outcome.retry(after=SOON, failure=late).attempt_outcome is AttemptOutcome.TIMED_OUT
-    assert Outcome.fail("spent", failure=late).attempt_outcome is AttemptOutcome.TIMED_OUT
+    assert Outcome.fail("exhausted", failure=late).attempt_outcome is AttemptOutcome.TIMED_OUT
 
 
-def test_a_builtin_timeout_error_of_the_handlers_own_is_a_plain_failure() -> None:
+def test_a_builtin_timeout_error_of_the_handler_is_a_failure() -> None:
     outcome = Outcome.retry(after=SOON, failure=Failure.of(TimeoutError()))
 
     assert outcome.attempt_outcome is AttemptOutcome.FAILED

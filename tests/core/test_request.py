@@ -14,8 +14,8 @@ from taskharbor.core.request import (
     MAX_DELAY,
     MAX_KEY_CHARS,
     MAX_METADATA,
-    MAX_METADATA_KEY,
-    MAX_METADATA_VALUE,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
     MAX_SCHEDULED_FOR,
     MAX_TIMEOUT,
     MIN_SCHEDULED_FOR,
@@ -42,7 +42,7 @@ def problems(**fields: Any) -> tuple[Problem, ...]:
 
 
 class Undecided(tzinfo):
-    """A time zone that does not know its offset: what has it is as good as naive."""
+    """A time zone without an offset; a time in it counts as naive."""
 
     def utcoffset(self, _: datetime | None) -> None:
         return None
@@ -57,10 +57,10 @@ class Undecided(tzinfo):
 TYPES: Final = "must match [A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}"
 QUEUES: Final = "must match [A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 SCHEDULES: Final = "must be from 1970 to before 9000"
-KEYS: Final = "must have 1 to 255 characters, and has"
-STORABLE: Final = "must hold no NUL and no lone surrogate"
+KEYS: Final = "must have 1 to 255 characters, not"
+STORABLE: Final = "must not contain NUL or a lone surrogate"
 
-# What is given, then the value as it is shown, then the rule.
+# The field, its value, the value as shown, and the rule.
 REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
     "blank type": ("type", "", "''", TYPES),
     "type of blanks": ("type", "  ", "'  '", TYPES),
@@ -147,9 +147,7 @@ REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
 
 
 @pytest.mark.parametrize(("field", "value", "shown", "rule"), REFUSED.values(), ids=REFUSED)
-def test_what_breaks_a_rule_is_refused_with_its_field_its_value_and_the_rule(
-    field: str, value: Any, shown: str, rule: str
-) -> None:
+def test_an_invalid_field_is_refused_with_its_value_and_rule(field: str, value: Any, shown: str, rule: str) -> None:
     [problem] = problems(**{field: value})
 
     assert problem.field == field
@@ -159,11 +157,11 @@ def test_what_breaks_a_rule_is_refused_with_its_field_its_value_and_the_rule(
 
 
 METADATA: Final[dict[str, tuple[Any, Any, str, str, str]]] = {
-    "blank key": ("", "v", "metadata key", "''", "must have 1 to 64 characters, and has 0"),
-    "long key": ("k" * 65, "v", "metadata key", f"'{'k' * 57}...'", "must have 1 to 64 characters, and has 65"),
+    "blank key": ("", "v", "metadata key", "''", "must have 1 to 64 characters, not 0"),
+    "long key": ("k" * 65, "v", "metadata key", f"'{'k' * 57}...'", "must have 1 to 64 characters, not 65"),
     "key that is no text": (7, "v", "metadata key", "7", "must be a str"),
     "key with a NUL": ("\x00", "v", "metadata key", r"'\x00'", STORABLE),
-    "long value": ("k", "v" * 1_025, "metadata['k']", f"'{'v' * 57}...'", "0 to 1,024 characters, and has 1,025"),
+    "long value": ("k", "v" * 1_025, "metadata['k']", f"'{'v' * 57}...'", "0 to 1,024 characters, not 1,025"),
     "value that is no text": ("k", 7, "metadata['k']", "7", "must be a str"),
     "value that is nothing": ("k", None, "metadata['k']", "None", "must be a str"),
     "value with a NUL": ("k", "\x00", "metadata['k']", r"'\x00'", STORABLE),
@@ -171,22 +169,20 @@ METADATA: Final[dict[str, tuple[Any, Any, str, str, str]]] = {
 
 
 @pytest.mark.parametrize(("key", "value", "field", "shown", "rule"), METADATA.values(), ids=METADATA)
-def test_metadata_that_breaks_a_rule_is_refused_with_its_key(
-    key: Any, value: Any, field: str, shown: str, rule: str
-) -> None:
+def test_invalid_metadata_is_refused_with_its_key(key: Any, value: Any, field: str, shown: str, rule: str) -> None:
     [problem] = problems(metadata={"fine": "too", key: value})
 
     assert (problem.field, problem.value) == (field, shown)
     assert rule in problem.rule
 
 
-def test_a_moment_and_a_delay_exclude_each_other() -> None:
+def test_scheduled_for_and_delay_exclude_each_other() -> None:
     [problem] = problems(scheduled_for=datetime(2030, 1, 1, tzinfo=UTC), delay=SECOND)
 
     assert str(problem) == "delay is 0:00:01: give scheduled_for or delay, not both"
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_invalid_fields_are_reported_together() -> None:
     found = problems(type="", queue="e mail", timeout=-SECOND, scheduled_for=NAIVE, max_attempts=0, metadata={"": 7})
 
     assert [problem.field for problem in found] == [
@@ -200,7 +196,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     ]
 
 
-def test_a_refusal_reads_as_its_problems_one_after_the_other() -> None:
+def test_the_message_of_a_refusal_joins_its_problems() -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate(request(max_attempts=0, priority="high"))
 
@@ -230,11 +226,11 @@ def test_a_refusal_reads_as_its_problems_one_after_the_other() -> None:
         {"idempotency_key": "k"},
         {"idempotency_key": "ü" * MAX_KEY_CHARS},
         {"metadata": {}},
-        {"metadata": MappingProxyType({"k" * MAX_METADATA_KEY: "v" * MAX_METADATA_VALUE, "empty": ""})},
+        {"metadata": MappingProxyType({"k" * MAX_METADATA_KEY_CHARS: "v" * MAX_METADATA_VALUE_CHARS, "empty": ""})},
         {"metadata": {f"k{number}": "" for number in range(MAX_METADATA)}},
     ],
 )
-def test_what_is_exactly_at_its_limit_is_accepted(fields: dict[str, Any]) -> None:
+def test_a_value_at_its_limit_is_accepted(fields: dict[str, Any]) -> None:
     validate(request(**fields))
 
 
@@ -243,12 +239,12 @@ def test_a_request_does_not_show_its_payload() -> None:
 
 
 @pytest.mark.parametrize("budget", [ATTEMPTS_RANGE[0], ATTEMPTS_RANGE[-1]])
-def test_the_attempts_of_a_new_life_can_be_checked_alone(budget: int) -> None:
+def test_a_valid_requeue_budget_is_accepted(budget: int) -> None:
     validate_attempts(budget, field="budget")
 
 
 @pytest.mark.parametrize("budget", [0, ATTEMPTS_RANGE[-1] + 1, True, "3", None])
-def test_what_cannot_be_the_attempts_of_a_new_life_is_refused(budget: Any) -> None:
+def test_an_invalid_requeue_budget_is_refused(budget: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^budget is "):
         validate_attempts(budget, field="budget")
 
@@ -281,7 +277,7 @@ names = [
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(names), anything)
-def test_whatever_a_field_holds_is_accepted_or_named(field: str, value: object) -> None:
+def test_any_field_value_is_accepted_or_reported(field: str, value: object) -> None:
     try:
         validate(request(**{field: value}))
     except InvalidRequest as refusal:

@@ -65,7 +65,7 @@ def test_an_attempt_below_the_first_counts_as_the_first() -> None:
 
 
 @pytest.mark.parametrize("attempt", [35, 64, 1_024, 1_100, 10**6, 10**18])
-def test_an_attempt_at_which_others_overflow_waits_for_the_cap(attempt: int) -> None:
+def test_a_huge_attempt_number_waits_for_the_cap(attempt: int) -> None:
     assert seconds(Exponential(jitter=0), attempt) == [3600]
 
 
@@ -87,7 +87,9 @@ def test_without_jitter_a_later_attempt_never_waits_less(backoff: Exponential, a
 
 @few
 @given(exponentials(st.floats(0, 1, exclude_max=True)), attempts, chances)
-def test_jitter_only_takes_away_and_never_more_than_its_part(backoff: Exponential, attempt: int, chance: float) -> None:
+def test_jitter_only_shortens_a_delay_and_by_at_most_its_fraction(
+    backoff: Exponential, attempt: int, chance: float
+) -> None:
     full = backoff.delay(attempt, chance=0)
 
     delay = backoff.delay(attempt, chance=chance)
@@ -95,7 +97,7 @@ def test_jitter_only_takes_away_and_never_more_than_its_part(backoff: Exponentia
     assert full * (1 - backoff.jitter) - timedelta.resolution <= delay <= full
 
 
-def test_jitter_takes_its_part_of_the_delay_in_proportion_to_chance() -> None:
+def test_jitter_shortens_a_delay_in_proportion_to_chance() -> None:
     backoff = Exponential(base=timedelta(seconds=100), jitter=0.5)
 
     assert [backoff.delay(1, chance=chance).total_seconds() for chance in (0, 0.5, 0.98)] == [100, 75, 51]
@@ -117,7 +119,7 @@ def test_a_function_from_the_attempt_to_a_delay_is_a_backoff() -> None:
     assert [policy.delay(JOB, attempt, BOOM) for attempt in (1, 2, 3)] == [SECOND, 2 * SECOND, None]
 
 
-def test_the_default_policy_tries_often_and_waits_longer_and_longer() -> None:
+def test_the_default_policy_has_twenty_attempts_and_growing_delays() -> None:
     policy = RetryPolicy()
 
     assert policy.max_attempts == DEFAULT_MAX_ATTEMPTS == 20
@@ -126,7 +128,7 @@ def test_the_default_policy_tries_often_and_waits_longer_and_longer() -> None:
 
 @few
 @given(st.uuids(), st.integers(1, 10**6), st.integers())
-def test_a_delay_can_be_computed_again(job_id: UUID, attempt: int, seed: int) -> None:
+def test_the_same_job_and_attempt_have_the_same_delay(job_id: UUID, attempt: int, seed: int) -> None:
     one, other = RetryPolicy(seed=seed), RetryPolicy(seed=seed)
 
     assert one.delay(JobId(job_id), attempt, BOOM) == other.delay(JobId(job_id), attempt, KeyError())
@@ -136,7 +138,7 @@ def test_a_delay_is_the_same_in_every_process_and_release() -> None:
     assert RetryPolicy(seed=1).delay(JOB, 2, BOOM) == timedelta(seconds=8, microseconds=579_246)
 
 
-def test_jobs_that_failed_together_do_not_come_back_together() -> None:
+def test_jobs_that_failed_together_get_different_delays() -> None:
     policy = RetryPolicy(backoff=Exponential(base=MINUTE, jitter=0.25))
 
     delays = [policy.delay(new_job_id(), 1, BOOM) for _ in range(1_000)]
@@ -147,7 +149,7 @@ def test_jobs_that_failed_together_do_not_come_back_together() -> None:
     assert max(bounded) - min(bounded) > 14 * SECOND
 
 
-def test_another_seed_spreads_the_same_jobs_otherwise() -> None:
+def test_another_seed_gives_other_delays() -> None:
     jobs = [new_job_id() for _ in range(10)]
 
     spread = {seed: [RetryPolicy(seed=seed).delay(job, 1, BOOM) for job in jobs] for seed in (0, 1)}
@@ -155,7 +157,7 @@ def test_another_seed_spreads_the_same_jobs_otherwise() -> None:
     assert spread[0] != spread[1]
 
 
-def test_attempts_of_one_job_are_spread_independently() -> None:
+def test_attempts_of_one_job_get_independent_jitter() -> None:
     policy = RetryPolicy(backoff=Exponential(base=MINUTE, factor=1))
 
     assert len({policy.delay(JOB, attempt, BOOM) for attempt in range(1, 11)}) > 1
@@ -167,7 +169,7 @@ def test_chance_is_at_least_zero_and_below_one(job_id: UUID, attempt: int, seed:
     seen: list[float] = []
 
     class Spy:
-        def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  it only looks at chance
+        def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  only chance matters
             seen.append(chance)
             return SECOND
 
@@ -188,14 +190,14 @@ class Leaf(Middle):
     pass
 
 
-def test_an_error_without_a_rule_takes_the_policys_own_backoff() -> None:
+def test_an_error_without_a_rule_uses_the_policys_backoff() -> None:
     policy = RetryPolicy(backoff=Fixed(MINUTE), rules={Base: Fixed(SECOND)}, give_up_on=(OSError,))
 
     assert policy.delay(JOB, 1, BOOM) == MINUTE
 
 
 @pytest.mark.parametrize("error", [Base(), Middle(), Leaf()])
-def test_a_rule_holds_for_its_class_and_every_class_below(error: Base) -> None:
+def test_a_rule_applies_to_its_class_and_subclasses(error: Base) -> None:
     policy = RetryPolicy(backoff=Fixed(MINUTE), rules={Base: Fixed(SECOND)})
 
     assert policy.delay(JOB, 1, error) == SECOND
@@ -204,7 +206,7 @@ def test_a_rule_holds_for_its_class_and_every_class_below(error: Base) -> None:
 @pytest.mark.parametrize(
     "rules", [{Base: Fixed(MINUTE), Middle: Fixed(SECOND)}, {Middle: Fixed(SECOND), Base: Fixed(MINUTE)}]
 )
-def test_of_two_rules_the_nearest_class_wins_in_whatever_order_they_stand(
+def test_the_rule_of_the_nearest_class_wins_in_any_order(
     rules: dict[type[BaseException], Fixed],
 ) -> None:
     policy = RetryPolicy(rules=rules)
@@ -219,7 +221,7 @@ def test_a_rule_may_be_a_function_too() -> None:
     assert policy.delay(JOB, 3, Leaf()) == 3 * MINUTE
 
 
-def test_what_is_given_up_on_is_given_up_on_with_everything_below() -> None:
+def test_give_up_on_applies_to_its_class_and_subclasses() -> None:
     policy = RetryPolicy(give_up_on=(Middle,))
 
     assert policy.delay(JOB, 1, Leaf()) is None
@@ -240,13 +242,13 @@ def test_giving_up_nearer_to_the_error_overrides_a_rule() -> None:
     assert policy.delay(JOB, 1, Base()) == SECOND
 
 
-def test_giving_up_wins_over_a_rule_for_the_very_same_class() -> None:
+def test_giving_up_wins_over_a_rule_for_the_same_class() -> None:
     policy = RetryPolicy(rules={Base: Fixed(SECOND)}, give_up_on=(Base,))
 
     assert policy.delay(JOB, 1, Base()) is None
 
 
-def test_a_class_that_stands_first_among_the_bases_is_the_nearer_one() -> None:
+def test_the_first_of_several_bases_is_the_nearest() -> None:
     class Both(Middle, OSError):
         pass
 
@@ -313,7 +315,7 @@ def test_arguments_exactly_at_their_bounds_are_accepted() -> None:
 
 @few
 @given(st.integers(), st.integers())
-def test_other_jobs_wait_otherwise_for_some_attempt(one: int, other: int) -> None:
+def test_different_jobs_have_different_delays_for_some_attempt(one: int, other: int) -> None:
     jobs = [JobId(UUID(int=number % 2**128)) for number in (one, other)]
     assume(jobs[0] != jobs[1])
 

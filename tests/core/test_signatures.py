@@ -1,4 +1,4 @@
-"""How calls of functions are stored, and come back."""
+"""Storing and reading back calls of functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Ctx:
-    """Stands for what a worker fills in."""
+    """Stands in for the worker's context."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ def mixed(first: int, /, second: str = "b", *rest: float, named: bool, other: in
         ((1,), {"second": "x", "named": True}, {"first": 1, "second": "x", "named": True}),
     ],
 )
-def test_a_call_is_stored_by_the_names_of_parameters_and_comes_back_as_it_was(
+def test_a_call_is_stored_by_parameter_name_and_round_trips(
     args: tuple[Any, ...], kwargs: dict[str, Any], stored: dict[str, Any]
 ) -> None:
     packed = arguments(mixed).pack(args, kwargs)
@@ -52,11 +52,11 @@ def test_a_call_is_stored_by_the_names_of_parameters_and_comes_back_as_it_was(
     assert mixed(*again_args, **again_kwargs) == mixed(*args, **kwargs)
 
 
-def test_what_a_call_leaves_to_a_default_is_not_stored() -> None:
+def test_an_argument_left_to_its_default_is_not_stored() -> None:
     assert arguments(mixed).pack((1,), {"named": True}) == {"first": 1, "named": True}
 
 
-def test_a_default_in_the_middle_keeps_what_follows_in_its_place() -> None:
+def test_arguments_after_a_defaulted_one_keep_their_position() -> None:
     def middle(a: int, b: int = 2, *rest: int) -> tuple[int, ...]:
         return (a, b, *rest)
 
@@ -69,14 +69,12 @@ def test_a_default_in_the_middle_keeps_what_follows_in_its_place() -> None:
     ("args", "kwargs", "refusal"),
     [
         ((), {"named": True}, "missing a required argument: 'first'"),
-        (("1",), {"named": True}, "first .*must be int, and is str"),
+        (("1",), {"named": True}, "first .*must be int, not str"),
         ((1, "a", "b"), {"named": True}, r"rest\[0\] .*must be float"),
         ((1,), {"named": True, "more": 3}, r"more\['more'\] .*must be str"),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused_before_it_is_stored(
-    args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
-) -> None:
+def test_a_call_that_does_not_match_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str) -> None:
     with pytest.raises(InvalidRequest, match=refusal):
         arguments(mixed).pack(args, kwargs)
 
@@ -85,27 +83,27 @@ def test_a_call_that_does_not_fit_is_refused_before_it_is_stored(
     ("stored", "refusal"),
     [
         ([1], "'mixed': the payload must be an object"),
-        ({"named": True}, "'mixed': first: is missing, and has no default"),
-        ({"first": 1, "named": True, "gone": 2}, "'mixed': gone: there is no such parameter"),
-        ({"first": "1", "named": True}, "'mixed': first: must be int, and is str"),
+        ({"named": True}, "'mixed': first: missing, and it has no default"),
+        ({"first": 1, "named": True, "gone": 2}, "'mixed': gone: no such parameter"),
+        ({"first": "1", "named": True}, "'mixed': first: must be int, not str"),
         (
             {"first": 1, "named": True, "more": {"named": "x"}},
-            r"'mixed': more\['named'\]: there is a parameter of this",
+            r"'mixed': more\['named'\]: a parameter has this name",
         ),
-        ({"first": 1, "named": True, "more": {"second": "x"}}, r"'mixed': more\['second'\]: there is a parameter"),
+        ({"first": 1, "named": True, "more": {"second": "x"}}, r"'mixed': more\['second'\]: a parameter has this name"),
     ],
 )
-def test_a_stored_call_that_does_not_fit_any_more_is_refused(stored: object, refusal: str) -> None:
+def test_a_stored_call_that_no_longer_matches_is_refused(stored: object, refusal: str) -> None:
     with pytest.raises(CallNotReadable, match=refusal):
         arguments(mixed).unpack(stored)
 
 
-def test_a_first_parameter_that_is_annotated_so_is_the_workers() -> None:
-    def told(ctx: Ctx, number: int) -> None: ...
+def test_a_first_parameter_annotated_with_the_context_is_passed_by_the_worker() -> None:
+    def task(ctx: Ctx, number: int) -> None: ...
 
-    assert arguments(told).takes_context
-    assert arguments(told).pack((7,), {}) == {"number": 7}
-    assert arguments(told).unpack({"number": 7}) == ((7,), {})
+    assert arguments(task).takes_context
+    assert arguments(task).pack((7,), {}) == {"number": 7}
+    assert arguments(task).unpack({"number": 7}) == ((7,), {})
 
 
 def test_a_parameter_without_an_annotation_is_refused_by_name() -> None:
@@ -127,7 +125,7 @@ def test_a_context_that_is_not_the_first_parameter_is_refused_by_name() -> None:
             arguments(each).pack((), {})
 
 
-def test_what_is_no_function_or_yields_is_refused_where_it_is_defined() -> None:
+def test_a_non_function_or_generator_is_refused_at_definition() -> None:
     class Kind:
         number: int
 
@@ -144,31 +142,31 @@ def test_what_is_no_function_or_yields_is_refused_where_it_is_defined() -> None:
         (7, r"task is an object of type int: write a function"),
         (Kind, r"task is 'Kind': write a function"),
         (Kind.method, r"parameter 'self' is not annotated: a task cannot be a method"),
-        (plain, r"task is 'plain': it yields, and a job has one result"),
-        (later, r"task is 'later': it yields, and a job has one result"),
+        (plain, r"task is 'plain': it is a generator, and a job has one result"),
+        (later, r"task is 'later': it is a generator, and a job has one result"),
     ):
         with pytest.raises(UsageError, match=refusal):
             arguments(each)  # type: ignore[arg-type]
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     def grow(tree: Tree) -> None: ...
 
     tree = Tree([])
     tree.children.append(tree)
 
-    with pytest.raises(InvalidRequest, match="nested too deeply, or holds itself"):
+    with pytest.raises(InvalidRequest, match="nested too deeply or contains itself"):
         arguments(grow).pack((tree,), {})
 
 
-def test_names_that_only_type_checkers_see_are_refused_when_they_are_needed() -> None:
+def test_names_imported_for_type_checking_only_are_refused_on_use() -> None:
     def hidden(number: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821  that is the point
 
     with pytest.raises(UsageError, match="name 'Nowhere' is not defined"):
         arguments(hidden).pack((7,), {})
 
 
-def test_results_go_the_same_way() -> None:
+def test_results_are_checked_and_round_trip() -> None:
     def pair() -> tuple[int, str]: ...  # type: ignore[empty-body]
 
     stored = arguments(pair).pack_result((1, "a"))

@@ -20,7 +20,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_whatever_it_accepts_can_be_stored_and_is_shown_as_it_was_sent(value: Any) -> None:
+def test_accepted_json_can_be_stored_and_is_shown_unchanged(value: Any) -> None:
     read = strict_json(json.dumps(value).encode())
 
     stored = JsonCodec().encode(read, context=b"")
@@ -49,6 +49,6 @@ def test_whatever_it_accepts_can_be_stored_and_is_shown_as_it_was_sent(value: An
     ],
     ids=lambda data: repr(data[:12]),
 )
-def test_what_is_not_strict_json_is_refused(data: bytes) -> None:
+def test_json_that_is_not_strict_is_refused(data: bytes) -> None:
     with pytest.raises(PayloadNotDecodable):
         strict_json(data)

@@ -31,7 +31,7 @@ limits = st.integers(40, 120)
         ("\ud83d\udea2", "\\ud83d\\udea2"),
     ],
 )
-def test_only_what_no_store_can_keep_is_escaped(text: str, kept: str) -> None:
+def test_only_unstorable_characters_are_escaped(text: str, kept: str) -> None:
     assert make_storable(text) == kept
 
 
@@ -45,7 +45,7 @@ def test_every_other_character_is_storable(point: int) -> None:
     assert is_storable(chr(point))
 
 
-def test_text_exactly_as_long_as_the_limit_is_kept_whole() -> None:
+def test_text_at_the_limit_is_kept() -> None:
     text = "x" * MAX_TEXT_CHARS
 
     assert make_storable(text) == text
@@ -70,7 +70,7 @@ def test_the_head_and_the_tail_are_kept() -> None:
 @few
 @given(st.integers(40, 200), st.integers(0, 20_000))
 @example(40, 980)
-def test_the_note_says_how_many_characters_were_left_out(limit: int, more: int) -> None:
+def test_the_note_contains_the_number_of_omitted_characters(limit: int, more: int) -> None:
     text = "x" * (limit + 1 + more)
 
     cut = make_storable(text, limit=limit)
@@ -81,7 +81,7 @@ def test_the_note_says_how_many_characters_were_left_out(limit: int, more: int) 
 
 @few
 @given(texts, limits)
-def test_the_result_can_be_stored_whatever_the_text_was(text: str, limit: int) -> None:
+def test_the_result_is_storable_for_any_text(text: str, limit: int) -> None:
     kept = make_storable(text, limit=limit)
 
     assert kept.encode().decode() == kept
@@ -92,7 +92,7 @@ def test_the_result_can_be_stored_whatever_the_text_was(text: str, limit: int) -
 
 @few
 @given(texts, limits)
-def test_making_text_storable_twice_is_making_it_storable_once(text: str, limit: int) -> None:
+def test_make_storable_is_idempotent(text: str, limit: int) -> None:
     once = make_storable(text, limit=limit)
 
     assert make_storable(once, limit=limit) == once
@@ -100,7 +100,7 @@ def test_making_text_storable_twice_is_making_it_storable_once(text: str, limit:
 
 @few
 @given(texts)
-def test_text_is_storable_exactly_when_nothing_has_to_be_done_to_it(text: str) -> None:
+def test_text_is_storable_if_and_only_if_it_is_unchanged(text: str) -> None:
     assert is_storable(text) == (make_storable(text) == text)
 
 
@@ -113,7 +113,7 @@ def test_text_without_nul_and_surrogates_is_never_changed(text: str) -> None:
 
 
 @pytest.mark.parametrize("filling", ["x", "\x00", "\ud800", "世"])
-def test_a_gigantic_text_is_not_copied_to_keep_a_page_of_it(filling: str) -> None:
+def test_a_huge_text_is_cut_before_it_is_copied(filling: str) -> None:
     gigantic = filling * 50_000_000
 
     tracemalloc.start()
@@ -142,10 +142,10 @@ def test_escapes_do_not_push_text_over_the_limit() -> None:
         ("é 😀", "é 😀"),
     ],
 )
-def test_a_line_of_a_log_stays_one_and_steers_nothing(text: str, line: str) -> None:
+def test_a_log_line_has_no_line_breaks_or_control_characters(text: str, line: str) -> None:
     assert one_line(text, limit=100) == line
 
 
-def test_a_line_of_a_log_is_cut_after_it_was_escaped() -> None:
+def test_a_log_line_is_cut_after_escaping() -> None:
     assert one_line("\n" * 50, limit=10) == r"\n" * 5
     assert one_line("x" * 50, limit=10) == "x" * 10

@@ -1,4 +1,4 @@
-"""Values by their annotations: what is stored, what comes back, and what is refused."""
+"""Converting annotated values: the stored form, round trips and refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Range(NamedTuple):
     high: int = 9
 
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024  what nobody annotated is stored, too
+Pair = namedtuple("Pair", "left right")  # noqa: PYI024  without annotations
 
 
 class Address(TypedDict):
@@ -168,7 +168,7 @@ ROUND_TRIPS: list[tuple[Any, object]] = [
 
 
 @pytest.mark.parametrize(("annotation", "value"), ROUND_TRIPS, ids=lambda each: repr(each)[:40])
-def test_what_is_stored_comes_back_equal_and_of_the_same_type(annotation: Any, value: object) -> None:
+def test_a_stored_value_round_trips_with_its_type(annotation: Any, value: object) -> None:
     shape, codec = converter_for(annotation), JsonCodec()
 
     stored = codec.encode(shape.pack(value, "$"), context=b"")
@@ -181,53 +181,53 @@ def test_what_is_stored_comes_back_equal_and_of_the_same_type(annotation: Any, v
 @pytest.mark.parametrize(
     ("annotation", "value", "refusal"),
     [
-        (int, "7", "$: must be int, and is str"),
-        (int, True, "$: must be int, and is bool"),
-        (str, None, "$: must be str, and is None"),
-        (float, "1", "$: must be float, and is str"),
-        (date, datetime(2030, 1, 1, tzinfo=UTC), "$: must be date, and is datetime"),
+        (int, "7", "$: must be int, not str"),
+        (int, True, "$: must be int, not bool"),
+        (str, None, "$: must be str, not None"),
+        (float, "1", "$: must be float, not str"),
+        (date, datetime(2030, 1, 1, tzinfo=UTC), "$: must be date, not datetime"),
         (Literal["a", "b"], "c", "$: must be one of 'a', 'b'"),
         (Literal[1], True, "$: must be one of 1"),
-        (int | None, "x", "$: must be int | None, and is str"),
-        (list[int], [1, "2"], "$[1]: must be int, and is str"),
-        (list[int], "12", "$: must be list, and is str"),
-        (tuple[int, str], (1,), "$: must have 2 items, and has 1"),
-        (dict[str, int], {"a": "b"}, "$['a']: must be int, and is str"),
-        (dict[str, int], {1: 1}, "$ key: must be str, and is int"),
-        (Color, "red", "$: must be Color, and is str"),
-        (Point, {"x": 1}, "$: must be Point, and is dict"),
-        (Point, Point("1"), "$.x: must be int, and is str"),  # type: ignore[arg-type]
-        (Tree, Tree("a", [Tree("b", [Tree(3)])]), "$.children[0].children[0].name: must be str, and is int"),  # type: ignore[arg-type]
-        (Point | None, Point("1"), "$.x: must be int, and is str"),  # type: ignore[arg-type]
-        (Address, {"street": 1}, "$.street: must be str, and is int"),
-        (Person, {"name": "Ada"}, "$: must be Person, and is dict"),
-        (Point, Spot(1), "$: must be Point itself, and is Spot: it would come back as Point"),
+        (int | None, "x", "$: must be int | None, not str"),
+        (list[int], [1, "2"], "$[1]: must be int, not str"),
+        (list[int], "12", "$: must be list, not str"),
+        (tuple[int, str], (1,), "$: must have 2 items, not 1"),
+        (dict[str, int], {"a": "b"}, "$['a']: must be int, not str"),
+        (dict[str, int], {1: 1}, "$ key: must be str, not int"),
+        (Color, "red", "$: must be Color, not str"),
+        (Point, {"x": 1}, "$: must be Point, not dict"),
+        (Point, Point("1"), "$.x: must be int, not str"),  # type: ignore[arg-type]
+        (Tree, Tree("a", [Tree("b", [Tree(3)])]), "$.children[0].children[0].name: must be str, not int"),  # type: ignore[arg-type]
+        (Point | None, Point("1"), "$.x: must be int, not str"),  # type: ignore[arg-type]
+        (Address, {"street": 1}, "$.street: must be str, not int"),
+        (Person, {"name": "Ada"}, "$: must be Person, not dict"),
+        (Point, Spot(1), "$: must be Point itself, not Spot: it would be read back as Point"),
         (
             Person,
             Worker(name="Ada", born=date(1815, 12, 10)),
-            "$: must be Person itself, and is Worker: it would come back as Person",
+            "$: must be Person itself, not Worker: it would be read back as Person",
         ),
-        (Box[int], Box[Any](1, ["2"]), "$.rest[0]: must be int, and is str"),
-        (Range, Range("1"), "$.low: must be int, and is str"),  # type: ignore[arg-type]
-        (Range, (1, 2), "$: must be Range, and is tuple"),
+        (Box[int], Box[Any](1, ["2"]), "$.rest[0]: must be int, not str"),
+        (Range, Range("1"), "$.low: must be int, not str"),  # type: ignore[arg-type]
+        (Range, (1, 2), "$: must be Range, not tuple"),
         (Literal[Color.RED], "red", "$: must be one of <Color.RED: 'red'>"),
         (float, 10**400, "$: is too large for a float"),
-        (timedelta, timedelta.max, "$: is longer than a timedelta can be"),
-        (timedelta, timedelta(days=900_000, microseconds=1), "$: is too long to be stored to the microsecond"),
+        (timedelta, timedelta.max, "$: exceeds the range of timedelta"),
+        (timedelta, timedelta(days=900_000, microseconds=1), "$: too long to be stored to the microsecond"),
         (
             list[int] | set[int],
             {1},
-            "$: would come back as list: in list[int] | set[int] name set first, or give it a field of its own",
+            "$: would be read back as list: in list[int] | set[int] name set first, or give it a field of its own",
         ),
         (
             Login,
             Login(user="Ada", password=pydantic.SecretStr("hunter2")),
-            "$.password: would not come back as it is: see what its model makes of it as JSON",
+            "$.password: would not be read back unchanged: check how its model dumps it as JSON",
         ),
     ],
     ids=lambda each: repr(each)[:40],
 )
-def test_what_does_not_fit_is_refused_on_the_way_in_with_its_path(annotation: Any, value: object, refusal: str) -> None:
+def test_a_mismatch_is_refused_with_its_path_when_packing(annotation: Any, value: object, refusal: str) -> None:
     with pytest.raises(TypeMismatch) as refused:
         converter_for(annotation).pack(value, "$")
 
@@ -238,40 +238,38 @@ def test_what_does_not_fit_is_refused_on_the_way_in_with_its_path(annotation: An
     ("annotation", "stored", "refusal"),
     [
         (Color, "blue", "$: must be the value of a Color: 'red'"),
-        (Point, {"y": 1}, "$.x: is missing: Point needs it"),
+        (Point, {"y": 1}, "$.x: missing: Point requires it"),
         (Point, {"x": 1, "z": 2}, "$.z: Point has no such field"),
-        (Point, [1, 2], "$: must be an object with the fields of Point, and is list"),
-        (Positive, {"number": -1}, "$: is no Positive: must be above zero"),
-        (Address, {}, "$.street: is missing: Address needs it"),
-        (timedelta, "1h", "$: must be float, and is str"),
-        (timedelta, 1e300, "$: is longer than a timedelta can be"),
-        (Strict, {"born": 7}, "$: is no Strict: born: Input should be a valid date"),
-        (tuple[int, ...], {"a": 1}, "$: must be list, and is dict"),
-        (dict[int, str], {"1": "a"}, "$: must be list, and is dict"),
-        (Person, {"name": "Ada", "born": "long ago"}, "$: is no Person: born: Input should be a valid date .*"),
+        (Point, [1, 2], "$: must be an object with the fields of Point, not list"),
+        (Positive, {"number": -1}, "$: not a valid Positive: must be above zero"),
+        (Address, {}, "$.street: missing: Address requires it"),
+        (timedelta, "1h", "$: must be float, not str"),
+        (timedelta, 1e300, "$: exceeds the range of timedelta"),
+        (Strict, {"born": 7}, "$: not a valid Strict: born: Input should be a valid date"),
+        (tuple[int, ...], {"a": 1}, "$: must be list, not dict"),
+        (dict[int, str], {"1": "a"}, "$: must be list, not dict"),
+        (Person, {"name": "Ada", "born": "long ago"}, "$: not a valid Person: born: Input should be a valid date .*"),
     ],
     ids=lambda each: repr(each)[:40],
 )
-def test_what_does_not_fit_is_refused_on_the_way_out_with_its_path(
-    annotation: Any, stored: object, refusal: str
-) -> None:
+def test_a_mismatch_is_refused_with_its_path_when_unpacking(annotation: Any, stored: object, refusal: str) -> None:
     with pytest.raises(TypeMismatch, match=refusal.replace("$", r"\$").replace("|", r"\|")):
         converter_for(annotation).unpack(stored, "$")
 
 
-def test_a_set_is_stored_the_same_whatever_its_order_in_memory() -> None:
+def test_equal_sets_are_stored_equally() -> None:
     shape = converter_for(set[str])
 
     assert shape.pack({"b", "a", "c"}, "$") == ["a", "b", "c"]
 
 
-def test_what_is_stored_of_a_dataclass_is_plain_json() -> None:
+def test_a_dataclass_is_stored_as_json() -> None:
     stored = converter_for(dict[str, Tree]).pack({"oak": Tree("a", [Tree("b")])}, "$")
 
     assert json.dumps(stored) == '{"oak": {"name": "a", "children": [{"name": "b", "children": []}]}}'
 
 
-def test_a_model_is_stored_by_its_aliases_where_it_reads_these_and_by_its_names_where_not() -> None:
+def test_a_model_is_stored_by_alias_if_it_can_be_validated_so() -> None:
     class Aliased(pydantic.BaseModel):
         first_name: str = pydantic.Field(alias="firstName")
 
@@ -286,7 +284,7 @@ def test_a_model_is_stored_by_its_aliases_where_it_reads_these_and_by_its_names_
     assert converter_for(WrittenSo).unpack({"age": 36}, "$") == written_so
 
 
-def test_one_of_two_classes_that_look_the_same_when_stored_is_refused_and_the_other_is_not() -> None:
+def test_the_second_of_two_union_members_with_equal_fields_is_refused() -> None:
     @dataclass
     class Cat:
         name: str
@@ -297,19 +295,19 @@ def test_one_of_two_classes_that_look_the_same_when_stored_is_refused_and_the_ot
         name: str
 
     with pytest.raises(
-        TypeMismatch, match=r"would come back as Cat: in .* name Dog first, or give it a field of its own"
+        TypeMismatch, match=r"would be read back as Cat: in .* name Dog first, or give it a field of its own"
     ):
         converter_for(Cat | Dog).pack(Dog("Rex"), "$")
     assert converter_for(Dog | Cat).unpack(converter_for(Dog | Cat).pack(Dog("Rex"), "$"), "$") == Dog("Rex")
     assert converter_for(Dog | Cat).unpack(converter_for(Dog | Cat).pack(Cat("Tom"), "$"), "$") == Cat("Tom")
 
 
-def test_a_dataclass_that_does_not_keep_what_it_is_made_of_is_refused() -> None:
+def test_a_dataclass_with_an_init_var_is_refused() -> None:
     with pytest.raises(UsageError, match=r"Scaled.factor is an InitVar: .* make it a field"):
         converter_for(Scaled).pack(Scaled(1, 5), "$")
 
 
-def test_a_class_defined_inside_of_a_function_may_hold_itself_and_is_refused_where_it_holds_another() -> None:
+def test_a_local_class_may_refer_to_itself_but_not_to_others() -> None:
     @dataclass
     class Inner:
         number: int
@@ -326,9 +324,9 @@ def test_a_class_defined_inside_of_a_function_may_hold_itself_and_is_refused_whe
         converter_for(Outer).pack(Outer(Inner(1)), "$")
 
 
-def test_a_model_that_was_changed_for_the_worse_is_refused_at_the_enqueue() -> None:
+def test_a_model_changed_to_an_invalid_value_is_refused_when_packing() -> None:
     person = Person(name="Ada", born=date(1815, 12, 10))
     person.name = 7  # type: ignore[assignment]
 
-    with pytest.raises(TypeMismatch, match="is no Person: name: Input should be a valid string"):
+    with pytest.raises(TypeMismatch, match="not a valid Person: name: Input should be a valid string"):
         converter_for(Person).pack(person, "$")

@@ -10,7 +10,7 @@ from tests.support.transport_subjects import KEYS, REGION, one_reading
 
 pytest.register_assert_rewrite("tests.support.transport_contract")
 
-from tests.support.transport_contract import MAIL, SECOND  # noqa: E402  its assertions are to be rewritten first
+from tests.support.transport_contract import MAIL, SECOND  # noqa: E402  after registering it for assertion rewriting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 @pytest.fixture
 def transport(endpoint: Endpoint) -> Iterator[SqsTransport]:
-    """A transport to an endpoint of its own, with one queue made."""
+    """A transport to its own endpoint, with one queue."""
     made = SqsTransport(endpoint_url=endpoint.url, region=REGION, answer_within=SECOND)
     made.ensure_queues([MAIL])
     yield made

@@ -1,4 +1,4 @@
-"""The example of a consumer of dead letters, on an endpoint over HTTP."""
+"""The example consumer of dead-letter events, with an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -59,11 +59,9 @@ def publish(transport: SqsTransport, *numbers: int) -> None:
     transport.send(DEAD_EVENTS_QUEUE, [OutgoingMessage(json.dumps(event(number))) for number in numbers])
 
 
-def test_repeats_of_an_event_raise_one_alert_and_all_their_messages_go(
-    endpoint: Endpoint, transport: SqsTransport
-) -> None:
+def test_repeats_of_an_event_raise_one_alert_and_are_deleted(endpoint: Endpoint, transport: SqsTransport) -> None:
     raised: list[str] = []
-    alerts = Alerts(transport, lambda told: raised.append(told["event_id"]))
+    alerts = Alerts(transport, lambda event: raised.append(event["event_id"]))
     publish(transport, 1, 2, 1)
     first = alerts.tick(NOW)
     publish(transport, 1, 2, 3)
@@ -74,16 +72,14 @@ def test_repeats_of_an_event_raise_one_alert_and_all_their_messages_go(
     assert endpoint.depth(NAME) == (0, 0, 0)
 
 
-def test_the_message_of_an_alert_that_could_not_be_raised_comes_again(
-    endpoint: Endpoint, transport: SqsTransport
-) -> None:
+def test_a_message_whose_alert_failed_is_redelivered(endpoint: Endpoint, transport: SqsTransport) -> None:
     raised: list[str] = []
 
-    def page(told: dict[str, Any]) -> None:
-        assert sum(endpoint.depth(NAME)) == 1, "it was deleted before anybody was told"
-        raised.append(told["event_id"])
+    def page(event: dict[str, Any]) -> None:
+        assert sum(endpoint.depth(NAME)) == 1, "deleted before the alert"
+        raised.append(event["event_id"])
         if len(raised) == 1:
-            raise ConnectionError("the pager is away")
+            raise ConnectionError("the pager is unavailable")
 
     alerts = Alerts(transport, page)
     publish(transport, 1)
@@ -102,7 +98,7 @@ def test_an_event_whose_message_could_not_be_deleted_raises_no_second_alert(
     endpoint: Endpoint, transport: SqsTransport
 ) -> None:
     raised: list[str] = []
-    alerts = Alerts(transport, lambda told: raised.append(told["event_id"]))
+    alerts = Alerts(transport, lambda event: raised.append(event["event_id"]))
     publish(transport, 1)
     endpoint.faults = EndpointFaults(reject=1, operations=frozenset({"DeleteMessageBatch"}))
     alerts.tick(NOW)
@@ -114,7 +110,7 @@ def test_an_event_whose_message_could_not_be_deleted_raises_no_second_alert(
     assert endpoint.depth(NAME) == (0, 0, 0)
 
 
-def test_the_death_of_a_real_job_is_said(transport: SqsTransport, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_dies_raises_an_alert(transport: SqsTransport, capsys: pytest.CaptureFixture[str]) -> None:
     driver = MemoryDriver()
     worker = Worker(driver, transport=transport, receive_wait=SECOND, overdue_after=timedelta(milliseconds=1))
     worker.register("mail", fail, policy=RetryPolicy(backoff=Never()))
@@ -126,9 +122,9 @@ def test_the_death_of_a_real_job_is_said(transport: SqsTransport, capsys: pytest
     finally:
         worker.stop(NOW)
 
-    said = capsys.readouterr().out
-    assert said.startswith(f"job {job_id} (mail) died after 1 of 20 attempts: ")
-    assert "no such user" in said
+    output = capsys.readouterr().out
+    assert output.startswith(f"job {job_id} (mail) died after 1 of 20 attempts: ")
+    assert "no such user" in output
 
 
 def fail(_job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Cutting batches, and putting together what is known of them."""
+"""Splitting calls into batches and combining their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @given(st.lists(st.integers(1, MAX_BATCH_BYTES + 10), max_size=50))
-def test_batches_are_small_enough_and_leave_nothing_out(sizes: list[int]) -> None:
+def test_batches_stay_within_limits_and_contain_every_item(sizes: list[int]) -> None:
     batches = list(batch_ranges(sizes))
 
     assert list(chain.from_iterable(batches)) == list(range(len(sizes)))
@@ -25,14 +25,14 @@ def test_batches_are_small_enough_and_leave_nothing_out(sizes: list[int]) -> Non
     assert all(len(places) == 1 or sum(sizes[n] for n in places) <= MAX_BATCH_BYTES for places in batches)
 
 
-def test_answers_come_in_the_order_of_the_entries_whatever_the_order_of_the_service() -> None:
+def test_results_are_in_the_order_of_the_entries() -> None:
     answers = answered(12, lambda entries: {"Successful": entries[::-1][1:], "Failed": [refused(entries[-1])]})
 
     assert [n for n, answer in enumerate(answers) if answer is not None] == [9, 11]
     assert answers[9] == ItemFailure("InvalidParameterValue", "no", is_permanent=True)
 
 
-def test_a_throttled_entry_did_not_go_out_and_of_one_that_failed_otherwise_nobody_knows() -> None:
+def test_a_throttled_entry_was_not_sent_and_another_failure_is_unknown() -> None:
     codes = ["ThrottlingException", "AWS.SimpleQueueService.RequestThrottled", "InternalError"]
     failed = [{"Id": str(n), "Code": code, "SenderFault": False} for n, code in enumerate(codes)]
 
@@ -49,9 +49,7 @@ def test_a_throttled_entry_did_not_go_out_and_of_one_that_failed_otherwise_nobod
         (TransportRefused("denied", "allow it", code="AccessDenied"), False),
     ],
 )
-def test_a_batch_that_fails_leaves_what_was_known_before_and_the_rest_untried(
-    error: Exception, is_unknown: bool
-) -> None:
+def test_a_failed_batch_keeps_earlier_results_and_skips_later_batches(error: Exception, is_unknown: bool) -> None:
     batches = 0
 
     def call(entries: Sequence[Any]) -> Mapping[str, Any]:
@@ -69,7 +67,7 @@ def test_a_batch_that_fails_leaves_what_was_known_before_and_the_rest_untried(
     assert all(answer is not None and not answer.is_permanent for answer in answers[10:])
 
 
-def test_where_nothing_went_well_the_error_is_raised() -> None:
+def test_an_error_is_raised_if_no_item_succeeded() -> None:
     def call(entries: Sequence[Any]) -> Mapping[str, Any]:
         if entries[0]["n"] == 0:
             return {"Failed": [refused(each) for each in entries]}

@@ -1,4 +1,4 @@
-"""Processes at a real PostgreSQL and an SQS over HTTP that loses and doubles messages, killed all the while."""
+"""Processes with PostgreSQL and an SQS endpoint that loses and duplicates messages, killed repeatedly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKERS: Final = 3
 ENQUEUERS: Final = 2
 
 
-def test_no_job_is_lost_or_run_twice_at_once_when_messages_are_lost_and_doubled_and_processes_killed(
+def test_faults_and_killed_processes_lose_and_double_no_job(
     tmp_path: Path,
 ) -> None:
     figures = torment(emptied(), tmp_path, jobs=60, every=2.0, kills=2)
@@ -31,7 +31,7 @@ def test_no_job_is_lost_or_run_twice_at_once_when_messages_are_lost_and_doubled_
 
 
 def torment(url: str, folder: Path, *, jobs: int, every: float, kills: int) -> dict[str, int]:
-    """Let *jobs* be run while a process is killed, and replaced, *every* so many seconds, at most *kills* times."""
+    """Run *jobs* while a process is killed and replaced *every* so many seconds, at most *kills* times."""
     faults = EndpointFaults(lose=0.05, duplicate=0.05)
     with Endpoint.start(seed=1, faults=faults) as endpoint, Fleet.at(url, folder) as fleet:
         _make_queues(endpoint)
@@ -55,7 +55,7 @@ def _make_queues(endpoint: Endpoint) -> None:
 
 
 def _kill_until_done(fleet: Fleet, crew: list[subprocess.Popen[bytes]], url: str, every: float, most: int) -> int:
-    """Kill one process after the other, in turn, and start another for it, until all jobs have ended."""
+    """Kill and replace one process after another until all jobs have ended."""
     killed, next_at = 0, time.monotonic() + every
 
     def is_done() -> bool:

@@ -1,4 +1,4 @@
-"""The endpoint of our own, beyond what the transport's contract holds it to."""
+"""The SQS endpoint for tests, beyond the contract of the transport."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sqs(endpoint: Endpoint) -> Iterator[Any]:
     client.close()
 
 
-def test_the_same_seed_makes_the_same_faults() -> None:
+def test_the_same_seed_injects_the_same_faults() -> None:
     faults = EndpointFaults(lose=0.3, duplicate=0.3, reorder=0.5, reject=0.2)
 
     assert fates(faults, seed=7) == fates(faults, seed=7)
@@ -47,7 +47,7 @@ def test_faults_may_concern_some_calls_only(endpoint: Endpoint, transport: SqsTr
     assert endpoint.depth(NAME) == (1, 0, 0)
 
 
-def test_time_can_be_let_pass(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_the_endpoint_clock_can_be_advanced(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     received(transport)
 
@@ -58,12 +58,14 @@ def test_time_can_be_let_pass(endpoint: Endpoint, transport: SqsTransport) -> No
     assert received(transport) == []
 
 
-def test_a_poll_whose_client_is_gone_takes_no_message(endpoint: Endpoint, transport: SqsTransport, sqs: Any) -> None:
+def test_a_poll_of_a_disconnected_client_receives_no_message(
+    endpoint: Endpoint, transport: SqsTransport, sqs: Any
+) -> None:
     url = sqs.get_queue_url(QueueName=NAME)["QueueUrl"]
     client = http.client.HTTPConnection("127.0.0.1", endpoint.port)
     asked = {"QueueUrl": url, "WaitTimeSeconds": 20}
     client.request("POST", "/", json.dumps(asked), {"X-Amz-Target": "AmazonSQS.ReceiveMessage"})
-    wait_until(lambda: endpoint.requests["ReceiveMessage"] == 1)  # else the message may come before the poll
+    wait_until(lambda: endpoint.requests["ReceiveMessage"] == 1)  # otherwise the message may be sent before the poll
     client.close()
 
     transport.send("mail", messages(1))
@@ -82,7 +84,7 @@ def test_a_poll_whose_client_is_gone_takes_no_message(endpoint: Endpoint, transp
         ({"Entries": [{"Id": "0", "MessageBody": "x"}], "QueueUrl": "http://x/none"}, "NonExistentQueue"),
     ],
 )
-def test_what_sqs_refuses_is_refused_in_its_words(
+def test_requests_that_sqs_refuses_get_its_error_codes(
     transport: SqsTransport, sqs: Any, call: dict[str, Any], code: str
 ) -> None:
     url = sqs.get_queue_url(QueueName=transport.name("mail"))["QueueUrl"]
@@ -113,16 +115,16 @@ def test_single_calls_do_what_batches_do(transport: SqsTransport, sqs: Any) -> N
     assert sqs.list_queues(QueueNamePrefix="taskharbor")["QueueUrls"] == [url]
 
 
-def test_as_a_process_it_can_be_told_asked_killed_and_started_on_the_same_port() -> None:
+def test_the_endpoint_process_can_be_controlled_killed_and_restarted_on_its_port() -> None:
     with (
         process("--faults", '{"lose": 1}', "--seed", "3") as (first, url),
         closing(SqsTransport(endpoint_url=url, region=REGION)) as transport,
     ):
         transport.ensure_queues([MAIL])
         transport.send("mail", messages(1))
-        told = control(url, {"faults": {}})
+        after_change = control(url, {"faults": {}})
         transport.send("mail", messages(1))
-        asked = control(url, {})
+        state = control(url, {})
         first.kill()
         first.wait(10)
         with process("--port", url.rpartition(":")[2]) as (second, same):
@@ -130,18 +132,18 @@ def test_as_a_process_it_can_be_told_asked_killed_and_started_on_the_same_port()
             second.terminate()
             ended = second.wait(10)
 
-    assert (told["happened"]["lose"], told["depths"]) == (1, {NAME: [0, 0, 0]})
-    assert (asked["requests"]["SendMessageBatch"], asked["depths"]) == (2, {NAME: [1, 0, 0]})
+    assert (after_change["happened"]["lose"], after_change["depths"]) == (1, {NAME: [0, 0, 0]})
+    assert (state["requests"]["SendMessageBatch"], state["depths"]) == (2, {NAME: [1, 0, 0]})
     assert (same, ended) == (url, 0)
 
 
 def test_a_fault_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match="no such fault: loose; there are lose, duplicate"):
+    with pytest.raises(ValueError, match="no such fault: loose; known faults: lose, duplicate"):
         EndpointFaults.from_json('{"loose": 1}')
 
 
 def fates(faults: EndpointFaults, *, seed: int) -> tuple[list[bool], list[str], Counter[str]]:
-    """Return what was answered, what arrived, and what went wrong."""
+    """Return the results, the received bodies and the injected faults."""
     with Endpoint.start(faults=faults, seed=seed) as endpoint:
         transport = SqsTransport(endpoint_url=endpoint.url, region=REGION)
         transport.ensure_queues([MAIL])

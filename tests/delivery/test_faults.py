@@ -1,4 +1,4 @@
-"""What the transport says when the service fails: what is known, and what is not."""
+"""Results of the transport when the service fails: known and unknown ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "taskharbor-mail"
 
 
-def test_a_lost_message_is_answered_as_sent(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_a_lost_message_is_reported_as_sent(endpoint: Endpoint, transport: SqsTransport) -> None:
     endpoint.faults = EndpointFaults(lose=1)
 
     assert transport.send("mail", messages(3)) == [None] * 3
@@ -50,7 +50,7 @@ def test_messages_may_come_in_any_order(endpoint: Endpoint, transport: SqsTransp
     assert got != [each.body for each in sent]
 
 
-def test_a_late_message_comes_when_its_time_has_come(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_a_delayed_message_is_received_after_its_delay(endpoint: Endpoint, transport: SqsTransport) -> None:
     endpoint.faults = EndpointFaults(delay=1, delay_for=0.3 * SECOND)
     transport.send("mail", messages(1))
 
@@ -59,7 +59,7 @@ def test_a_late_message_comes_when_its_time_has_come(endpoint: Endpoint, transpo
     assert len(received(transport, wait=5 * SECOND)) == 1
 
 
-def test_of_a_send_whose_answer_is_lost_nothing_is_known(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_a_send_whose_reply_is_lost_is_unknown(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.depth("mail")
     endpoint.faults = EndpointFaults(cut=1)
 
@@ -68,10 +68,10 @@ def test_of_a_send_whose_answer_is_lost_nothing_is_known(endpoint: Endpoint, tra
 
     assert caught.value.is_unknown
     assert endpoint.depth(NAME) == (1, 0, 0)
-    assert endpoint.requests["SendMessageBatch"] == 1  # it is for the caller to send again, or not
+    assert endpoint.requests["SendMessageBatch"] == 1  # the caller decides whether to send again
 
 
-def test_a_send_that_takes_too_long_is_given_up(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_a_send_without_a_reply_times_out(endpoint: Endpoint, transport: SqsTransport) -> None:
     endpoint.faults = EndpointFaults(stall=1)
     start = time.monotonic()
 
@@ -83,12 +83,10 @@ def test_a_send_that_takes_too_long_is_given_up(endpoint: Endpoint, transport: S
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "RequestThrottled", "OverLimit"])
-def test_of_a_send_that_was_throttled_it_is_known_that_nothing_went_out(
-    endpoint: Endpoint, transport: SqsTransport, code: str
-) -> None:
+def test_a_throttled_send_is_known_to_be_unsent(endpoint: Endpoint, transport: SqsTransport, code: str) -> None:
     endpoint.faults = EndpointFaults(errors={code: 1})
 
-    with pytest.raises(TransportUnavailable, match="slow down") as caught:
+    with pytest.raises(TransportUnavailable, match="throttles requests") as caught:
         transport.send("mail", messages(1))
 
     assert (caught.value.is_unknown, caught.value.code) == (False, code)
@@ -97,9 +95,7 @@ def test_of_a_send_that_was_throttled_it_is_known_that_nothing_went_out(
 
 
 @pytest.mark.parametrize("code", ["InternalFailure", "ServiceUnavailable"])
-def test_a_service_that_fails_by_itself_may_do_better_later(
-    endpoint: Endpoint, transport: SqsTransport, code: str
-) -> None:
+def test_a_server_error_is_reported_as_unavailable(endpoint: Endpoint, transport: SqsTransport, code: str) -> None:
     endpoint.faults = EndpointFaults(errors={code: 1})
 
     with pytest.raises(TransportUnavailable, match=code) as caught:
@@ -108,10 +104,10 @@ def test_a_service_that_fails_by_itself_may_do_better_later(
     assert caught.value.is_unknown
 
 
-def test_what_is_known_of_earlier_batches_is_kept(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_results_of_earlier_batches_are_kept(endpoint: Endpoint, transport: SqsTransport) -> None:
     endpoint.faults = EndpointFaults(errors={"ThrottlingException": 0.5})
     answers: list[ItemFailure | None] = []
-    while not answers:  # the dice are seeded: this is the same run each time
+    while not answers:  # seeded: the same run each time
         with suppress(TransportUnavailable):
             answers = transport.send("mail", messages(60))
 
@@ -135,9 +131,7 @@ def test_a_batch_may_fail_in_part(endpoint: Endpoint, transport: SqsTransport) -
     assert endpoint.depth(NAME) == (10 - len(failed), 0, 0)
 
 
-def test_of_an_entry_that_the_answer_does_not_mention_nothing_is_known(
-    endpoint: Endpoint, transport: SqsTransport
-) -> None:
+def test_an_entry_missing_in_the_reply_is_unknown(endpoint: Endpoint, transport: SqsTransport) -> None:
     endpoint.faults = EndpointFaults(omit=0.5)
 
     answers = transport.send("mail", messages(10))
@@ -148,9 +142,7 @@ def test_of_an_entry_that_the_answer_does_not_mention_nothing_is_known(
     assert endpoint.depth(NAME) == (10, 0, 0)
 
 
-def test_a_delete_whose_answer_is_lost_is_asked_once_more_and_no_oftener(
-    endpoint: Endpoint, transport: SqsTransport
-) -> None:
+def test_a_delete_whose_reply_is_lost_is_retried_once(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     [got] = received(transport)
     endpoint.faults = EndpointFaults(cut=1, operations=frozenset({"DeleteMessageBatch"}))
@@ -163,7 +155,7 @@ def test_a_delete_whose_answer_is_lost_is_asked_once_more_and_no_oftener(
 
 
 @pytest.mark.parametrize("stale", StaleReceipts)
-def test_stale_receipts_do_no_harm_however_they_are_answered(
+def test_a_stale_receipt_counts_as_success_for_every_error_code(
     endpoint: Endpoint, transport: SqsTransport, stale: StaleReceipts
 ) -> None:
     endpoint.faults = EndpointFaults(stale=stale)
@@ -182,7 +174,7 @@ def test_stale_receipts_do_no_harm_however_they_are_answered(
     assert endpoint.happened["stale"] >= 4
 
 
-def test_to_hide_a_message_beyond_its_limit_is_told(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_hiding_a_message_beyond_its_limit_is_reported(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     [got] = received(transport)
     endpoint.advance(timedelta(seconds=30))
@@ -193,7 +185,7 @@ def test_to_hide_a_message_beyond_its_limit_is_told(endpoint: Endpoint, transpor
     assert (answer.code, answer.is_permanent) == ("InvalidParameterValue", True)
 
 
-def test_an_outage_is_told_at_once_and_over_when_it_is_over(endpoint: Endpoint, transport: SqsTransport) -> None:
+def test_an_outage_is_reported_at_once_and_ends_with_the_service(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     [held] = received(transport)
     transport.send("mail", messages(1))
@@ -211,9 +203,7 @@ def test_an_outage_is_told_at_once_and_over_when_it_is_over(endpoint: Endpoint, 
     assert endpoint.depth(NAME) == (1, 0, 0)
 
 
-def test_receipts_from_before_an_outage_that_lost_everything_do_no_harm(
-    endpoint: Endpoint, transport: SqsTransport
-) -> None:
+def test_receipts_from_before_a_data_loss_count_as_success(endpoint: Endpoint, transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     [held] = received(transport)
 

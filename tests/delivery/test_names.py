@@ -15,7 +15,7 @@ from taskharbor.delivery.sqs.queues import checked_prefix
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE
 
 OURS = [DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE]
-# Names made of few parts meet each other more often than those of any.
+# Names of few distinct parts collide more often than arbitrary names.
 PARTS = st.lists(st.sampled_from(["a", "-", ".", "dot", "_", "dead", "events", "unreadable"]), min_size=1, max_size=8)
 NAMES = PARTS.map("".join).filter(lambda name: QUEUE_PATTERN.fullmatch(name) is not None)
 ANY = st.from_regex(QUEUE_PATTERN, fullmatch=True)
@@ -33,7 +33,7 @@ def test_no_two_queues_share_a_name(one: str, other: str, prefix: str) -> None:
 
 
 @given(queue=QUEUES, prefix=PREFIXES)
-def test_every_name_is_one_that_sqs_takes(queue: str, prefix: str) -> None:
+def test_every_name_is_valid_in_sqs(queue: str, prefix: str) -> None:
     name = sqs_name(queue, prefix=prefix)
 
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,80}", name)
@@ -41,16 +41,16 @@ def test_every_name_is_one_that_sqs_takes(queue: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["mail", "high-priority", "UPPER_case", "x" * 64])
-def test_a_plain_name_is_kept(queue: str) -> None:
+def test_a_name_without_special_characters_is_kept(queue: str) -> None:
     assert sqs_name(queue) == f"taskharbor-{queue}"
 
 
 @pytest.mark.parametrize("queue", OURS)
-def test_no_queue_of_a_user_can_be_taken_for_one_of_ours(queue: str) -> None:
+def test_no_user_queue_gets_a_reserved_name(queue: str) -> None:
     assert QUEUE_PATTERN.fullmatch(queue) is None
 
 
 @pytest.mark.parametrize("prefix", ["a.b", "ä", "x" * 41, "a b"])
-def test_a_prefix_that_sqs_would_refuse_is_refused_first(prefix: str) -> None:
+def test_an_invalid_prefix_is_refused(prefix: str) -> None:
     with pytest.raises(InvalidRequest, match="prefix"):
         checked_prefix(prefix)

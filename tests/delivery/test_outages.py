@@ -1,6 +1,6 @@
-"""SQS away, half broken, and switched off for good; and jobs that die meanwhile.
+"""Jobs during outages and partial failures of SQS, and dead-letter events meanwhile.
 
-The store is a real PostgreSQL, SQS an endpoint over HTTP. `benchmarks/sqs_outages.py` does the same for minutes.
+The store is PostgreSQL, SQS an HTTP endpoint. `benchmarks/sqs_outages.py` runs the same scenarios for minutes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 NAME: Final = "taskharbor-default"
 NOW: Final = timedelta(0)
 SECOND: Final = timedelta(seconds=1)
-LEASE: Final = timedelta(seconds=20)  # nobody loses one here: every job runs once
-LIMIT: Final = 60.0  # seconds; far more than anything waited for takes
+LEASE: Final = timedelta(seconds=20)  # long enough that none expires: every job runs once
+LIMIT_SECONDS: Final = 60.0  # far more than any wait takes
 UNSENDABLE: Final = EndpointFaults(errors={"AccessDenied": 1}, operations=frozenset({"SendMessageBatch"}))
 EVERYTHING: Final = [
     QueueSpec(name=name, visibility=SECOND, retention=LEASE * 10) for name in ("default", DEAD_EVENTS_QUEUE)
@@ -48,7 +48,7 @@ EVERYTHING: Final = [
 
 
 class Scene:
-    """A store, SQS, and whoever is started, all in this process, with a ledger of which jobs ran."""
+    """A store, SQS, workers and enqueuers in this process, with a record of the runs."""
 
     def __init__(self, driver: PostgresDriver, endpoint: Endpoint, stack: ExitStack) -> None:
         self.driver, self.endpoint = driver, endpoint
@@ -60,7 +60,7 @@ class Scene:
         self.may_end = Event()
         self.may_end.set()
 
-    def start_workers(self, count: int = 2, *, patience: timedelta = SECOND) -> None:
+    def start_workers(self, count: int = 2, *, overdue_after: timedelta = SECOND) -> None:
         for _ in range(count):
             worker = Worker(
                 self.driver,
@@ -70,7 +70,7 @@ class Scene:
                 transport=self._connected(),
                 visibility=SECOND,
                 receive_wait=SECOND,
-                overdue_after=patience,
+                overdue_after=overdue_after,
             )
             worker.register("note", self._note)
             worker.register("fail", self._fail, policy=RetryPolicy(backoff=Fixed(timedelta(milliseconds=10))))
@@ -100,17 +100,17 @@ class Scene:
         return all(job.status in FINAL for job in self.driver.inspector.get(self.jobs).values())
 
     def wait_until_done(self) -> float:
-        return wait_until(self.is_done, limit=LIMIT)
+        return wait_until(self.is_done, limit=LIMIT_SECONDS)
 
     def is_drained(self) -> bool:
-        """Whether no message for a job is left, in whatever state."""
+        """Whether no message for a job is left."""
         return sum(self.endpoint.depth(NAME)) == 0
 
     def runs(self) -> Counter[JobId]:
         return Counter(job_id for job_id, _ in self.ran)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what is known in the queue for news of dead jobs."""
+        """Return the events in the queue of dead-letter events."""
         found = self.transport.receive(DEAD_EVENTS_QUEUE, most=10, wait=NOW, visibility=LEASE)
         return [json.loads(each.body) for each in found]
 
@@ -121,11 +121,11 @@ class Scene:
 
     def _note(self, job: Job) -> None:
         self.ran.append((job.id, time.monotonic()))
-        assert self.may_end.wait(LIMIT)
+        assert self.may_end.wait(LIMIT_SECONDS)
 
     def _fail(self, job: Job) -> None:
         self.ran.append((job.id, time.monotonic()))
-        raise ValueError("as ever")
+        raise ValueError("always fails")
 
 
 @contextmanager
@@ -144,19 +144,19 @@ def scene() -> Iterator[Scene]:
         yield made
 
 
-def test_while_sqs_is_away_jobs_are_stored_and_run_and_none_runs_twice_when_it_returns(scene: Scene) -> None:
+def test_jobs_run_during_an_sqs_outage_and_none_runs_twice_afterwards(scene: Scene) -> None:
     figures = outlive(scene, seconds=3, jobs=10)
 
     assert figures["jobs run while it was away"] == 10
 
 
 def outlive(scene: Scene, *, seconds: float, jobs: int) -> dict[str, Any]:
-    """Let SQS be away for so long, under load; every job runs exactly once, whatever became of its message."""
+    """Take SQS down for *seconds* under load. Every job must run exactly once."""
     scene.start_enqueuer()
     scene.may_end.clear()
     scene.start_workers()
     scene.enqueue(jobs)
-    wait_until(lambda: len(scene.ran) == jobs, limit=LIMIT)  # all by messages, which nobody can delete now
+    wait_until(lambda: len(scene.ran) == jobs, limit=LIMIT_SECONDS)  # all by messages, which cannot be deleted now
     scene.endpoint.go_away()
     scene.may_end.set()
     left_at = time.monotonic()
@@ -168,9 +168,9 @@ def outlive(scene: Scene, *, seconds: float, jobs: int) -> dict[str, Any]:
     scene.endpoint.come_back()
     back_at = time.monotonic()
     scene.enqueue(jobs)
-    again = wait_until(lambda: scene.endpoint.requests["ReceiveMessage"] > asked, limit=LIMIT)
+    again = wait_until(lambda: scene.endpoint.requests["ReceiveMessage"] > asked, limit=LIMIT_SECONDS)
     scene.wait_until_done()
-    wait_until(scene.is_drained, limit=LIMIT)
+    wait_until(scene.is_drained, limit=LIMIT_SECONDS)
     assert scene.runs() == dict.fromkeys(scene.jobs, 1), "a job ran twice, or not at all"
     return {
         "seconds away": round(back_at - left_at, 1),
@@ -187,14 +187,14 @@ def _stored(scene: Scene) -> float:
     return time.monotonic() - start
 
 
-def test_while_messages_can_be_received_but_not_sent_jobs_are_run(scene: Scene) -> None:
+def test_jobs_run_while_messages_can_be_received_but_not_sent(scene: Scene) -> None:
     figures = bypass(scene, jobs=10)
 
     assert figures["jobs run without a message"] == 10
 
 
 def bypass(scene: Scene, *, jobs: int) -> dict[str, Any]:
-    """Let sending be refused, then allowed again."""
+    """Refuse sends, then allow them again."""
     scene.endpoint.faults = UNSENDABLE
     scene.start_enqueuer()
     scene.start_workers()
@@ -204,9 +204,9 @@ def bypass(scene: Scene, *, jobs: int) -> dict[str, Any]:
     bypassed = len(scene.ran)
     scene.endpoint.faults = EndpointFaults()
     refused = scene.endpoint.requests["SendMessageBatch"]
-    again = wait_until(lambda: _is_ringing(scene, refused), limit=LIMIT)
+    again = wait_until(lambda: _is_sending(scene, refused), limit=LIMIT_SECONDS)
     scene.wait_until_done()
-    wait_until(scene.is_drained, limit=LIMIT)
+    wait_until(scene.is_drained, limit=LIMIT_SECONDS)
     assert scene.runs() == dict.fromkeys(scene.jobs, 1), "a job ran twice, or not at all"
     return {
         "jobs": len(scene.jobs),
@@ -216,24 +216,24 @@ def bypass(scene: Scene, *, jobs: int) -> dict[str, Any]:
     }
 
 
-def _is_ringing(scene: Scene, refused: int) -> bool:
-    """Tell whether a message was sent since; where nothing waits for one, enqueue another job."""
+def _is_sending(scene: Scene, refused: int) -> bool:
+    """Return whether a message was sent since; enqueue another job if none is waiting."""
     if scene.is_done():
         scene.enqueue(1)
     return scene.endpoint.requests["SendMessageBatch"] > refused
 
 
-def test_when_sqs_is_switched_off_for_good_jobs_are_run_late_and_not_lost(scene: Scene) -> None:
+def test_jobs_run_late_after_sqs_is_switched_off(scene: Scene) -> None:
     figures = do_without(scene, jobs=10)
 
     assert figures["jobs"] == 20
 
 
 def do_without(scene: Scene, *, jobs: int) -> dict[str, Any]:
-    """Let SQS vanish with messages in it, and never come back; workers and an enqueuer that start later find nobody."""
+    """Take SQS down with messages in it for good. Workers and an enqueuer that start later cannot reach it."""
     scene.start_enqueuer()
     scene.enqueue(jobs)
-    wait_until(lambda: scene.endpoint.depth(NAME)[0] == jobs, limit=LIMIT)
+    wait_until(lambda: scene.endpoint.depth(NAME)[0] == jobs, limit=LIMIT_SECONDS)
     scene.endpoint.go_away()
     scene.start_enqueuer()
     scene.start_workers()
@@ -243,18 +243,18 @@ def do_without(scene: Scene, *, jobs: int) -> dict[str, Any]:
     return {"jobs": len(scene.jobs), "seconds that took": round(took, 1)}
 
 
-def test_a_task_that_always_fails_runs_max_attempts_times_and_its_death_is_told(scene: Scene) -> None:
+def test_a_failing_task_runs_max_attempts_times_and_publishes_an_event(scene: Scene) -> None:
     die(scene, jobs=2, max_attempts=3)
 
 
 def die(scene: Scene, *, jobs: int, max_attempts: int) -> dict[str, Any]:
-    """Let every attempt fail: it ends, whatever SQS does, and each death is told."""
+    """Fail every attempt. The jobs become DEAD, and one event is published for each."""
     scene.start_enqueuer()
     scene.start_workers()
     scene.enqueue(jobs, "fail", max_attempts=max_attempts)
     scene.wait_until_done()
-    wait_until(scene.is_drained, limit=LIMIT)
-    wait_until(lambda: scene.endpoint.depth("taskharbor-dead-events")[0] == jobs, limit=LIMIT)
+    wait_until(scene.is_drained, limit=LIMIT_SECONDS)
+    wait_until(lambda: scene.endpoint.depth("taskharbor-dead-events")[0] == jobs, limit=LIMIT_SECONDS)
     dead = scene.driver.inspector.get(scene.jobs).values()
     events = {event["job_id"]: event for event in scene.events()}
     assert {job.status for job in dead} == {Status.DEAD}
@@ -266,12 +266,12 @@ def die(scene: Scene, *, jobs: int, max_attempts: int) -> dict[str, Any]:
     return {"jobs": jobs, "attempts of each": max_attempts, "events": len(events)}
 
 
-def test_while_the_queue_for_dead_letters_is_out_messages_of_jobs_go_and_the_event_comes_later(scene: Scene) -> None:
+def test_an_outage_of_the_dead_events_queue_only_delays_events(scene: Scene) -> None:
     die_unheard(scene)
 
 
 def die_unheard(scene: Scene) -> dict[str, Any]:
-    """Let the queue for news of dead jobs be missing while a job dies."""
+    """Delete the queue of dead-letter events while a job becomes DEAD."""
     sqs = raw_client(scene.endpoint.url)
     sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="taskharbor-dead-events")["QueueUrl"])
     sqs.close()
@@ -279,11 +279,11 @@ def die_unheard(scene: Scene) -> dict[str, Any]:
     scene.start_workers()
     [job_id] = scene.enqueue(1, "fail", max_attempts=1)
     scene.wait_until_done()
-    wait_until(scene.is_drained, limit=LIMIT)
-    wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].attempts > 0, limit=LIMIT)
+    wait_until(scene.is_drained, limit=LIMIT_SECONDS)
+    wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].attempts > 0, limit=LIMIT_SECONDS)
     assert scene.driver.inspector.outbox([job_id])[0].published_at is None
     scene.transport.ensure_queues(EVERYTHING)
-    took = wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].published_at is not None, limit=LIMIT)
+    took = wait_until(lambda: scene.driver.inspector.outbox([job_id])[0].published_at is not None, limit=LIMIT_SECONDS)
     [event] = scene.events()
     assert event["event_id"] == scene.driver.inspector.outbox([job_id])[0].event.event_id
     return {"seconds until the event came": round(took, 1)}

@@ -1,4 +1,4 @@
-"""What the transport says when something must be mended: one line, with the cause and the way out."""
+"""Refusals of the transport: one line with the cause and a remedy."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ DOING = CallContext(operation="SendMessageBatch", queue=NAME, place="here")
         ("ExpiredToken", ["expired", "log in again"]),
         ("InvalidClientTokenId", ["credentials", "correct the key"]),
         ("SignatureDoesNotMatch", ["credentials", "region"]),
-        ("RequestTimeTooSkewed", ["clock", "set it"]),
+        ("RequestTimeTooSkewed", ["clock", "synchronize it"]),
         ("QueueDoesNotExist", [NAME, REGION, "taskharbor sqs setup"]),
         ("KmsDisabled", ["SendMessageBatch", NAME, "KmsDisabled"]),
     ],
 )
-def test_a_refusal_names_its_cause_and_the_way_out(
+def test_a_refusal_names_its_cause_and_a_remedy(
     endpoint: Endpoint, transport: SqsTransport, code: str, words: list[str]
 ) -> None:
     endpoint.faults = EndpointFaults(errors={code: 1})
@@ -58,12 +58,12 @@ def test_a_refusal_names_its_cause_and_the_way_out(
     ("code", "said", "words"),
     [
         ("SignatureDoesNotMatch", "Credential should be scoped to a valid region.", ["region", "AWS_REGION"]),
-        ("SignatureDoesNotMatch", "Signature expired: 1 is now earlier than 2", ["clock", "set it"]),
+        ("SignatureDoesNotMatch", "Signature expired: 1 is now earlier than 2", ["clock", "synchronize it"]),
         ("AccessDenied", "User: arn:x is not authorized to perform: sqs:sendmessage", ["arn:x", "sqs:SendMessage"]),
-        ("404", "Not Found", ["does not answer as SQS does"]),
+        ("404", "Not Found", ["did not reply like SQS"]),
     ],
 )
-def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said: str, words: list[str]) -> None:
+def test_an_ambiguous_error_code_is_decided_by_its_message(code: str, said: str, words: list[str]) -> None:
     error = ClientError({"Error": {"Code": code, "Message": said}}, "SendMessageBatch")
 
     text = str(translate_error(error, DOING))
@@ -71,7 +71,7 @@ def test_where_a_code_stands_for_several_things_its_words_decide(code: str, said
     assert [word for word in words if word not in text] == []
 
 
-def test_a_region_that_does_not_exist_is_told_from_an_outage() -> None:
+def test_an_unknown_region_is_refused_and_not_unavailable() -> None:
     error = EndpointConnectionError(endpoint_url="https://sqs.nowhere-1.amazonaws.com")
 
     refused = translate_error(error, replace(DOING, region_exists=False))
@@ -83,7 +83,7 @@ def test_a_region_that_does_not_exist_is_told_from_an_outage() -> None:
     assert not away.is_unknown
 
 
-def test_region_and_endpoint_are_found_as_boto3_finds_them(
+def test_region_and_endpoint_come_from_the_configuration_of_boto3(
     endpoint: Endpoint, transport: SqsTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", endpoint.url)
@@ -96,7 +96,7 @@ def test_region_and_endpoint_are_found_as_boto3_finds_them(
     other.close()
 
 
-def test_without_credentials_it_is_told_where_they_may_be(
+def test_missing_credentials_are_refused_with_a_remedy(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in KEYS:
@@ -111,7 +111,7 @@ def test_without_credentials_it_is_told_where_they_may_be(
     assert not endpoint.requests
 
 
-def test_without_a_region_it_is_told_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_region_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
 
     with pytest.raises(TransportRefused, match="AWS_REGION"):
@@ -119,18 +119,18 @@ def test_without_a_region_it_is_told_how_to_give_one(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://"])
-def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_endpoint_url_is_refused(url: str) -> None:
     with pytest.raises(TransportRefused, match=url):
         SqsTransport(endpoint_url=url, region=REGION).depth("mail")
 
 
-def test_a_server_that_is_no_sqs_is_refused() -> None:
+def test_a_server_other_than_sqs_is_refused() -> None:
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         transport = SqsTransport(endpoint_url=f"http://127.0.0.1:{server.server_port}", region=REGION)
         try:
-            with pytest.raises(TransportRefused, match="does not answer as SQS does"):
+            with pytest.raises(TransportRefused, match="did not reply like SQS"):
                 transport.depth("mail")
         finally:
             transport.close()
@@ -139,11 +139,11 @@ def test_a_server_that_is_no_sqs_is_refused() -> None:
 
 
 def test_the_host_inside_the_url_of_a_queue_is_never_connected_to(endpoint: Endpoint, transport: SqsTransport) -> None:
-    # The endpoint gives URLs with a host that does not exist: every call that goes well went elsewhere.
+    # The endpoint returns URLs with a host that does not exist, so a successful call did not connect to it.
     transport.send("mail", messages(1))
 
     assert endpoint.requests["SendMessageBatch"] == 1
-    assert "sqs.invalid" in "".join(transport._urls.values())  # noqa: SLF001  what it was given
+    assert "sqs.invalid" in "".join(transport._urls.values())  # noqa: SLF001  the URL from the service
 
 
 def test_a_closed_transport_opens_nothing_again(endpoint: Endpoint, transport: SqsTransport) -> None:
@@ -156,12 +156,12 @@ def test_a_closed_transport_opens_nothing_again(endpoint: Endpoint, transport: S
     assert endpoint.requests == before
 
 
-def test_a_transport_takes_no_other_prefix_than_sqs_does() -> None:
+def test_a_transport_refuses_an_invalid_prefix() -> None:
     with pytest.raises(InvalidRequest, match="prefix is 'a b'"):
         SqsTransport(prefix="a b")
 
 
-def test_boto3_is_not_loaded_before_the_first_call() -> None:
+def test_boto3_is_not_imported_before_the_first_call() -> None:
     code = """
 import sys
 from taskharbor.delivery.sqs import SqsTransport
@@ -172,7 +172,7 @@ sys.exit(", ".join({"boto3", "botocore"} & {*sys.modules}) or None)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_without_boto3_it_is_told_what_to_install() -> None:
+def test_without_boto3_the_error_names_the_extra_to_install() -> None:
     code = """
 import sys
 sys.modules["boto3"] = None
@@ -206,7 +206,7 @@ os._exit(0)
 
 
 class Page(BaseHTTPRequestHandler):
-    """A web server that has never heard of SQS."""
+    """A web server that does not implement SQS."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -214,5 +214,5 @@ class Page(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"<html>not found</html>")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its own name for it
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name in the base class
         pass

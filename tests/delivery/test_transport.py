@@ -1,4 +1,4 @@
-"""The contract, on moto and on the endpoint of our own: neither is the other's only judge."""
+"""The transport contract, on moto and on TaskHarbor's own endpoint."""
 
 from __future__ import annotations
 

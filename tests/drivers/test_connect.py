@@ -57,16 +57,16 @@ def test_a_sqlite_url_opens_the_file_that_it_names(tmp_path: Path) -> None:
         ("sqlite:///{}/jobs.db", "jobs.db"),
     ],
 )
-def test_three_slashes_start_where_the_process_runs_and_a_fourth_is_the_root(
+def test_three_slashes_are_a_relative_path_and_four_an_absolute_one(
     url: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub" if "{}" in url else tmp_path)
 
-    at_hand = schema_for(url.format(tmp_path))
+    schema_and_migrations = schema_for(url.format(tmp_path))
 
-    assert at_hand is not None
-    migrate_up(*at_hand)
+    assert schema_and_migrations is not None
+    migrate_up(*schema_and_migrations)
     assert (tmp_path / file).exists()
 
 
@@ -118,7 +118,7 @@ def test_a_postgres_url_is_opened_without_connecting(scheme: str) -> None:
     driver.close()
 
 
-def test_a_pooler_that_is_not_known_is_refused_with_what_is() -> None:
+def test_an_unknown_pooler_mode_is_refused() -> None:
     with pytest.raises(UsageError, match="pooler=transaction is for a pooler in transaction mode"):
         connect("postgresql://db/app?pooler=session")
 
@@ -143,7 +143,7 @@ def test_an_unknown_scheme_is_answered_with_the_nearest_known_one(typed: str, me
     assert str(caught.value) == f"there is no store {typed!r}; did you mean {meant}://?"
 
 
-def test_a_scheme_like_no_other_is_answered_with_what_can_be_used() -> None:
+def test_an_unknown_scheme_without_a_near_match_lists_the_stores() -> None:
     with pytest.raises(UsageError) as caught:
         connect("redis://localhost")
 
@@ -166,7 +166,7 @@ def test_a_scheme_like_no_other_is_answered_with_what_can_be_used() -> None:
         (f"postgresql:/app:{CANARY}", "***"),
     ],
 )
-def test_what_is_no_url_is_shown_without_its_password(given_: str, shown: str) -> None:
+def test_an_invalid_url_is_shown_without_its_password(given_: str, shown: str) -> None:
     with pytest.raises(UsageError) as caught:
         connect(given_)
 
@@ -176,7 +176,7 @@ def test_what_is_no_url_is_shown_without_its_password(given_: str, shown: str) -
     )
 
 
-def test_an_error_about_a_url_carries_no_password_to_wherever_errors_go() -> None:
+def test_an_error_about_a_url_contains_no_password() -> None:
     error = NotAUrl(f"app:{CANARY}@db/app")
 
     assert CANARY not in repr(error)
@@ -242,14 +242,14 @@ def test_passwords_and_secret_parameters_are_masked(url: str, shown: str) -> Non
         "postgresql://db:5432/app?password=a@{}",
     ],
 )
-def test_of_a_url_that_can_be_read_in_two_ways_only_the_scheme_is_shown(url: str) -> None:
+def test_an_ambiguous_url_is_shown_as_its_scheme_only(url: str) -> None:
     assert mask_url(url.format(CANARY)) == "postgresql://***"
 
 
 @given(st.text(), st.text())
 @example("1/", "")
 @example("@db/?x=", "&")
-def test_no_password_whatever_it_is_made_of_shows_through(before: str, after: str) -> None:
+def test_no_password_is_shown(before: str, after: str) -> None:
     url = f"postgresql://app:{before}{CANARY}{after}@db/app"
 
     assert CANARY not in mask_url(url)
@@ -258,7 +258,7 @@ def test_no_password_whatever_it_is_made_of_shows_through(before: str, after: st
 @given(st.text(), st.text())
 @example("a&b=", "")
 @example("a@", "")
-def test_no_secret_parameter_whatever_it_is_made_of_shows_through(before: str, after: str) -> None:
+def test_no_secret_parameter_is_shown(before: str, after: str) -> None:
     url = f"postgresql://db:5432/app?password={before}{CANARY}{after}&sslmode=require"
 
     assert CANARY not in mask_url(url)

@@ -1,4 +1,4 @@
-"""The migration runner, on real files."""
+"""Tests of the migration runner on real files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
 if TYPE_CHECKING:
     from pathlib import Path
 
-LIMIT: Final = 60  # seconds; far more than any of the processes needs
+TIMEOUT_SECONDS: Final = 60  # far more than any of the processes needs
 
 ONE: Final = Migration(number=1, name="0001_one", sql="CREATE TABLE one (a);")
 TWO: Final = Migration(number=2, name="0002_two", sql="CREATE TABLE two (a); INSERT INTO two VALUES (1);")
@@ -136,19 +136,19 @@ def test_a_schema_two_versions_behind_is_refused(file: Path) -> None:
         check_compatible(SqliteSchema(file), [ONE, TWO, three])
 
 
-def test_a_store_without_tables_is_not_the_schema_before_the_first(file: Path) -> None:
+def test_a_store_without_tables_is_not_compatible(file: Path) -> None:
     with pytest.raises(SchemaOutOfDate, match="the store's schema is 0, this code needs 1"):
         check_compatible(SqliteSchema(file), [ONE])
 
 
-def test_where_a_store_stands_can_be_asked_of_a_file_that_is_not_there(file: Path) -> None:
-    where = migration_status(SqliteSchema(file), [ONE, TWO])
+def test_the_migration_status_of_a_missing_file_creates_nothing(file: Path) -> None:
+    status = migration_status(SqliteSchema(file), [ONE, TWO])
 
-    assert (where.found, where.wanted, where.pending) == (0, 2, (ONE, TWO))
+    assert (status.found, status.wanted, status.pending) == (0, 2, (ONE, TWO))
     assert list(file.parent.iterdir()) == []
 
 
-def test_looking_at_a_file_leaves_no_other_beside_it(file: Path) -> None:
+def test_reading_the_migration_status_leaves_no_extra_files(file: Path) -> None:
     migrate_up(SqliteSchema(file), [ONE])
 
     migration_status(SqliteSchema(file), [ONE, TWO])
@@ -157,18 +157,18 @@ def test_looking_at_a_file_leaves_no_other_beside_it(file: Path) -> None:
 
 
 def test_the_printed_script_makes_the_same_schema(tmp_path: Path) -> None:
-    by_us, by_hand = tmp_path / "by_us.db", tmp_path / "by_hand.db"
+    migrated, scripted = tmp_path / "migrated.db", tmp_path / "scripted.db"
     migrations = [*MIGRATIONS, following("extra")]
-    script = pending_sql(SqliteSchema(by_hand), migrations)
-    migrate_up(SqliteSchema(by_us), migrations)
+    script = pending_sql(SqliteSchema(scripted), migrations)
+    migrate_up(SqliteSchema(migrated), migrations)
 
-    with closing(sqlite3.connect(by_hand)) as connection:
+    with closing(sqlite3.connect(scripted)) as connection:
         connection.executescript(script)
 
-    assert master(by_hand) == master(by_us)
+    assert master(scripted) == master(migrated)
     for query in ("PRAGMA journal_mode", "SELECT number, name FROM th_migrations"):
-        assert rows(by_hand, query) == rows(by_us, query)
-    assert pending_sql(SqliteSchema(by_hand), migrations) == ""
+        assert rows(scripted, query) == rows(migrated, query)
+    assert pending_sql(SqliteSchema(scripted), migrations) == ""
 
 
 def test_the_printed_script_holds_only_what_is_pending(file: Path) -> None:
@@ -206,7 +206,7 @@ def test_of_eight_processes_that_start_at_once_exactly_one_applies_each_migratio
         assert starter.stdin is not None
         starter.stdin.write("go\n")
         starter.stdin.flush()
-    ends = [starter.communicate(timeout=LIMIT) for starter in starters]
+    ends = [starter.communicate(timeout=TIMEOUT_SECONDS) for starter in starters]
 
     wanted = list(range(1, len(MIGRATIONS) + 6))
     assert [err for _, err in ends if err] == []

@@ -1,4 +1,4 @@
-"""What stores keep of publishers across versions, and what that means for days of finished jobs."""
+"""Tests of recorded publishers across schema versions, and of retention of jobs with outbox events."""
 
 from __future__ import annotations
 
@@ -67,18 +67,17 @@ def test_on_the_schema_before_settings_events_are_published_and_none_is_closed(b
         assert purge(driver, [job_id], older_than=timedelta(0)).count == 0
         assert [row.event.job_id for row in driver.maintenance.claim_outbox(limit=10, lock=LOCK)] == [job_id]
 
-        spent = subject.insert(max_attempts=1)
+        exhausted = subject.insert(max_attempts=1)
         subject.take()
         subject.advance(LEASE)
         [expired] = driver.maintenance.expire(limit=10)
-        death = Death(job_id=spent, type="greet", queue="default", life=1, attempt_count=1, reason=ATTEMPTS_EXHAUSTED)
-        assert expired.death == death
+        assert expired.death == Death(
+            job_id=exhausted, type="greet", queue="default", life=1, attempt_count=1, reason=ATTEMPTS_EXHAUSTED
+        )
 
 
 @pytest.mark.parametrize("attempts", [0, 1])
-def test_a_postgres_event_that_was_taken_before_the_migration_shows_that_there_is_a_publisher(
-    attempts: int, bare: str
-) -> None:
+def test_a_postgres_event_claimed_before_the_migration_records_a_publisher(attempts: int, bare: str) -> None:
     migrate.migrate_up(schema_at(bare), MIGRATIONS[:1])
     with psycopg.connect(bare, autocommit=True) as db:
         db.execute(EVENT.format(job_id="gen_random_uuid()", at="now()", attempts=attempts).encode())
@@ -90,9 +89,7 @@ def test_a_postgres_event_that_was_taken_before_the_migration_shows_that_there_i
 
 
 @pytest.mark.parametrize("attempts", [0, 1])
-def test_an_sqlite_event_that_was_taken_before_the_migration_shows_that_there_is_a_publisher(
-    attempts: int, tmp_path: Path
-) -> None:
+def test_an_sqlite_event_claimed_before_the_migration_records_a_publisher(attempts: int, tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     migrate.migrate_up(SqliteSchema(file), SQLITE_MIGRATIONS[:1])
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -109,7 +106,7 @@ def check(driver: Driver, *, is_seen: bool) -> None:
     assert close_unpublished(driver, older_than=timedelta(0), limit=10) == (0 if is_seen else 1)
 
 
-def test_the_leaf_of_a_day_goes_although_one_of_its_jobs_died_once() -> None:
+def test_a_daily_partition_is_dropped_once_its_last_event_is_closed() -> None:
     clock = ManualClock(NOON)
     with database() as url, closing(PostgresDriver(url, clock=clock)) as driver:
         driver.maintenance.roll_up(keep=TEN_YEARS)
@@ -130,12 +127,12 @@ def test_the_leaf_of_a_day_goes_although_one_of_its_jobs_died_once() -> None:
 
         assert held == [job_id]
         assert kept == {job_id}
-        assert "th_jobs_finished_20300101" not in leaves(url)
+        assert "th_jobs_finished_20300101" not in partitions(url)
         assert driver.inspector.get([job_id]) == {}
         assert driver.inspector.find_by_key("once") == []
 
 
-def leaves(url: str) -> set[str]:
+def partitions(url: str) -> set[str]:
     with psycopg.connect(url) as db:
         return {name for (name,) in db.execute("SELECT relname FROM pg_class WHERE relname ~ '^th_jobs_finished_'")}
 

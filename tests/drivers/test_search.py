@@ -1,4 +1,4 @@
-"""Where a store keeps jobs apart, those that are looked for are found at once, however many others are newer."""
+"""Tests that searches use an index: matching jobs are found on the first page, however many others are newer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_dead_letters_of_one_error_are_found_behind_any_number_of_others(subject
     assert found(subject, JobFilter(queue="default", type="greet", fingerprint=BOOM.fingerprint)) == [letter]
 
 
-def test_what_waits_is_found_behind_any_number_of_finished_jobs(subject: Subject) -> None:
+def test_waiting_jobs_are_found_behind_any_number_of_finished_jobs(subject: Subject) -> None:
     waiting = subject.insert(delay=LEASE)
     insert_many(subject)
     settle_all(subject, Outcome.ack())
@@ -60,12 +60,12 @@ def test_what_waits_is_found_behind_any_number_of_finished_jobs(subject: Subject
 
 
 def insert_many(subject: Subject) -> None:
-    """Store more jobs than are looked at for a page."""
+    """Store more jobs than one page scans."""
     subject.driver.insert([new_job() for _ in range(2 * scan_limit(PAGE))])
 
 
 def settle_all(subject: Subject, outcome: Outcome) -> None:
-    """End all of them, in batches: the store has five seconds for each."""
+    """Settle all of them, in batches: each statement has a timeout of five seconds."""
     while claims := subject.reserve(limit=BATCH):
         subject.driver.settle([Settlement(claim.lease, outcome) for claim in claims])
 

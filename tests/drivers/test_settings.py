@@ -1,4 +1,4 @@
-"""Settings of the SQL stores: several processes, joined transactions, lost replies, and an older schema."""
+"""Tests of settings in the SQL stores: several processes, joined transactions, lost replies, an older schema."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_record_in_a_joined_transaction_goes_with_its_rollback(driver: SqliteD
     with closing(sqlite3.connect(file)) as db:
         client = Client(driver.join(db), codec=AES)
         client.enqueue(REQUEST)
-        client.enqueue(REQUEST)  # and again, before anything is committed
+        client.enqueue(REQUEST)  # again, before the commit
         db.rollback()
         undone = driver.inspector.settings()
         client.enqueue(REQUEST)
@@ -108,7 +108,7 @@ def test_a_record_in_a_joined_transaction_goes_with_its_rollback(driver: SqliteD
 
 def test_a_joined_write_transaction_does_not_wait_for_itself(driver: SqliteDriver, file: Path) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        db.execute("BEGIN IMMEDIATE")  # SQLite's one writer: the driver's own connection would wait for it
+        db.execute("BEGIN IMMEDIATE")  # SQLite has one writer: the driver's own connection would wait for it
         Client(driver.join(db)).enqueue(REQUEST)
         db.execute("COMMIT")
 
@@ -128,7 +128,7 @@ def test_a_joined_transaction_with_another_codec_is_refused(driver: SqliteDriver
 def test_a_record_is_kept_when_the_joined_transaction_of_a_server_rolls_back(server: PostgresDriver) -> None:
     with psycopg.connect(emptied()) as db:
         Client(server.join(db), codec=AES).enqueue(REQUEST)
-        # In a transaction of its own: another session would wait for this one.
+        # The record has its own transaction; otherwise another session would wait for this one.
         assert server.inspector.settings() == {"codec": "aes-gcm+json"}
         db.rollback()
 
@@ -160,31 +160,31 @@ def test_an_async_joined_transaction_records_and_is_refused(server: PostgresDriv
 
 
 def test_a_session_that_records_the_same_setting_is_waited_for(server: PostgresDriver) -> None:
-    """It commits after this one has seen that there is no record: the insert finds the conflict."""
+    """The other session commits after this one has read that there is no record, so the insert conflicts."""
     url = emptied()
     with psycopg.connect(url) as db, ThreadPoolExecutor(1) as threads:
         db.execute("INSERT INTO th_settings (name, value) VALUES ('codec', 'aes')")
         answer = threads.submit(server.remember, "codec", "json")
         with psycopg.connect(url, autocommit=True) as watcher:
-            wait_until(lambda: watcher.execute(_WAITS).fetchone() is not None)
+            wait_until(lambda: watcher.execute(_IS_WAITING).fetchone() is not None)
         db.commit()
 
         assert answer.result(20) == "aes"
 
 
-_WAITS = """
+_IS_WAITING = """
     SELECT 1 FROM pg_stat_activity
      WHERE wait_event_type = 'Lock' AND query LIKE '%th_settings%' AND datname = current_database()
 """
 
 
 def test_a_lost_reply_is_resolved_and_asked_again(server: PostgresDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    connections = server._connections  # noqa: SLF001  a reply is lost below the driver
+    connections = server._connections  # noqa: SLF001  replies are lost below the driver
     fetch, lost = connections.fetch, [ReplyLost("gone", 1)]
     resolved: list[ReplyLost] = []
 
-    def losing(statement: Any, **asked: Any) -> Any:
-        rows = fetch(statement, **asked)
+    def losing(statement: Any, **params: Any) -> Any:
+        rows = fetch(statement, **params)
         if "INSERT" in statement and lost:
             raise lost.pop()
         return rows

@@ -1,4 +1,4 @@
-"""The transport's contract once more, on the endpoints that other people test with."""
+"""The transport contract, run against widely used SQS emulators."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def test_a_store_out_of_reach_is_told_to_each_caller_of_the_batch_after_one_repe
     driver.may_go.set()
 
     errors = [each.exception(LIMIT) for each in behind]
-    assert [str(error) for error in errors] == 3 * ["the store is out of reach: no route"]
+    assert [str(error) for error in errors] == 3 * ["store unavailable: no route"]
     assert len(set(map(id, errors))) == 3
     assert not first.result(LIMIT).existed
     assert driver.batches[1] == driver.batches[2]
@@ -314,7 +314,7 @@ def test_how_long_to_wait_is_told_to_each_caller_of_the_batch(
     driver.may_go.set()
 
     errors = [each.exception(LIMIT) for each in behind]
-    assert [str(error) for error in errors] == 3 * ["the store is out of reach: gone; try again in 1 s"]
+    assert [str(error) for error in errors] == 3 * ["store unavailable: gone; try again in 1 s"]
     assert driver.repeats == [False, False]
 
 

@@ -1,4 +1,4 @@
-"""Plant all differences, and print the table of what the machine found."""
+"""Plant all differences, and print a table of what the state machine found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.parity.test_differences import find_all
 def main() -> int:
     table = find_all()
     for name, found in table.items():
-        print(f"{name:<75}{(found or 'NOT FOUND').splitlines()[0]}")  # noqa: T201  for a person
+        print(f"{name:<75}{(found or 'NOT FOUND').splitlines()[0]}")  # noqa: T201  command-line output
     return 0 if all(table.values()) else 1
 
 

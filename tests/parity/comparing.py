@@ -1,4 +1,4 @@
-"""What stores must agree on: every answer, and every row."""
+"""Compare stores: their answers and all their rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Attempt
     from taskharbor.testing.conformance import Subject
 
-_EVERYTHING = 100_000
+_MAX_ROWS = 100_000
 
 
 def answer_of(subject: Subject, call: Callable[[Subject], Any]) -> Any:
-    """Return what *call* answers, in a form that can be compared; an error raised is an answer as well."""
+    """Return the answer of *call* in a comparable form. A raised error is an answer, too."""
     try:
         return comparable(call(subject))
     except TaskHarborError as error:
@@ -29,21 +29,21 @@ def answer_of(subject: Subject, call: Callable[[Subject], Any]) -> Any:
 
 
 def comparable(answer: Any) -> Any:
-    """Errors are equal by class and facts; Python would compare them by identity."""
+    """Replace errors by their class and arguments, since Python compares errors by identity."""
     if isinstance(answer, TaskHarborError):
         return type(answer), answer.args
     return [comparable(each) for each in answer] if isinstance(answer, list) else answer
 
 
 def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
-    """Return all that can be read of a store, table by table."""
+    """Return everything that the inspector can read, by table."""
     read = subject.driver.inspector
     subject.driver.maintenance.roll_up(keep=TEN_YEARS)
     return {
         "now": read.now(),
         "jobs": read.get(job_ids),
         "summaries": read.summaries(job_ids),
-        "list of jobs": {job.id: job for job in read.find(JobFilter(), limit=_EVERYTHING).jobs},
+        "list of jobs": {job.id: job for job in read.find(JobFilter(), limit=_MAX_ROWS).jobs},
         "attempts": dict(enumerate(in_one_order(read.attempts(job_ids)))),
         "outbox": dict(enumerate(read.outbox(job_ids))),
         "queues": {view.name: view for view in read.queues()},
@@ -51,34 +51,34 @@ def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
         "workers": dict(enumerate(read.workers())),
         "schedules": dict(read.schedules()),
         "names of schedules": list(read.schedules()),
-        "dead groups": dict(enumerate(read.dead_letter_groups(limit=_EVERYTHING))),
+        "dead groups": dict(enumerate(read.dead_letter_groups(limit=_MAX_ROWS))),
         "holders of keys": {key: read.find_by_key(key) for key in ("a", "b", "c")},
         "api keys": read.keys(),
         "ids of api keys": list(read.keys()),
         "publisher": read.publisher_seen_at(),
-        "audit": dict(enumerate(read.audit(limit=_EVERYTHING))),
+        "audit": dict(enumerate(read.audit(limit=_MAX_ROWS))),
     }
 
 
 def in_one_order(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort only what the contract leaves open: the attempts of one job that ended at one instant."""
+    """Sort attempts of one job that ended at the same instant: the contract leaves only their order open."""
     instants = groupby(attempts, key=lambda attempt: (attempt.job_id, attempt.ended_at))
     return [attempt for _, group in instants for attempt in sorted(group, key=lambda attempt: attempt.token)]
 
 
-def differences(ours: Any, theirs: Any, place: str) -> Iterator[str]:
-    """Tell each place where *theirs* is not *ours*, as deep inside as it can be told."""
-    if ours == theirs:
+def differences(first: Any, second: Any, path: str) -> Iterator[str]:
+    """Describe each difference between *first* and *second*, at the deepest possible path."""
+    if first == second:
         return
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in dict.fromkeys([*ours, *theirs]):
-            yield from differences(ours.get(key), theirs.get(key), f"{place}[{key}]")
-    elif isinstance(ours, list) and isinstance(theirs, list):
-        for n, (mine, other) in enumerate(zip_longest(ours, theirs)):
-            yield from differences(mine, other, f"{place}[{n}]")
-    elif is_dataclass(ours) and type(ours) is type(theirs):
-        for each in fields(ours):
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in dict.fromkeys([*first, *second]):
+            yield from differences(first.get(key), second.get(key), f"{path}[{key}]")
+    elif isinstance(first, list) and isinstance(second, list):
+        for n, (one, other) in enumerate(zip_longest(first, second)):
+            yield from differences(one, other, f"{path}[{n}]")
+    elif is_dataclass(first) and type(first) is type(second):
+        for each in fields(first):
             if each.compare:
-                yield from differences(getattr(ours, each.name), getattr(theirs, each.name), f"{place}.{each.name}")
+                yield from differences(getattr(first, each.name), getattr(second, each.name), f"{path}.{each.name}")
     else:
-        yield f"{place}: {ours!r} in the first store, {theirs!r} in the other"
+        yield f"{path}: {first!r} in the first store, {second!r} in the other"

@@ -1,4 +1,4 @@
-"""Lets the machine loose on stores: to find a difference, or to see that each of many is found."""
+"""Run the state machine on stores, to find a difference, or to check that each planted difference is found."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
     Maker = Callable[[], Subject]
 
 
-class Differ(AssertionError):
+class StoresDiffer(AssertionError):
     """Two stores do not agree."""
 
 
-class EveryoneDiffers(Exception):
-    """Each store was told apart from the reference."""
+class AllStoresDiffer(Exception):
+    """A difference was found between the reference and each other store."""
 
 
 def drive(makers: Sequence[Maker], *, examples: int, steps: int, repeatable: bool = True) -> None:
-    """Let the machine loose on what *makers* make; raise `Differ` with the shortest run it found.
+    """Run the machine on the stores of *makers*, and raise `StoresDiffer` with the shortest failing run.
 
-    *repeatable* runs are the same each time; others look somewhere else each time.
+    *repeatable* runs use the same calls each time; others use new random calls.
     """
 
-    def differ(_: int, difference: str) -> None:
-        raise Differ(difference)
+    def fail(_: int, difference: str) -> None:
+        raise StoresDiffer(difference)
 
     class Driven(Parity):
         def __init__(self) -> None:
-            super().__init__([make() for make in makers], on_difference=differ)
+            super().__init__([make() for make in makers], on_difference=fail)
 
     run_state_machine_as_test(Driven, settings=_settings(examples, steps, derandomize=repeatable))
 
 
-def tell_apart(reference: Maker, others: Mapping[str, Maker], *, examples: int, steps: int) -> dict[str, str]:
-    """Return for each of the *others* the first difference found between it and the *reference*, if any was.
+def first_differences(reference: Maker, others: Mapping[str, Maker], *, examples: int, steps: int) -> dict[str, str]:
+    """Return the first difference found between the *reference* and each of the *others*, if any.
 
-    All of them are driven at once, and each leaves when it was told apart.
+    All stores run together; each one is removed after its first difference.
     """
     found: dict[str, str] = {}
 
@@ -54,15 +54,15 @@ def tell_apart(reference: Maker, others: Mapping[str, Maker], *, examples: int, 
         def __init__(self) -> None:
             left = {name: make for name, make in others.items() if name not in found}
 
-            def note(n: int, difference: str) -> None:
+            def record(n: int, difference: str) -> None:
                 found.setdefault([*left][n - 1], difference)
                 if len(found) == len(others):
-                    raise EveryoneDiffers
+                    raise AllStoresDiffer
 
-            super().__init__([reference(), *[make() for make in left.values()]], on_difference=note)
+            super().__init__([reference(), *[make() for make in left.values()]], on_difference=record)
 
-    # Hypothesis runs the last one once more, where everyone has been told apart already, and wonders.
-    with suppress(EveryoneDiffers, Flaky):
+    # Hypothesis repeats the last example. No store is left by then, so the error does not recur: Flaky.
+    with suppress(AllStoresDiffer, Flaky):
         run_state_machine_as_test(
             Driven,
             settings=_settings(examples, steps, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False),

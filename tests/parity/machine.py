@@ -1,10 +1,9 @@
-"""Drives any number of stores with the same calls at the same moments, and compares every answer and every row.
+"""A state machine that makes the same calls at the same times to several stores, and compares all answers and rows.
 
-The first store is the reference. Ids, tokens and moments are made here, once for all
-of them. The contract's preconditions hold: the items of a call name different jobs, ids
-are new unless a repeat says otherwise, tokens are fresh, and retention is never asked
-about the one day in which stores may differ. What was handed out (leases, dispatches,
-requeues) is kept for the rest of the run, so that most of it is used again when it is stale.
+The first store is the reference. Ids, tokens and times are generated here, once for all stores. Calls satisfy the
+preconditions of the contract: the items of a call name different jobs, ids are new unless it is a repeat, tokens
+are new, and retention avoids the one day in which stores may differ. Leases, dispatches and requeues are kept for
+the rest of the run, so that later calls use stale ones.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ if TYPE_CHECKING:
 
 RETENTION: Final = 30 * v.DAY
 AGE: Final = 40 * v.DAY
-_EVER: Final = 1_000  # far more bites than there are jobs
+_MAX_BATCHES: Final = 1_000  # far more than there are jobs
 
 
 class Parity(RuleBasedStateMachine):
-    """Any number of stores, and what was handed out by them so far."""
+    """Several stores, and the leases, dispatches and requeues that they have returned so far."""
 
     def __init__(self, subjects: Sequence[Subject], *, on_difference: Callable[[int, str], None]) -> None:
         super().__init__()
         self._on_difference = on_difference
-        self._made_for_this = subjects
+        self._all_subjects = subjects
         self._others = dict(enumerate(subjects))
         self._reference = self._others.pop(0)
         self._names = v.Names()
@@ -67,7 +66,7 @@ class Parity(RuleBasedStateMachine):
         self._jobs: dict[JobId, Job] = {}
 
     def teardown(self) -> None:
-        for subject in self._made_for_this:
+        for subject in self._all_subjects:
             subject.driver.close()
 
     @invariant()
@@ -75,13 +74,13 @@ class Parity(RuleBasedStateMachine):
         self._jobs = self._ask(lambda s: rows_of(s, self._job_ids))["jobs"]
 
     def _ask(self, call: Callable[[Subject], Any]) -> Any:
-        """Ask every store the same, and return what the reference answers."""
-        ours = answer_of(self._reference, call)
+        """Call every store, and return the answer of the reference."""
+        expected = answer_of(self._reference, call)
         for n, subject in [*self._others.items()]:
-            if found := list(differences(ours, answer_of(subject, call), f"store {n}: ")):
+            if found := list(differences(expected, answer_of(subject, call), f"store {n}: ")):
                 self._on_difference(n, "\n".join(found))
                 del self._others[n]
-        return ours
+        return expected
 
     @property
     def _subjects(self) -> list[Subject]:
@@ -92,20 +91,20 @@ class Parity(RuleBasedStateMachine):
         return self._reference.clock.now()
 
     def _pick(self, picks: list[int], fitting: Collection[Status] | None = None) -> list[JobId]:
-        """Pick among the jobs in a *fitting* state, where there are any; among all, where None is asked for."""
+        """Pick among the jobs in a *fitting* state. If that is None, or there are none, pick among all jobs."""
         fit = [job_id for job_id in self._job_ids if fitting and job_id in self._jobs]
         fit = [job_id for job_id in fit if fitting and self._jobs[job_id].status in fitting]
         return v.of(fit or self._job_ids, picks)
 
-    def _made(self, batch: list[Any]) -> list[NewJob]:
+    def _create_jobs(self, batch: list[Any]) -> list[NewJob]:
         jobs = [self._new_job(**what, **due) for what, due in batch]
         self._new += jobs
         self._job_ids += [job.id for job in jobs]
         return jobs
 
     def _new_job(self, *, scheduled_for: timedelta | None = None, **fields: Any) -> NewJob:
-        moment = None if scheduled_for is None else self._now + scheduled_for
-        return NewJob(id=self._names.job_id(), scheduled_for=moment, **fields)
+        due = None if scheduled_for is None else self._now + scheduled_for
+        return NewJob(id=self._names.job_id(), scheduled_for=due, **fields)
 
     @initialize(batch=v.batches)
     def begin(self, batch: list[Any]) -> None:
@@ -113,19 +112,19 @@ class Parity(RuleBasedStateMachine):
 
     @rule(batch=v.batches)
     def insert(self, batch: list[Any]) -> None:
-        jobs = self._made(batch)
+        jobs = self._create_jobs(batch)
         self._ask(lambda s: s.driver.insert(jobs))
 
     @rule(batch=v.batches, picks=v.some)
     def insert_again(self, batch: list[Any], picks: list[int]) -> None:
         known = {job.id: job for job in self._new}
         again = [known[job_id] for job_id in self._pick(picks) if job_id in known]
-        jobs = again + self._made(batch[1:])
+        jobs = again + self._create_jobs(batch[1:])
         self._ask(lambda s: s.driver.insert(jobs, repeat=True))
 
     @rule(batch=v.batches, is_kept=v.flags)
     def insert_in_a_transaction(self, batch: list[Any], is_kept: bool) -> None:
-        jobs = self._made(batch)
+        jobs = self._create_jobs(batch)
 
         def call(subject: Subject) -> Any:
             answers: Any = None
@@ -154,7 +153,7 @@ class Parity(RuleBasedStateMachine):
 
     @rule(queue=v.queues, limit=v.limits, outcome=v.outcomes, by=v.moves)
     def work(self, queue: str, limit: int, outcome: Outcome, by: timedelta) -> None:
-        """Reserve and settle in one go: most jobs must get through something for the rest to mean much."""
+        """Reserve and settle in one step, so that most jobs pass through several states."""
         self.advance(by)
         known = len(self._leases)
         self.reserve(queue, worker="ann", lease=LEASE, limit=limit, types=None, reclaim=True)
@@ -174,8 +173,8 @@ class Parity(RuleBasedStateMachine):
     def claim(self, picks: list[int], twice: bool, fits: bool, **how: Any) -> None:
         token = self._names.token()
         job_ids = self._pick(picks, {Status.ENQUEUED, Status.PROCESSING} if fits else None)
-        asked = job_ids + job_ids[: int(twice)]
-        answers = self._ask(lambda s: s.driver.claim(asked, token=token, **how))
+        repeated = job_ids + job_ids[: int(twice)]
+        answers = self._ask(lambda s: s.driver.claim(repeated, token=token, **how))
         self._leases += [answer.lease for answer in answers if isinstance(answer, Claim)]
 
     @rule(picks=v.some, lease=v.leases, is_right=v.mostly)
@@ -201,7 +200,7 @@ class Parity(RuleBasedStateMachine):
             self._ask(lambda s: s.driver.settle([Settlement(each, outcome) for each in held]))
 
     def _held(self, picks: list[int], *, is_wrong: bool = False) -> list[Lease]:
-        """Return some leases of different jobs, the newest first; *is_wrong* ones under a token that nobody holds."""
+        """Return some leases of different jobs, newest first. *is_wrong* leases have a token without a holder."""
         if is_wrong:
             return [Lease(job_id, self._names.token(), self._now + LEASE) for job_id in self._pick(picks)]
         return list({lease.job_id: lease for lease in reversed(v.of(self._leases, picks))}.values())
@@ -237,10 +236,10 @@ class Parity(RuleBasedStateMachine):
 
     @rule(picks=v.some, seq=v.limits)
     def decline(self, picks: list[int], seq: int) -> None:
-        """Give back messages, whether or not there ever were such."""
+        """Decline messages, including ones that never existed."""
         self._ask(lambda s: s.driver.record_dispatch([Declined(job_id, seq) for job_id in self._pick(picks)]))
 
-    # What people do.
+    # Operator actions.
 
     @rule(picks=v.some, of=st.sampled_from([{Status.PROCESSING}, {Status.PROCESSING}, WAITING, None]))
     def cancel(self, picks: list[int], of: Collection[Status] | None) -> None:
@@ -261,7 +260,7 @@ class Parity(RuleBasedStateMachine):
             "token": self._names.token(),
             "by": "ops",
             "reason": "fixed",
-            **self._moments(due),
+            **self._due_arguments(due),
             **how,
         }
         self._requeues.append(call)
@@ -275,10 +274,10 @@ class Parity(RuleBasedStateMachine):
 
     @rule(picks=v.some, fits=v.mostly, due=st.just({}) | v.dues, priority=st.none() | v.priorities)
     def reschedule(self, picks: list[int], fits: bool, due: dict[str, Any], priority: int | None) -> None:
-        job_ids, when = self._pick(picks, WAITING if fits else None), self._moments(due)
+        job_ids, when = self._pick(picks, WAITING if fits else None), self._due_arguments(due)
         self._ask(lambda s: s.driver.reschedule(job_ids, priority=priority, **when))
 
-    def _moments(self, due: dict[str, timedelta]) -> dict[str, Any]:
+    def _due_arguments(self, due: dict[str, timedelta]) -> dict[str, Any]:
         return {name: self._now + value if name == "scheduled_for" else value for name, value in due.items()}
 
     @rule(queues=st.permutations(["default", "mail"]), by=v.workers, pauses=v.rarely)
@@ -306,7 +305,7 @@ class Parity(RuleBasedStateMachine):
         self._ask(lambda s: s.driver.control.note_key_use(ids[1:limit]))
         self._ask(lambda s: s.driver.inspector.keys(ids[:2]))
 
-    @rule(what=st.lists(v.doings, min_size=1, max_size=2), limit=v.limits, pick=v.one, again=v.rarely)
+    @rule(what=st.lists(v.audit_entries, min_size=1, max_size=2), limit=v.limits, pick=v.one, again=v.rarely)
     def record_audit(self, what: list[dict[str, Any]], limit: int, pick: int, again: bool) -> None:
         ids = v.of(self._entries[1:], [pick]) if again else [self._names.token() for _ in what]
         self._entries += [entry_id for entry_id in ids if entry_id not in self._entries]
@@ -319,7 +318,7 @@ class Parity(RuleBasedStateMachine):
     def prune_audit(self, older_than: timedelta, limit: int) -> None:
         self._ask(lambda s: s.driver.maintenance.prune_audit(older_than=older_than, limit=limit))
 
-    # Time, and what it brings.
+    # Time and maintenance.
 
     @rule(by=v.moves)
     def advance(self, by: timedelta) -> None:
@@ -337,7 +336,7 @@ class Parity(RuleBasedStateMachine):
 
     @rule(by=v.jumps, reports=v.reports, then=st.sampled_from([v.NOTHING, LEASE, v.MINUTE]), limit=v.limits)
     def report_clock_jump(self, by: timedelta, reports: list[Any], then: timedelta, limit: int) -> None:
-        """Let the clock jump under running jobs, processes notice it, a little off, and somebody bring them back."""
+        """Let the clock jump while jobs run, report the jump with small errors, and reclaim or expire the leases."""
         self.reserve("default", worker="bob", lease=LEASE, limit=limit, types=None, reclaim=True)
         before = self._now
         self.advance(by)
@@ -357,23 +356,23 @@ class Parity(RuleBasedStateMachine):
             if all(spends) and job_id in self._jobs and self._jobs[job_id].status.is_waiting:
                 for spend in filter(None, spends):
                     spend(job_id)
-        self._ask(lambda s: buried_in_bites(s, limit=limit))
+        self._ask(lambda s: bury_in_batches(s, limit=limit))
 
-    @rule(is_long_ago=v.mostly, is_told=v.mostly, limit=v.limits, keep=v.delays)
-    def clean_up(self, is_long_ago: bool, is_told: bool, limit: int, keep: timedelta) -> None:
-        """Remove what is old, in bites: which jobs a bite takes is up to the store, what is gone in the end is not."""
+    @rule(is_long_ago=v.mostly, is_published=v.mostly, limit=v.limits, keep=v.delays)
+    def clean_up(self, is_long_ago: bool, is_published: bool, limit: int, keep: timedelta) -> None:
+        """Remove old jobs in batches. Stores may choose the jobs of a batch, but must agree on the final result."""
         if is_long_ago:
             self.advance(AGE)
         ages = [self._now - job.completed_at for job in self._jobs.values() if job.completed_at is not None]
         if any(RETENTION <= age < RETENTION + v.DAY for age in ages):
             return
-        if is_told:
-            self._tell_all()
-        self._ask(lambda s: in_bites(lambda: s.driver.maintenance.prune(older_than=RETENTION, limit=limit)))
-        self._ask(lambda s: in_bites(lambda: s.driver.maintenance.purge(older_than=RETENTION, limit=limit)))
+        if is_published:
+            self._publish_all()
+        self._ask(lambda s: in_batches(lambda: s.driver.maintenance.prune(older_than=RETENTION, limit=limit)))
+        self._ask(lambda s: in_batches(lambda: s.driver.maintenance.purge(older_than=RETENTION, limit=limit)))
         self._ask(lambda s: s.driver.maintenance.roll_up(keep=AGE + keep))
 
-    def _tell_all(self) -> None:
+    def _publish_all(self) -> None:
         events = [row.event.event_id for row in self._reference.driver.inspector.outbox(self._job_ids)]
         self._ask(lambda s: s.driver.maintenance.settle_outbox([Published(event) for event in events]))
 
@@ -404,10 +403,10 @@ class Parity(RuleBasedStateMachine):
 
     @rule(unseen_for=v.delays, older_than=v.delays, limit=v.limits, picks=st.none() | v.some)
     def close_outbox(self, unseen_for: timedelta, older_than: timedelta, limit: int, picks: list[int] | None) -> None:
-        asked: dict[str, Any] = {"unseen_for": unseen_for, "older_than": older_than, "limit": limit}
-        # Which of those that are named are closed first is up to the store.
-        asked |= {} if picks is None else {"job_ids": self._pick(picks, FINAL), "limit": _EVER}
-        self._ask(lambda s: s.driver.maintenance.close_outbox("no publisher", **asked))
+        call: dict[str, Any] = {"unseen_for": unseen_for, "older_than": older_than, "limit": limit}
+        # With job ids, stores may close events in any order: no limit.
+        call |= {} if picks is None else {"job_ids": self._pick(picks, FINAL), "limit": _MAX_BATCHES}
+        self._ask(lambda s: s.driver.maintenance.close_outbox("no publisher", **call))
         self._ask(lambda s: s.driver.inspector.kept_by_events(older_than=older_than, limit=limit))
 
     @rule(name=v.workers, queues=st.lists(v.queues, unique=True), concurrency=v.limits, unseen_for=v.delays)
@@ -435,7 +434,7 @@ class Parity(RuleBasedStateMachine):
     def fire_schedules(self, limit: int, next_in: timedelta | None, is_stale: bool, batch: list[Any]) -> None:
         next_at = None if next_in is None else self._now + next_in
         for due in self._ask(lambda s: s.driver.maintenance.due_schedules(limit=limit)):
-            self._fire(due.name, due.next_at - TICK if is_stale else due.next_at, next_at, self._made(batch))
+            self._fire(due.name, due.next_at - TICK if is_stale else due.next_at, next_at, self._create_jobs(batch))
 
     def _fire(self, name: str, fired: datetime, next_at: datetime | None, jobs: list[NewJob]) -> None:
         self._ask(lambda s: s.driver.maintenance.advance_schedule(name, fired=fired, next_at=next_at, jobs=jobs))
@@ -445,13 +444,13 @@ class Parity(RuleBasedStateMachine):
         self._ask(lambda s: getattr(s.driver.control, f"{verb}_schedules")(names[:2]))
 
 
-def buried_in_bites(subject: Subject, *, limit: int) -> list[Death]:
-    """Bury until nobody is left: which ones come first is up to the store."""
-    bites = takewhile(bool, (subject.driver.maintenance.bury(limit=limit) for _ in range(_EVER)))
-    return sorted((death for bite in bites for death in bite), key=lambda death: death.job_id)
+def bury_in_batches(subject: Subject, *, limit: int) -> list[Death]:
+    """Bury until no exhausted job is left. Stores may bury them in any order."""
+    batches = takewhile(bool, (subject.driver.maintenance.bury(limit=limit) for _ in range(_MAX_BATCHES)))
+    return sorted((death for batch in batches for death in batch), key=lambda death: death.job_id)
 
 
-def in_bites(bite: Callable[[], int]) -> int:
-    """Repeat *bite* until it takes nothing any more, and return what it took in all."""
-    taken = list(takewhile(bool, (bite() for _ in range(_EVER))))
-    return sum(taken)
+def in_batches(remove_batch: Callable[[], int]) -> int:
+    """Repeat *remove_batch* until it removes nothing, and return the total."""
+    removed = list(takewhile(bool, (remove_batch() for _ in range(_MAX_BATCHES))))
+    return sum(removed)

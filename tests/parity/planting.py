@@ -1,7 +1,7 @@
-"""Makes memory stores that differ from the memory store in one small thing. No file is touched.
+"""Create memory stores that each differ from the memory driver in one detail, without changing files.
 
-The edits stand in ``differences.txt``, in the form of `tests.planted.bugs`. The edited modules are
-loaded under a package name of their own, beside the true ones, and share the core.
+The edits are in ``differences.txt``, in the format of `tests.planted.bugs`. The edited modules are loaded under
+another package name, beside the original ones, and share the core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def all_differences() -> list[Bug]:
 
 
 def differing(difference: Bug) -> Callable[[], Subject]:
-    """Return a maker of memory stores that have the *difference*."""
+    """Return a function that creates memory stores with the *difference*."""
     finder = Finder(difference)
     sys.meta_path.insert(0, finder)
     try:
@@ -47,7 +47,7 @@ def differing(difference: Bug) -> Callable[[], Subject]:
 
 
 class Finder:
-    """An import hook that finds the modules of the memory driver a second time, under another name."""
+    """An import hook that finds the modules of the memory driver under a second name."""
 
     def __init__(self, difference: Bug) -> None:
         self._difference = difference

@@ -1,15 +1,15 @@
-"""The machine is worth what it finds."""
+"""Test that the state machine finds planted differences between stores."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from tests.conformance import test_drivers
-from tests.parity.driving import tell_apart
+from tests.parity.driving import first_differences
 from tests.parity.planting import all_differences, differing
 
-EXAMPLES: Final = 1_000  # it stops once all are found
-STEPS: Final = 60
+MAX_EXAMPLES: Final = 1_000  # it stops once all are found
+MAX_STEPS: Final = 60
 
 
 def test_the_machine_finds_each_planted_difference() -> None:
@@ -20,7 +20,7 @@ def test_the_machine_finds_each_planted_difference() -> None:
 
 
 def find_all() -> dict[str, str | None]:
-    """Return what the machine tells of each planted difference."""
+    """Return what the machine found for each planted difference."""
     others = {each.name: differing(each) for each in all_differences()}
-    found = tell_apart(test_drivers.memory, others, examples=EXAMPLES, steps=STEPS)
+    found = first_differences(test_drivers.memory, others, examples=MAX_EXAMPLES, steps=MAX_STEPS)
     return {name: found.get(name) for name in others}

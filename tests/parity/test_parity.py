@@ -1,4 +1,4 @@
-"""Every store answers as the memory driver does, and keeps the same rows."""
+"""Test that every store gives the same answers as the memory driver and keeps the same rows."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tests.parity.driving import drive
 if TYPE_CHECKING:
     from taskharbor.testing.conformance import Subject
 
-EXAMPLES: Final = 100
-STEPS: Final = 50
+MAX_EXAMPLES: Final = 100
+MAX_STEPS: Final = 50
 
 
 def test_the_machine_finds_no_difference_between_a_store_and_itself() -> None:
-    drive([test_drivers.memory, test_drivers.memory], examples=EXAMPLES // 5, steps=STEPS)
+    drive([test_drivers.memory, test_drivers.memory], examples=MAX_EXAMPLES // 5, steps=MAX_STEPS)
 
 
 def test_sqlite_keeps_the_same_rows_as_memory_and_gives_the_same_answers() -> None:
-    run(EXAMPLES, STEPS, repeatable=True)
+    run(MAX_EXAMPLES, MAX_STEPS, repeatable=True)
 
 
 def test_postgres_keeps_the_same_rows_as_memory_and_gives_the_same_answers() -> None:
-    drive([test_drivers.memory, test_drivers.postgres], examples=EXAMPLES // 5, steps=STEPS, repeatable=True)
+    drive([test_drivers.memory, test_drivers.postgres], examples=MAX_EXAMPLES // 5, steps=MAX_STEPS, repeatable=True)
 
 
 def run(examples: int, steps: int, *, repeatable: bool = False) -> None:
-    """Compare SQLite with memory; other calls each time, unless they are to be *repeatable*."""
+    """Compare SQLite with memory, with new random calls each time unless *repeatable*."""
     with TemporaryDirectory() as folder:
         numbers = count()
 

@@ -1,4 +1,4 @@
-"""The values that stores are driven with: few of each kind, so that calls collide."""
+"""Strategies for the arguments of calls. Each has few values, so that calls collide."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ mostly = st.sampled_from([True, True, True, False])
 rarely = st.sampled_from([False, False, True])
 
 one = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5])
-"""Which of what is known: 0 is the newest, and most often meant, so that one job goes through much."""
+"""An index into a list of known items. 0 is the newest and the most frequent, so that one job sees many calls."""
 some = st.lists(one, min_size=1, max_size=3, unique=True)
 
 new_jobs = st.fixed_dictionaries(
@@ -59,7 +59,7 @@ new_jobs = st.fixed_dictionaries(
 )
 dues = st.one_of(
     st.fixed_dictionaries({"delay": delays}),
-    st.fixed_dictionaries({"scheduled_for": offsets}),  # counted from now, which only the machine knows
+    st.fixed_dictionaries({"scheduled_for": offsets}),  # relative to now, which only the machine knows
 )
 batches = st.lists(st.tuples(new_jobs, dues), min_size=1, max_size=2)
 
@@ -95,7 +95,7 @@ api_keys = st.fixed_dictionaries(
         "expires_at": st.sampled_from([None, START + DAY]),
     }
 )
-doings = st.fixed_dictionaries(
+audit_entries = st.fixed_dictionaries(
     {
         "actor": workers,
         "action": st.sampled_from(["cancel", "requeue"]),
@@ -116,7 +116,7 @@ schedules = st.fixed_dictionaries(
 
 
 class Names:
-    """Makes ids and tokens that are the same in every run, and whose order is not that of their making."""
+    """Creates ids and tokens that are the same in every run and not in ascending order."""
 
     def __init__(self) -> None:
         self._made = 0
@@ -135,5 +135,5 @@ class Names:
 
 
 def of(pool: list[Any], picks: list[int]) -> list[Any]:
-    """Return the picked ones of *pool*, the newest first, none of them twice."""
+    """Return the picked items of *pool*, newest first, without duplicates."""
     return list(dict.fromkeys(pool[-1 - pick % len(pool)] for pick in picks)) if pool else []

@@ -1,10 +1,9 @@
-"""Plant each bug in turn, and print the table of what caught it.
+"""Plant each bug in turn, and print which tests caught it.
 
-python -m tests.planted [kit|worker|api|core|postgres|stores]     without a word: all of them
+python -m tests.planted [kit|worker|api|core|postgres|stores]     by default: all groups
 
-Every bug must be caught. And every case of the conformance kit must catch a bug that
-at most a few others catch: a case that falls only when everything falls proves
-nothing of its own.
+Every bug must be caught. Every case of the conformance kit must also catch a bug that at
+most a few other cases catch: a case that fails only when most cases fail proves nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from tests.planted.servers import shared_server
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-DEADLINE: Final = 240.0
-FEW: Final = 25
+DEADLINE_SECONDS: Final = 240.0
+MAX_FAILED_CASES: Final = 25
 MEMORY: Final = "taskharbor.drivers.memory."
 
 Table = dict[Bug, Report]
@@ -35,7 +34,7 @@ FOLDERS: Final = {
     "api": ("api/", "cli/", "watcher"),
     "core": ("core/", "schedules/", "client", "crypto", "enqueuer"),
     "postgres": ("drivers/postgres/",),
-    "stores": ("drivers/sqlite/", "drivers/transactions/", "group_commit/"),
+    "stores": ("drivers/records", "drivers/sqlite/", "drivers/transactions/", "group_commit/"),
 }
 
 
@@ -47,37 +46,37 @@ def main(parts: Sequence[str]) -> int:
     idle = idle_cases(table)
     for name in survivors:
         print(f"NOT CAUGHT: {name}")
-    for case, company in idle.items():
-        print(f"CATCHES NOTHING OF ITS OWN: {case} (its narrowest bug breaks {company or 'no'} cases)")
+    for case, failed in idle.items():
+        print(f"PROVES NOTHING: {case} (its narrowest bug breaks {failed or 'no'} cases)")
     print(f"{len(table) - len(survivors)} of {len(table)} planted bugs caught; {len(idle)} kit cases prove nothing")
     return 1 if survivors or idle else 0
 
 
 def plant_all(bugs: Iterable[Bug]) -> Table:
-    """Give each bug a process of its own, forked before its module is imported."""
+    """Plant each bug in its own process, forked before the bug's module is imported."""
     early, late = list[Bug](), list[Bug]()
     for bug in bugs:
         (late if bug.module.startswith(MEMORY) and bug.tests in KIT else early).append(bug)
     with shared_server():
         table = plant_each(early) if early else {}
         if late:
-            importlib.import_module("taskharbor.testing.conformance")  # once, and not for each of hundreds
+            importlib.import_module("taskharbor.testing.conformance")  # once, not in hundreds of processes
             table |= plant_each(late)
     return table
 
 
 def plant_each(bugs: Iterable[Bug]) -> Table:
     fork = multiprocessing.get_context("fork")
-    # Several for each core: a pool takes a moment to replace a process that is done, and many tests wait.
+    # Several per core: a pool needs time to replace a finished process, and many tests wait.
     with fork.Pool(5 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
         pending = [(bug, pool.apply_async(plant, (bug,))) for bug in bugs]
         table = {}
         for bug, result in pending:
             try:
-                table[bug] = result.get(DEADLINE)
+                table[bug] = result.get(DEADLINE_SECONDS)
             except multiprocessing.TimeoutError:
-                table[bug] = Report()  # a run that only took too long has caught nothing
-                print(f"NOT ENDED within {DEADLINE:.0f} s: {bug.name}")
+                table[bug] = Report()  # a run that timed out has caught nothing
+                print(f"NOT FINISHED within {DEADLINE_SECONDS:.0f} s: {bug.name}")
         return table
 
 
@@ -89,14 +88,14 @@ def show(table: Table) -> None:
 
 
 def idle_cases(table: Table) -> dict[str, int]:
-    """Return the kit's cases that fall for no bug, or only together with many; and with how many at least."""
+    """Return the kit's cases that fail for no bug, or only together with many cases, and the smallest such number."""
     of_the_kit = [report for bug, report in table.items() if bug.tests in KIT]
     narrowest: dict[str, int] = {}
     for report in of_the_kit:
         for case in report.failed:
             narrowest[case] = min(len(report.failed), narrowest.get(case, len(report.failed)))
     ran = {case for report in of_the_kit for case in report.ran}
-    return {case: narrowest.get(case, 0) for case in sorted(ran) if not 0 < narrowest.get(case, 0) <= FEW}
+    return {case: narrowest.get(case, 0) for case in sorted(ran) if not 0 < narrowest.get(case, 0) <= MAX_FAILED_CASES}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The bugs that are planted: each is one small change that a tired engineer could make.
+"""The planted bugs: each is one small change that a programmer could make by mistake.
 
-The files mirror the tests: the bugs of ``worker/recorder.txt`` must be caught by
+The files mirror the tests: the bugs in ``worker/recorder.txt`` must be caught by
 ``tests/worker/test_recorder.py``. Those in ``conformance/`` must be caught by the conformance kit, or by
 its module of the same name, and those in ``simulation/`` by a simulation in that mode::
 
@@ -9,9 +9,9 @@ its module of the same name, and those in ``simulation/`` by a simulation in tha
     -new.scheduled_for or now + new.delay
     +new.scheduled_for or now
 
-A line ``> test_name`` before the edits names the test that must catch it: a whole file may take long.
-A line ``@ Class.method`` names the definition that is edited, in whichever module it is. What the ``-`` lines
-say stands exactly once in it, and gives way to the ``+`` lines. A bug may have several such edits.
+A line ``> test_name`` before the edits names the one test that must catch it, if the whole file takes long.
+A line ``@ Class.method`` names the definition that is edited, in any module. The text of the ``-`` lines must
+occur exactly once in it, and is replaced by the ``+`` lines. A bug may have several such edits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HERE: Final = Path(__file__).parent
 KIT: Final = ("conformance/kit", "conformance/paging", "conformance/races", "conformance/soak")
-"""All of the kit except what needs many jobs or threads; and the modules of it that do."""
+"""The kit without the cases that need many jobs or threads, and the modules with those cases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Bug:
     tests: str
     edits: tuple[Edit, ...]
     by: str | None = None
-    """The test that must catch it, by its name or its node; any of its file, if there is none."""
+    """The name or node id of the test that must catch it. If None, any test of its file."""
 
     def planted_in(self, source: str) -> str:
-        # From the end, so that what was found first is still where it was found.
+        # From the end, so that the positions of earlier edits stay valid.
         for edit in sorted(self.edits, key=lambda edit: edit.found().start, reverse=True):
             found = edit.found()
             at = source.index(edit.old, found.start)

@@ -1,4 +1,4 @@
-"""Finds a class, function or constant of TaskHarbor by its qualified name, whichever module it is in."""
+"""Find a class, function or constant of TaskHarbor by its qualified name, in any module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_name() -> Mapping[str, Sequence[Definition]]:
 
 
 def find(name: str, text: str) -> Definition:
-    """Return the only definition of this *name* that has *text* in it once. Raises `LookupError`."""
+    """Return the only definition of this *name* that contains *text* once. Raise `LookupError` otherwise."""
     found = [each for each in by_name().get(name, ()) if each.text.count(text) == 1]
     if len(found) != 1:
         raise LookupError(f"{text!r} is in {len(found)} of {len(by_name().get(name, ()))} definitions of {name!r}")

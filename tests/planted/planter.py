@@ -1,8 +1,8 @@
-"""Puts one bug into TaskHarbor as it is imported, and runs tests on what comes out. No file is touched."""
+"""Insert one bug into TaskHarbor while it is imported, and run tests on the result. No file is changed."""
 
 from __future__ import annotations
 
-import asyncio  # noqa: F401  loaded once for all, before the forks, as are the next ones
+import asyncio  # noqa: F401  loaded once before the forks, like the unused imports below
 import gc
 import importlib
 import importlib.util
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 SEEDS: Final = {"simulation/polling": 800, "simulation/sqs": 400}
-"""The number of seeds that a bug may survive, by mode."""
+"""The number of seeds to try before a bug counts as not caught, by mode."""
 CHOSEN: Final = {"worker/deaths": "not sqlite and not postgres", "cli/dead": "not postgres"}
-"""Files of which a part is enough."""
+"""Files of which some tests are enough, and the pytest expression that selects them."""
 QUIET: Final = (
     "-q", "-x", "--tb=no", "-o", "filterwarnings=",
     *(f"-pno:{plugin}" for plugin in ("anyio", "cacheprovider", "randomly", "schemathesis")),
-    "--assert=plain",  # pytest rewrites what brings a plugin, TaskHarbor too, and would load it without the bug
+    "--assert=plain",  # pytest rewrites packages with plugins, also TaskHarbor, and would load them without the bug
 )  # fmt: skip
 
 
 class Plantable(Protocol):
-    """What changes the source of one module."""
+    """A change of one module's source."""
 
     @property
     def module(self) -> str: ...
@@ -51,7 +51,7 @@ class Plantable(Protocol):
 
 
 class Planter:
-    """An import hook that puts the bug into its module."""
+    """An import hook that inserts the bug into its module."""
 
     def __init__(self, bug: Plantable) -> None:
         self._bug = bug
@@ -80,7 +80,7 @@ class BuggyLoader(SourceFileLoader):
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """What ran and what failed. As a pytest plugin it listens; for the kit it is told."""
+    """The cases that ran and failed. It is a pytest plugin, and runs the kit's cases itself."""
 
     ran: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Report:
 
 
 def plant(bug: Bug) -> Report:
-    """Run the tests that should catch *bug*. Its module must not be imported yet in this process."""
+    """Run the tests that must catch *bug*. Its module must not be imported yet in this process."""
     assert bug.module not in sys.modules
     gc.disable()  # the process is short
     sys.meta_path.insert(0, Planter(bug))
@@ -110,24 +110,24 @@ def plant(bug: Bug) -> Report:
     if bug.tests in KIT:
         run_kit(report, bug.tests)
     elif bug.tests in SEEDS:
-        run_worlds(report, bug.tests)
+        run_seeds(report, bug.tests)
     else:
         file = suite(bug)
         chosen = ["-k", CHOSEN[bug.tests]] if bug.tests in CHOSEN else []
-        asked = [file, *chosen] if bug.by is None else [bug.by if "::" in bug.by else f"{file}::{bug.by}"]
+        selected = [file, *chosen] if bug.by is None else [bug.by if "::" in bug.by else f"{file}::{bug.by}"]
         with redirect_stdout(io.StringIO()):
-            pytest.main([*QUIET, *asked], plugins=[report])
+            pytest.main([*QUIET, *selected], plugins=[report])
     return report
 
 
 def suite(bug: Bug) -> str:
-    """Return the file of tests that must catch *bug*."""
+    """Return the test file that must catch *bug*."""
     folder, _, name = bug.tests.rpartition("/")
     return str(Path("tests", folder, f"test_{name}.py"))
 
 
 def run_kit(report: Report, part: str) -> None:
-    """Call the kit's cases one by one: pytest would take three times as long, hundreds of times."""
+    """Call the kit's cases directly: with pytest, each of hundreds of runs would take three times as long."""
     drivers = importlib.import_module("tests.conformance.test_drivers")
     for name, case in vars(drivers).items():
         home = case.__module__.rpartition(".")[2] if name.startswith("test_") else None
@@ -137,22 +137,22 @@ def run_kit(report: Report, part: str) -> None:
                 report.run(name + variant, case, {"subject": drivers.memory(), **arguments})
 
 
-def run_worlds(report: Report, kind: str) -> None:
-    """Let simulated worlds happen until one of them goes wrong."""
+def run_seeds(report: Report, kind: str) -> None:
+    """Run simulations until one has a violation."""
     simulation = importlib.import_module("taskharbor.testing.simulation")
     logging.disable(logging.CRITICAL)
     for seed in range(SEEDS[kind]):
-        report.run(f"seed {seed}", hold, {"history": simulation.simulate(seed, kind.rpartition("/")[2])})
+        report.run(f"seed {seed}", check_history, {"history": simulation.simulate(seed, kind.rpartition("/")[2])})
         if report.failed:
             return
 
 
-def hold(history: Any) -> None:
+def check_history(history: Any) -> None:
     assert not history.violations
 
 
 def variants(case: Callable[..., None]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the parameters that pytest would call *case* with, and how it would name them."""
+    """Yield the parameters that pytest would call *case* with, and their ids."""
     for mark in getattr(case, "pytestmark", ()):
         name, values = mark.args
         yield from ((f"[{value}]", {name: value}) for value in values)

@@ -1,4 +1,4 @@
-"""One PostgreSQL for all planted bugs: each has a process of its own, and would start another."""
+"""One PostgreSQL server shared by the processes of all planted bugs, which would otherwise start one each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHARED: Final = "TASKHARBOR_TEST_SERVER"
-"""As in `tests.support.postgres`, which imports TaskHarbor: that must not be loaded here before the forks."""
-STOPPED_WITHIN: Final = 60.0
+"""As in `tests.support.postgres`, which imports TaskHarbor and so must not be imported here before the forks."""
+STOP_SECONDS: Final = 60.0
 
 
 @contextmanager
 def shared_server() -> Iterator[None]:
-    """Run a server for the processes that are forked meanwhile."""
+    """Run a server for the processes forked inside the block."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
     keeper = fork.Process(target=_keep, args=(theirs,))
@@ -29,7 +29,7 @@ def shared_server() -> Iterator[None]:
     finally:
         os.environ.pop(SHARED, None)  # noqa: TID251  as above
         ours.send(None)
-        keeper.join(STOPPED_WITHIN)
+        keeper.join(STOP_SECONDS)
 
 
 def _keep(pipe: Any) -> None:

@@ -1,11 +1,11 @@
-"""Leave out every condition, lock and conflict clause of the SQL stores in turn; something must notice.
+"""Omit every condition, lock and conflict clause of the SQL stores in turn. A test must catch each omission.
 
-python -m tests.planted.sql            every edit is caught by the test that sql.toml names for it
+python -m tests.planted.sql            check that the test named in sql.toml catches each edit
 python -m tests.planted.sql search [postgres|sqlite]
-                                       find a kit case for each edit that sql.toml does not name, and print the lines
+                                       find a kit case for each edit missing from sql.toml, and print the lines
 
-``sql.toml`` has a line for each edit: the name of a case of the conformance kit, or of a test, that
-fails without it; or, under ``[harmless]``, the reason why no answer depends on it.
+``sql.toml`` has a line for each edit: the kit case or the test that fails because of it, or,
+under ``[harmless]``, the reason why no result depends on it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 LIST: Final = Path(__file__).with_name("sql.toml")
-DEADLINE: Final = 120.0
-SEARCH_DEADLINE: Final = 600.0
+DEADLINE_SECONDS: Final = 120.0
+SEARCH_DEADLINE_SECONDS: Final = 600.0
 
 
 def plant(edit: SqlEdit, tests: Sequence[str]) -> Report:
-    """Run *tests*, or the whole kit if there are none, on the store without what *edit* leaves out."""
+    """Run *tests*, or the whole kit if empty, on the store with *edit* applied."""
     assert edit.module not in sys.modules
     sys.meta_path.insert(0, Planter(edit))
     if edit.is_migration:
-        leave_out_of_migration(edit)
+        edit_migration(edit)
         os.environ[SHARED] = os.environ[SHARED].partition("/")[0]  # noqa: TID251  without the template
     report = Report()
     if tests and "::" in tests[0]:
@@ -53,8 +53,8 @@ def plant(edit: SqlEdit, tests: Sequence[str]) -> Report:
     return report
 
 
-def leave_out_of_migration(edit: SqlEdit) -> None:
-    """Change the migration as it is loaded: whoever imports the migrations keeps them."""
+def edit_migration(edit: SqlEdit) -> None:
+    """Change the migration while it is loaded, because modules that import the migrations keep them."""
     migrate: Any = importlib.import_module("taskharbor.drivers.migrate")
     load, file = migrate.load_migrations, DRIVERS / edit.file
     sql = edit.planted_in(file.read_text("utf-8"))
@@ -67,7 +67,7 @@ def leave_out_of_migration(edit: SqlEdit) -> None:
 
 
 def run_kit(report: Report, store: str, names: Sequence[str]) -> None:
-    """Call cases of the kit until one fails."""
+    """Run cases of the kit until one fails."""
     drivers = importlib.import_module("tests.conformance.test_drivers")
     for name, case in kit_cases(drivers):
         for variant, arguments in variants(case):
@@ -98,24 +98,24 @@ def main(arguments: Sequence[str]) -> int:
     stale = sorted({*caught, *harmless} - {*edits})
     if searches:
         for edit, report in plant_all(
-            {edits[name]: [] for name in unlisted if edits[name].store in stores}, SEARCH_DEADLINE
+            {edits[name]: [] for name in unlisted if edits[name].store in stores}, SEARCH_DEADLINE_SECONDS
         ):
             print(f'"{edit.name}" = "{report.failed[0] if report.failed else "NOT CAUGHT"}"', flush=True)
         return 0
-    reports = dict(plant_all({edits[name]: [test] for name, test in caught.items() if name in edits}, DEADLINE))
+    reports = dict(plant_all({edits[name]: [test] for name, test in caught.items() if name in edits}, DEADLINE_SECONDS))
     survivors = [edit.name for edit, report in reports.items() if not report.failed]
     for name in survivors:
         print(f"NOT CAUGHT: {name} by {caught[name]}")
     for name in unlisted:
         print(f"NOT LISTED: {name} (python -m tests.planted.sql search)")
     for name in stale:
-        print(f"NOT THERE ANY MORE: {name}")
+        print(f"NO LONGER EXISTS: {name}")
     print(f"{len(reports) - len(survivors)} of {len(edits)} edits of SQL caught, {len(harmless)} harmless")
     return 1 if survivors or unlisted or stale else 0
 
 
 def plant_all(edits: Mapping[SqlEdit, Sequence[str]], deadline: float) -> Iterator[tuple[SqlEdit, Report]]:
-    """Give each edit a process of its own, forked before its store is imported; all share one server."""
+    """Run each edit in its own process, forked before its store is imported. All share one server."""
     fork = multiprocessing.get_context("fork")
     importlib.import_module("taskharbor.testing.conformance")  # once for all
     with shared_server(), fork.Pool(2 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
@@ -127,7 +127,7 @@ def _report(result: Any, deadline: float) -> Report:
     try:
         report: Report = result.get(deadline)
     except multiprocessing.TimeoutError:
-        return Report()  # a run that only took too long has caught nothing
+        return Report()  # a run that timed out has caught nothing
     return report
 
 

@@ -1,7 +1,7 @@
-"""Every condition, lock clause and conflict clause in the SQL of a store, each left out once.
+"""Edits that omit each condition, lock clause and conflict clause in the SQL of a store once.
 
-A statement stands in a string of the driver's source, or in a migration, one clause a line.
-Leaving out one ``AND`` of it is the smallest bug that SQL can have, and the easiest to overlook.
+Statements are strings in the driver's source, or migrations, with one clause per line. Omitting
+one ``AND`` is the smallest bug that SQL can have, and the easiest to overlook.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DRIVERS: Final = Path(__file__).resolve().parents[2] / "src" / "taskharbor" / "drivers"
-LONGEST_NAME: Final = 100
+MAX_NAME_CHARS: Final = 100
 STORES: Final = ("postgres", "sqlite")
 
 
 @dataclass(frozen=True, slots=True)
 class SqlEdit:
-    """One piece of SQL that is left out: of which file below `DRIVERS`, and from where to where."""
+    """One piece of SQL to omit: its file below `DRIVERS`, and its start and end."""
 
     file: str
     start: int
     end: int
     place: str
-    """The constant or function that it is in; of a migration, its name."""
+    """The constant or function that contains it, or the name of the migration."""
     text: str
-    """The beginning of what is left out; numbered if its place has it more than once."""
+    """The beginning of the omitted text, numbered if it occurs more than once in its place."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ def edits_of(file: Path) -> Iterator[SqlEdit]:
     for start, end in sorted(_spans(_without_comments(source, is_sql=is_sql))):
         around = [each for each in places if each.start <= start and end <= each.end]
         place = file.stem if is_sql else min(around, key=lambda each: len(each.text)).name
-        text = shorten(source[start:end], LONGEST_NAME, placeholder=" …")
+        text = shorten(source[start:end], MAX_NAME_CHARS, placeholder=" …")
         seen[place, text] += 1
         numbered = text if seen[place, text] == 1 else f"{text} #{seen[place, text]}"
         yield SqlEdit(file.relative_to(DRIVERS).as_posix(), start, end, place, numbered)
@@ -92,9 +92,9 @@ def _spans(source: str) -> Iterator[tuple[int, int]]:
 
 
 def _end_of(source: str, start: int, stop: re.Pattern[str]) -> int | None:
-    """Return where the clause that began before *start* ends: at the next word of its own level, or with its level.
+    """Return the end of the clause that began before *start*: the next keyword of its level, or the end of its level.
 
-    None, if it ends in another string than it began in: its parts are left out there.
+    Return None if it ends in another string than it began in. Its parts are omitted there.
     """
     depth = 0
     for found in stop.finditer(source, start):
@@ -116,7 +116,7 @@ def _trimmed(source: str, start: int, end: int) -> int:
 
 
 def _without_comments(source: str, *, is_sql: bool) -> str:
-    """Blank out comments and the strings that explain code, so that every position stays where it is."""
+    """Replace comments by blanks, so that all positions stay the same."""
     blanked = _SQL_COMMENT.sub(_blank, source)
     return blanked if is_sql else _PYTHON_COMMENT.sub(_blank, blanked)
 

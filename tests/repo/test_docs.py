@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskharbor.worker.pipeline import STAGES, build_pipeline
 from tools import render_picture, render_states
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ def known_tests() -> set[str]:
 
 
 def named_tests(page: str) -> dict[str, list[str]]:
-    """Return the rows of a page's tables, without their headings, each with the tests that it names."""
+    """Return the rows of a page's tables without headings, each with the tests that it names."""
     rows = re.sub(r"^\|.+\|\n\|[-|]+\|$", "", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
     return {row: re.findall(r"`(test_\w+)`", row) for row in re.findall(r"^\|(.+)\|$", rows, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", ["dead-letters.md", "delivery.md", "guarantees.md", "internals/requirements.md"])
-def test_every_test_that_a_table_names_exists(page: str) -> None:
+def test_every_test_named_in_a_table_exists(page: str) -> None:
     assert {name for names in named_tests(page).values() for name in names} <= known_tests()
 
 
@@ -82,8 +83,12 @@ def test_no_two_cases_of_the_kit_have_the_same_name() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_page_of_states_is_the_table() -> None:
+def test_the_states_page_matches_the_table() -> None:
     assert render_states.PAGE.read_text() == render_states.page(), "run python -m tools.render_states"
+
+
+def test_the_picture_names_the_stages_that_the_pipeline_builds() -> None:
+    assert {*STAGES} <= {*build_pipeline.__code__.co_varnames}
 
 
 @pytest.mark.parametrize("path", render_picture.pictures(), ids=lambda path: path.stem)
@@ -121,7 +126,7 @@ def blocks_of_the_readme() -> list[tuple[str, str]]:
     return re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
-def test_every_python_block_of_the_readme_runs_and_prints_what_stands_below_it(
+def test_every_python_block_of_the_readme_prints_its_output(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,13 +173,13 @@ def printed_by(block: str, names: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def worker_of(command: str, folder: Path) -> Iterator[Path]:
-    """Run a worker's command in *folder*, and yield the file with its log."""
-    log = folder / "stderr"
-    with log.open("w") as stderr:
+    """Run a worker command in *folder*, and yield the file with its log."""
+    log_file = folder / "stderr"
+    with log_file.open("w") as stderr:
         words = command.removeprefix("$ taskharbor").split()
         worker = subprocess.Popen([sys.executable, "-m", "taskharbor.cli", *words], cwd=folder, stderr=stderr)
     try:
-        yield log
+        yield log_file
         worker.terminate()
         assert worker.wait(timeout=30) == 0
     finally:
@@ -182,24 +187,24 @@ def worker_of(command: str, folder: Path) -> Iterator[Path]:
         worker.wait()
 
 
-def test_the_worker_of_the_readme_runs_the_job_that_follows_it_and_says_so(tmp_path: Path) -> None:
+def test_the_worker_of_the_readme_runs_and_logs_the_job(tmp_path: Path) -> None:
     blocks = blocks_of_the_readme()
     place = place_of_the_worker(blocks)
     command, enqueue, log = [block for _, block in blocks[place : place + 3]]
     (tmp_path / "greetings.py").write_text(blocks[0][1])
 
-    with worker_of(command, tmp_path) as stderr:
+    with worker_of(command, tmp_path) as log_file:
         done = subprocess.run(
             [sys.executable, "-c", enqueue], cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True
         )
         assert done.stdout == "hello Grace\n"
 
     assert {form_of(line) for line in log.splitlines()} <= {
-        form_of(line[24:]) for line in stderr.read_text().splitlines()
+        form_of(line[24:]) for line in log_file.read_text().splitlines()
     }
 
 
-def test_the_readme_shows_what_the_demo_prints_and_nothing_is_lost_or_runs_twice() -> None:
+def test_the_readme_shows_the_output_of_the_demo() -> None:
     [shown] = [block for _, block in blocks_of_the_readme() if block.startswith("$ make demo\n")]
 
     done = subprocess.run(
@@ -209,7 +214,7 @@ def test_the_readme_shows_what_the_demo_prints_and_nothing_is_lost_or_runs_twice
     assert done.returncode == 0, done.stdout + done.stderr
     assert_ledger_is_clean(shown)
     assert_ledger_is_clean(done.stdout)
-    # Times and counts differ from run to run; the texts do not.
+    # Times and counts differ between runs; the wording does not.
     assert {*map(form_of, shown.splitlines()[1:])} == {*map(form_of, done.stdout.splitlines())}
 
 
@@ -218,11 +223,11 @@ def assert_ledger_is_clean(text: str) -> None:
         int, re.findall(r"^accepted (\d+) · succeeded (\d+) · dead (\d+) · unfinished 0$", text, re.MULTILINE)[0]
     )
     assert accepted == succeeded + dead
-    assert dead == 3  # one is poison, and two are hopeless
+    assert dead == 3  # one kills its workers, two fail for good
     assert "\nlost 0 · overlapping 0\n" in text
-    assert re.search(r"worker \d is killed with SIGKILL", text)
+    assert re.search(r"killed worker \d with SIGKILL", text)
 
 
 def form_of(line: str) -> str:
-    """Return *line* without ids and numbers, which differ from run to run."""
+    """Return *line* without the parts that differ between runs: ids and numbers."""
     return re.sub(r" *\d+(\.\d+)?", "#", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", line))

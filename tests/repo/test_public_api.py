@@ -19,7 +19,7 @@ TREE: Final = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
 
 
 def imports_for_type_checkers() -> dict[str, str]:
-    """Return what a type checker sees: the module of every name, by name."""
+    """Return the module of every name, as a type checker sees it."""
     [block] = [node for node in TREE.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return {
         alias.asname or alias.name: statement.module or ""
@@ -30,12 +30,12 @@ def imports_for_type_checkers() -> dict[str, str]:
 
 
 def imports_when_asked_for() -> dict[str, str]:
-    """Return what happens at run time: the module of every name, by name."""
+    """Return the module of every name at run time."""
     return {name: f"taskharbor.{home}" for name, home in taskharbor._HOMES.items()}  # noqa: SLF001  the table under test
 
 
 def printed_by(script: str) -> list[str]:
-    """Run *script* in a process that has imported nothing yet, and return the JSON it prints."""
+    """Run *script* in a new process, and return the JSON it prints."""
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30)
     names: list[str] = json.loads(done.stdout)
     return names
@@ -65,7 +65,7 @@ def test_a_name_is_imported_from_where_it_is_defined(name: str, home: str) -> No
     assert value is getattr(import_module(home), name)
 
 
-def test_every_name_comes_with_a_star() -> None:
+def test_a_star_import_imports_every_exported_name() -> None:
     names = printed_by(
         "import json\n"
         "from taskharbor import *\n"
@@ -77,17 +77,17 @@ def test_every_name_comes_with_a_star() -> None:
 
 
 @pytest.mark.parametrize("name", ["Habor", "core.Status", ""])
-def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it(name: str) -> None:
+def test_an_unknown_attribute_raises_an_attribute_error_with_its_name(name: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'taskharbor' has no attribute '{name}'"):
         getattr(taskharbor, name)
 
 
-def test_a_name_that_is_not_there_cannot_be_imported() -> None:
+def test_an_unknown_name_cannot_be_imported() -> None:
     with pytest.raises(ImportError, match="cannot import name 'Habor'"):
         exec("from taskharbor import Habor")
 
 
-def test_importing_the_package_imports_nothing_of_it_yet_and_nothing_heavy() -> None:
+def test_importing_the_package_imports_no_submodules_or_heavy_modules() -> None:
     loaded = printed_by("import json, sys, taskharbor; print(json.dumps([*sys.modules]))")
 
     ours = {name for name in loaded if name.split(".")[0] == "taskharbor"}
@@ -119,7 +119,7 @@ def test_a_client_on_the_memory_store_needs_the_standard_library_only() -> None:
 
 
 def modules_with_examples() -> list[str]:
-    # The command line's examples are commands; its own tests run them.
+    # The examples of the command line are commands; its own tests run them.
     modules = pkgutil.walk_packages([str(SOURCE)], prefix="taskharbor.", onerror=lambda _: None)
     names = [module.name for module in modules if module.name.split(".")[1] != "cli"]
     return [name for name in names if ">>> " in source_of(name)]

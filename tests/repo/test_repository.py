@@ -1,4 +1,4 @@
-"""Rules about the repository itself that no other tool holds."""
+"""Rules about the repository that no other tool checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = ROOT / "src" / "taskharbor"
 MODULES: Final = sorted(SOURCE.rglob("*.py"))
 
-# Without their endings, so that this file does not hold what it looks for.
+# Without their endings, so that this file does not contain them.
 REGISTRY_HOSTS: Final = [f"{name}.org" for name in ("pypi", "pythonhosted", "npmjs")]
 FOR_SIGNALS: Final = {("service", "queue.Empty"), ("service", "queue.SimpleQueue")}
 MACHINE_PATH: Final = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work)/\w")
@@ -34,13 +34,13 @@ def test_no_tracked_file_holds_an_absolute_path_of_a_machine() -> None:
     assert not found
 
 
-def test_every_module_can_be_read_in_one_sitting() -> None:
+def test_no_module_exceeds_the_line_limit() -> None:
     sizes = {shown(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
 
     assert not {name: size for name, size in sizes.items() if size > 450}
 
 
-def test_every_function_fits_on_one_screen() -> None:
+def test_no_function_exceeds_the_line_limit() -> None:
     sizes = {
         f"{shown(path)}:{node.lineno} {node.name}": body_lines(node)
         for path in MODULES
@@ -59,7 +59,7 @@ def test_every_package_exports_its_public_names_sorted_and_completely() -> None:
     assert not {shown(path): missing for path, names in declared.items() if (missing := public_names(path) - {*names})}
 
 
-def test_nothing_in_the_library_can_run_code_out_of_stored_bytes() -> None:
+def test_the_library_has_no_calls_that_execute_stored_bytes() -> None:
     found = [
         f"{shown(path)}:{line} {name}"
         for path in MODULES
@@ -70,7 +70,7 @@ def test_nothing_in_the_library_can_run_code_out_of_stored_bytes() -> None:
     assert not found
 
 
-def test_whatever_runs_for_ever_takes_threads_waits_clocks_and_chance_from_the_runtime() -> None:
+def test_services_use_threads_waits_clocks_and_randomness_of_the_runtime_only() -> None:
     parts = [
         *(SOURCE / "worker").rglob("*.py"),
         *(SOURCE / "schedules").rglob("*.py"),
@@ -108,7 +108,7 @@ def tracked_files() -> list[Path]:
     else:
         generated = {".venv", ".cache", "__pycache__", "build", "dist"}
         paths = [path for path in ROOT.rglob("*") if not is_generated(path.relative_to(ROOT), generated)]
-    return [path for path in paths if path.is_file()]  # git also lists what was deleted just now
+    return [path for path in paths if path.is_file()]  # git also lists deleted files
 
 
 def is_generated(path: Path, generated: set[str]) -> bool:
@@ -121,7 +121,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def exported(path: Path) -> list[str] | None:
-    """Return what is listed by hand; a list computed from what there is (the kit's cases) is complete anyway."""
+    """Return the literal `__all__`; a computed one (the kit's cases) is complete anyway."""
     for statement in parsed(path).body:
         match statement:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names)):
@@ -143,7 +143,7 @@ def public_names(path: Path) -> set[str]:
 
 
 def names_bound(statement: ast.stmt) -> list[str]:
-    """Return what a statement adds to its module; other people's names do not count."""
+    """Return the names that a statement defines in its module, without imports of third-party names."""
     match statement:
         case ast.ImportFrom(module=str() as module) if module.split(".")[0] == SOURCE.name:
             return [alias.asname or alias.name for alias in statement.names]

@@ -6,5 +6,5 @@ from tests.support.schedule_rig import ScheduleRig
 
 
 @pytest.fixture
-def world() -> ScheduleRig:
+def rig() -> ScheduleRig:
     return ScheduleRig()

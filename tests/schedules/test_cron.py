@@ -1,4 +1,4 @@
-"""When a cron expression fires."""
+"""Fire times of cron expressions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ZONES: Final = [
 
 
 @pytest.mark.parametrize("zone", ZONES)
-def test_whenever_clocks_change_we_fire_as_a_walk_through_the_minutes_does(zone: str) -> None:
+def test_fire_times_around_offset_changes_match_a_minute_by_minute_search(zone: str) -> None:
     found = list(changes(ZoneInfo(zone), year(2024), year(2025)))
 
     assert found
@@ -46,16 +46,14 @@ def test_whenever_clocks_change_we_fire_as_a_walk_through_the_minutes_does(zone:
         (datetime(2030, 6, 1, tzinfo=PARIS), ["02:30:00+02:00"]),
     ],
 )
-def test_a_fixed_time_fires_once_on_the_day_it_is_skipped_and_once_on_the_day_it_comes_twice(
-    day: datetime, expected: list[str]
-) -> None:
+def test_a_fixed_time_fires_once_in_a_gap_or_fold(day: datetime, expected: list[str]) -> None:
     fires = next_fires("30 2 * * *", "Europe/Paris", after=day, count=2)
 
     local = [fire.astimezone(PARIS) for fire in fires]
     assert [fire.isoformat()[11:] for fire in local if fire.date() == day.date()] == expected
 
 
-def test_who_asks_in_the_second_hour_of_a_fold_is_not_told_of_the_first() -> None:
+def test_a_search_from_the_second_hour_of_a_fold_skips_the_first() -> None:
     second_pass = datetime(2030, 10, 27, 2, 15, tzinfo=PARIS, fold=1)
 
     [fire] = next_fires("30 2 * * *", "Europe/Paris", after=second_pass, count=1)
@@ -76,7 +74,7 @@ def test_fire_times_are_in_utc() -> None:
     assert fire.isoformat() == "2030-01-01T03:00:00+00:00"
 
 
-def test_a_time_is_not_later_than_itself() -> None:
+def test_a_fire_time_is_strictly_later_than_the_start() -> None:
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
     fires = [next_fires("0 12 * * *", "UTC", after=noon - n * timedelta.resolution, count=1) for n in (0, 1)]
@@ -89,7 +87,7 @@ def test_a_time_is_not_later_than_itself() -> None:
     zone=st.sampled_from(ZONES),
     after=st.datetimes(datetime(2024, 1, 1), datetime(2034, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001  hypothesis adds the zone
 )
-def test_fire_times_are_whole_minutes_and_only_go_forward(cron: str, zone: str, after: datetime) -> None:
+def test_fire_times_are_increasing_whole_minutes(cron: str, zone: str, after: datetime) -> None:
     fires = list(islice(Cron(cron, zone).after(after), 5))
 
     assert all(before < fire for before, fire in pairwise([after, *fires]))
@@ -105,16 +103,16 @@ def test_fire_times_are_whole_minutes_and_only_go_forward(cron: str, zone: str, 
         ("0 0 * FOO *", "its month 'FOO' is wrong: 1 to 12, JAN to DEC, "),
         ("0 0 * * 8", "its day-of-week '8' is wrong: 0 (Sunday) to 7 (again), SUN to SAT, "),
         ("*/0 * * * *", "its minute '*/0' is wrong"),
-        ("0 22-2 * * *", "a range runs upwards; write two, such as 22-23,0-2"),
-        ("0 0 * *", "must have five fields (minute, hour, day-of-month, month, day-of-week), and has 4"),
-        ("0 0 0 * * *", "and has 6"),
-        ("", "and has 0"),
+        ("0 22-2 * * *", "a range must ascend; write two, such as 22-23,0-2"),
+        ("0 0 * *", "must have five fields (minute, hour, day-of-month, month, day-of-week), not 4"),
+        ("0 0 0 * * *", "not 6"),
+        ("", "not 0"),
         ("@daily", "write '0 0 * * *'"),
         (f"{'9' * 5_000} * * * *", "must have at most 200 characters"),
         (None, "must be a str"),
     ],
 )
-def test_an_expression_that_is_wrong_is_refused_with_its_field_and_the_way_out(cron: str, rule: str) -> None:
+def test_an_invalid_expression_is_refused_with_its_field_and_a_remedy(cron: str, rule: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         ScheduleSpec(name="nightly", cron=cron, type="clean")
 
@@ -123,7 +121,7 @@ def test_an_expression_that_is_wrong_is_refused_with_its_field_and_the_way_out(c
     assert rule in problem.rule
 
 
-def test_who_asks_when_something_wrong_fires_is_told_what_is_wrong() -> None:
+def test_next_fires_of_an_invalid_expression_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="its hour '25' is wrong"):
         next_fires("0 25 * * *", "UTC", after=year(2030), count=1)
     with pytest.raises(InvalidRequest, match="did you mean 'Asia/Tokyo'"):
@@ -136,7 +134,7 @@ def test_an_expression_that_never_fires_is_refused(cron: str) -> None:
         ScheduleSpec(name="never", cron=cron, type="clean")
 
 
-def test_the_twenty_ninth_of_february_comes_even_if_it_takes_years() -> None:
+def test_the_twenty_ninth_of_february_fires_after_years() -> None:
     [fire] = next_fires("0 0 29 2 *", "UTC", after=year(2097), count=1)
 
     assert fire == datetime(2104, 2, 29, tzinfo=UTC)
@@ -163,7 +161,7 @@ def test_an_unknown_time_zone_is_refused_with_the_nearest(timezone: str, way_out
     assert way_out in problem.rule
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_invalid_fields_are_reported_together() -> None:
     with pytest.raises(InvalidRequest) as refused:
         ScheduleSpec(
             name="no name",
@@ -179,6 +177,6 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert fields == ["name", "cron", "missed", "overlap", "jitter", "window"]
 
 
-def test_what_a_job_may_not_have_its_schedule_may_not_have() -> None:
+def test_a_schedule_with_invalid_job_fields_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="max_attempts is 0"):
         ScheduleSpec(name="nightly", cron="0 2 * * *", type="clean", max_attempts=0)

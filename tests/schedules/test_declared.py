@@ -1,4 +1,4 @@
-"""Tasks that run again and again."""
+"""Scheduled tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 SOON = timedelta(milliseconds=20)
 
 
-def test_a_scheduled_task_runs_once_each_time_however_many_workers_there_are() -> None:
+def test_a_scheduled_task_runs_once_per_fire_time_with_several_workers() -> None:
     clock = ManualClock()
     driver = MemoryDriver(clock=clock)
     harbor = Harbor(driver)
@@ -48,7 +48,7 @@ def test_a_scheduled_task_runs_once_each_time_however_many_workers_there_are() -
     )  # fmt: skip
 
 
-def test_a_task_that_needs_arguments_or_is_none_yet_cannot_be_scheduled(quick: Harbor) -> None:
+def test_a_task_with_required_arguments_or_a_plain_function_cannot_be_scheduled(quick: Harbor) -> None:
     with pytest.raises(
         UsageError, match=r"schedule is 'report': .*missing a required argument: 'day'\): give them defaults"
     ):
@@ -66,7 +66,7 @@ def test_a_task_that_needs_arguments_or_is_none_yet_cannot_be_scheduled(quick: H
     assert quick.schedules == {}
 
 
-def test_schedules_of_one_name_are_refused_and_those_of_a_task_defined_anew_take_their_own_place(quick: Harbor) -> None:
+def test_duplicate_schedule_names_are_refused_except_for_a_redefined_task(quick: Harbor) -> None:
     def define(cron: str) -> Any:
         @quick.schedule(cron)
         @quick.task

@@ -9,7 +9,7 @@ from typing import Any, Final
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "schedules.md"
 
 
-def test_every_example_of_the_page_runs_and_prints_what_stands_below_it() -> None:
+def test_every_example_of_the_schedules_page_prints_its_output() -> None:
     names: dict[str, Any] = {"__name__": "examples"}
     printed = ""
     compared = 0

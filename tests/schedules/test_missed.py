@@ -1,4 +1,4 @@
-"""Fire times that passed while nobody was there, or while the job before was still under way."""
+"""Fire times that passed while no scheduler ran or while the previous job was running."""
 
 from __future__ import annotations
 
@@ -13,196 +13,194 @@ from taskharbor.schedules.firing import MAX_CATCH_UP, next_firing
 from tests.support.schedule_rig import HOUR, MINUTE, SECOND, ScheduleRig, fire_times, hourly, made
 
 
-def put(world: ScheduleRig, **fields: Any) -> None:
-    world.scheduler.put([hourly(**fields)])
+def put(rig: ScheduleRig, **fields: Any) -> None:
+    rig.scheduler.put([hourly(**fields)])
 
 
-def test_missed_fire_times_are_skipped_and_the_next_comes_in_time(world: ScheduleRig) -> None:
-    put(world, missed="skip")
+def test_missed_fire_times_are_skipped_and_the_next_fires_on_time(rig: ScheduleRig) -> None:
+    put(rig, missed="skip")
 
-    world.pass_by(3 * HOUR)
-    after_the_outage = world.hours()
-    world.pass_by(HOUR / 2)
+    rig.pass_by(3 * HOUR)
+    after_the_outage = rig.hours()
+    rig.pass_by(HOUR / 2)
 
-    assert (after_the_outage, world.hours()) == ([], [4])
+    assert (after_the_outage, rig.hours()) == ([], [4])
 
 
 @pytest.mark.parametrize(("late", "hours"), [(MINUTE - SECOND, [1]), (MINUTE, [])])
-def test_a_fire_time_is_missed_when_it_is_a_minute_late(world: ScheduleRig, late: timedelta, hours: list[int]) -> None:
-    put(world, missed="skip")
+def test_a_fire_time_is_missed_when_it_is_a_minute_late(rig: ScheduleRig, late: timedelta, hours: list[int]) -> None:
+    put(rig, missed="skip")
 
-    world.pass_by(HOUR / 2 + late)
+    rig.pass_by(HOUR / 2 + late)
 
-    assert world.hours() == hours
-
-
-def test_one_that_is_in_time_is_not_skipped_with_the_missed_ones(world: ScheduleRig) -> None:
-    put(world, missed="skip")
-
-    world.pass_by(3 * HOUR + HOUR / 2)
-
-    assert world.hours() == [4]
+    assert rig.hours() == hours
 
 
-def test_one_job_is_made_for_all_that_were_missed(world: ScheduleRig) -> None:
-    put(world, missed="once")
+def test_a_fire_time_on_time_is_not_skipped_with_the_missed_ones(rig: ScheduleRig) -> None:
+    put(rig, missed="skip")
 
-    world.pass_by(5 * HOUR)
-    world.scheduler.tick()
+    rig.pass_by(3 * HOUR + HOUR / 2)
 
-    assert world.hours() == [5]
-    assert world.schedule().next_at == datetime(2030, 1, 1, 6, tzinfo=UTC)
+    assert rig.hours() == [4]
 
 
-def test_a_job_is_made_for_each_that_was_missed_within_the_window(world: ScheduleRig) -> None:
-    put(world, missed="all", window=3 * HOUR)
+def test_missed_once_enqueues_one_job_for_all_missed_fire_times(rig: ScheduleRig) -> None:
+    put(rig, missed="once")
 
-    world.pass_by(5 * HOUR)
-    world.scheduler.tick()
+    rig.pass_by(5 * HOUR)
+    rig.scheduler.tick()
 
-    assert world.hours() == [3, 4, 5]
+    assert rig.hours() == [5]
+    assert rig.schedule().next_at == datetime(2030, 1, 1, 6, tzinfo=UTC)
 
 
-def test_a_year_without_anybody_does_not_flood_the_queue(world: ScheduleRig) -> None:
-    put(world, missed="all", cron="* * * * *", window=timedelta(days=366))
+def test_missed_all_enqueues_a_job_per_missed_fire_time_in_the_window(rig: ScheduleRig) -> None:
+    put(rig, missed="all", window=3 * HOUR)
 
-    world.pass_by(timedelta(days=365))
-    world.scheduler.tick()
+    rig.pass_by(5 * HOUR)
+    rig.scheduler.tick()
 
-    times = fire_times(world.driver, "hourly")
+    assert rig.hours() == [3, 4, 5]
+
+
+def test_a_year_without_a_scheduler_enqueues_a_limited_number_of_jobs(rig: ScheduleRig) -> None:
+    put(rig, missed="all", cron="* * * * *", window=timedelta(days=366))
+
+    rig.pass_by(timedelta(days=365))
+    rig.scheduler.tick()
+
+    times = fire_times(rig.driver, "hourly")
     assert len(times) == MAX_CATCH_UP
     assert times[-1] - times[0] == (MAX_CATCH_UP - 1) * MINUTE
-    assert times[-1] == world.clock.now()
+    assert times[-1] == rig.clock.now()
 
 
-def test_what_a_pause_let_pass_is_missed_too(world: ScheduleRig) -> None:
-    put(world, missed="once")
-    world.driver.control.pause_schedules(["hourly"])
-    world.pass_by(4 * HOUR)
-    world.driver.control.resume_schedules(["hourly"])
+def test_fire_times_during_a_pause_are_missed(rig: ScheduleRig) -> None:
+    put(rig, missed="once")
+    rig.driver.control.pause_schedules(["hourly"])
+    rig.pass_by(4 * HOUR)
+    rig.driver.control.resume_schedules(["hourly"])
 
-    world.scheduler.tick()
+    rig.scheduler.tick()
 
-    assert world.hours() == [4]
+    assert rig.hours() == [4]
 
 
-def test_jobs_may_overlap_where_that_is_allowed(world: ScheduleRig) -> None:
-    put(world, overlap="allow")
+def test_overlap_allow_enqueues_while_the_previous_job_runs(rig: ScheduleRig) -> None:
+    put(rig, overlap="allow")
 
     for _ in range(3):
-        world.pass_by(HOUR)
+        rig.pass_by(HOUR)
 
-    assert world.hours() == [1, 2, 3]
-
-
-def test_a_fire_time_makes_no_job_while_the_one_before_has_not_ended(world: ScheduleRig) -> None:
-    put(world, overlap="skip")
-
-    world.reach(1)
-    world.reach(2)
-    while_it_lasts = world.hours()
-    world.run_next()
-    world.pass_by(HOUR / 2)
-    world.reach(3)
-
-    assert (while_it_lasts, world.hours()) == ([1], [1, 3])
+    assert rig.hours() == [1, 2, 3]
 
 
-def test_a_fire_time_waits_until_the_job_before_has_ended(world: ScheduleRig) -> None:
-    put(world, overlap="queue", missed="skip")
+def test_overlap_skip_enqueues_no_job_while_the_previous_one_runs(rig: ScheduleRig) -> None:
+    put(rig, overlap="skip")
 
-    world.reach(1)
-    world.reach(2)
-    world.pass_by(HOUR / 2)
-    while_it_lasts = world.hours()
-    world.run_next()
-    world.pass_by(SECOND)
+    rig.reach(1)
+    rig.reach(2)
+    while_it_lasts = rig.hours()
+    rig.run_next()
+    rig.pass_by(HOUR / 2)
+    rig.reach(3)
 
-    assert (while_it_lasts, world.hours()) == ([1], [1, 2])
+    assert (while_it_lasts, rig.hours()) == ([1], [1, 3])
+
+
+def test_overlap_queue_waits_until_the_previous_job_has_ended(rig: ScheduleRig) -> None:
+    put(rig, overlap="queue", missed="skip")
+
+    rig.reach(1)
+    rig.reach(2)
+    rig.pass_by(HOUR / 2)
+    while_it_lasts = rig.hours()
+    rig.run_next()
+    rig.pass_by(SECOND)
+
+    assert (while_it_lasts, rig.hours()) == ([1], [1, 2])
 
 
 @pytest.mark.parametrize(("missed", "hours"), [("skip", [1, 2]), ("once", [1, 4]), ("all", [1, 2, 3, 4])])
-def test_what_passes_while_a_fire_time_waits_is_missed(world: ScheduleRig, missed: str, hours: list[int]) -> None:
-    put(world, overlap="queue", missed=missed)
+def test_fire_times_that_pass_while_one_waits_are_missed(rig: ScheduleRig, missed: str, hours: list[int]) -> None:
+    put(rig, overlap="queue", missed=missed)
     for hour in (1, 2, 3, 4):
-        world.reach(hour)
-    world.pass_by(HOUR / 2)
+        rig.reach(hour)
+    rig.pass_by(HOUR / 2)
 
-    for _ in range(4):  # each job ends, and what is there to be made comes after it
-        if any(not job.status.is_final for job in made(world.driver)):
-            world.run_next()
-        world.pass_by(SECOND)
+    for _ in range(4):  # each job ends, and then the next one is enqueued
+        if any(not job.status.is_final for job in made(rig.driver)):
+            rig.run_next()
+        rig.pass_by(SECOND)
 
-    assert world.hours() == hours
-    assert world.schedule().next_at == datetime(2030, 1, 1, 5, tzinfo=UTC)
+    assert rig.hours() == hours
+    assert rig.schedule().next_at == datetime(2030, 1, 1, 5, tzinfo=UTC)
 
 
-def test_waiting_jobs_come_one_at_a_time(world: ScheduleRig) -> None:
-    put(world, overlap="queue", missed="all")
+def test_queued_fire_times_fire_one_at_a_time(rig: ScheduleRig) -> None:
+    put(rig, overlap="queue", missed="all")
 
-    world.pass_by(4 * HOUR)
+    rig.pass_by(4 * HOUR)
     for _ in range(3):
-        world.scheduler.tick()
+        rig.scheduler.tick()
 
-    assert world.hours() == [1]
-
-
-def test_a_fire_time_that_waited_is_skipped_when_nobody_was_there_after_the_wait(world: ScheduleRig) -> None:
-    put(world, overlap="queue", missed="skip")
-    world.reach(1)
-    world.reach(2)
-    world.clock.advance(HOUR / 2)
-    world.run_next()
-
-    world.pass_by(MINUTE)
-
-    assert world.hours() == [1]
+    assert rig.hours() == [1]
 
 
-def test_the_job_before_is_canceled_and_a_new_one_made(world: ScheduleRig) -> None:
-    put(world, overlap="cancel")
+def test_a_queued_fire_time_is_skipped_if_no_scheduler_ran_afterwards(rig: ScheduleRig) -> None:
+    put(rig, overlap="queue", missed="skip")
+    rig.reach(1)
+    rig.reach(2)
+    rig.clock.advance(HOUR / 2)
+    rig.run_next()
 
-    world.pass_by(HOUR)
-    world.pass_by(HOUR)
+    rig.pass_by(MINUTE)
 
-    assert world.hours() == [1, 2]
-    assert [job.status for job in made(world.driver)] == [Status.CANCELED, Status.PENDING]
+    assert rig.hours() == [1]
 
 
-def test_a_job_that_has_ended_is_not_canceled(world: ScheduleRig) -> None:
-    put(world, overlap="cancel")
+def test_overlap_cancel_cancels_the_previous_job_and_enqueues_a_new_one(rig: ScheduleRig) -> None:
+    put(rig, overlap="cancel")
 
-    world.pass_by(HOUR)
-    world.run_next()
-    world.pass_by(HOUR)
+    rig.pass_by(HOUR)
+    rig.pass_by(HOUR)
 
-    assert [job.status for job in made(world.driver)] == [Status.SUCCEEDED, Status.PENDING]
+    assert rig.hours() == [1, 2]
+    assert [job.status for job in made(rig.driver)] == [Status.CANCELED, Status.PENDING]
+
+
+def test_a_job_that_has_ended_is_not_canceled(rig: ScheduleRig) -> None:
+    put(rig, overlap="cancel")
+
+    rig.pass_by(HOUR)
+    rig.run_next()
+    rig.pass_by(HOUR)
+
+    assert [job.status for job in made(rig.driver)] == [Status.SUCCEEDED, Status.PENDING]
 
 
 @pytest.mark.parametrize("overlap", ["skip", "cancel"])
-def test_where_only_one_job_would_be_left_one_is_made_for_all_that_were_missed(
-    world: ScheduleRig, overlap: str
-) -> None:
-    put(world, overlap=overlap, missed="all")
+def test_missed_all_enqueues_one_job_if_overlap_would_leave_one(rig: ScheduleRig, overlap: str) -> None:
+    put(rig, overlap=overlap, missed="all")
 
-    world.pass_by(4 * HOUR)
-    world.scheduler.tick()
+    rig.pass_by(4 * HOUR)
+    rig.scheduler.tick()
 
-    assert world.hours() == [4]
+    assert rig.hours() == [4]
 
 
-def test_a_job_before_that_retention_removed_is_in_nobodys_way(world: ScheduleRig) -> None:
-    put(world, overlap="skip")
-    world.pass_by(HOUR)
-    world.run_next()
-    world.driver.maintenance.prune(older_than=timedelta(0), limit=10)
+def test_a_previous_job_removed_by_retention_does_not_overlap(rig: ScheduleRig) -> None:
+    put(rig, overlap="skip")
+    rig.pass_by(HOUR)
+    rig.run_next()
+    rig.driver.maintenance.prune(older_than=timedelta(0), limit=10)
 
-    world.pass_by(HOUR)
+    rig.pass_by(HOUR)
 
-    assert world.hours() == [2]
+    assert rig.hours() == [2]
 
 
-def test_a_time_that_was_set_under_older_rules_of_its_zone_still_fires() -> None:
+def test_a_fire_time_set_under_older_zone_rules_still_fires() -> None:
     set_before = datetime(2030, 1, 1, 1, 7, tzinfo=UTC)
 
     step = next_firing(

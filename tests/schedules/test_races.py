@@ -1,4 +1,4 @@
-"""Two schedulers on one real store."""
+"""Two schedulers on one store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Driver
 
-LIMIT: Final = 30.0  # seconds; far more than a tick takes
+LIMIT_SECONDS: Final = 30.0  # far more than a tick takes
 ROUNDS: Final = 12
 SCHEDULES: Final = 5
 
@@ -35,7 +35,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def drivers(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path) -> Iterator[list[Driver]]:
-    """Give two connections to one store."""
+    """Yield two connections to one store."""
     url = emptied() if request.param == "postgres" else ""
     with ExitStack() as stack:
         yield [
@@ -50,10 +50,12 @@ def drivers(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path) 
         ]
 
 
-def test_of_schedulers_that_race_one_makes_the_job_of_each_fire_time(drivers: list[Driver], clock: ManualClock) -> None:
+def test_of_concurrent_schedulers_one_enqueues_the_job_of_each_fire_time(
+    drivers: list[Driver], clock: ManualClock
+) -> None:
     names = [f"minutely-{n}" for n in range(SCHEDULES)]
     Scheduler(drivers[0]).put([hourly(name, cron="* * * * *", missed="all") for name in names])
-    together = threading.Barrier(len(drivers), timeout=LIMIT)
+    together = threading.Barrier(len(drivers), timeout=LIMIT_SECONDS)
 
     def race(driver: Driver) -> None:
         scheduler = Scheduler(driver)
@@ -65,13 +67,13 @@ def test_of_schedulers_that_race_one_makes_the_job_of_each_fire_time(drivers: li
 
     with ThreadPoolExecutor(len(drivers)) as pool:
         for racer in [pool.submit(race, driver) for driver in drivers]:
-            racer.result(LIMIT)
+            racer.result(LIMIT_SECONDS)
 
     expected = [START + n * MINUTE for n in range(1, ROUNDS + 1)]
     assert {name: fire_times(drivers[0], name) for name in names} == dict.fromkeys(names, expected)
 
 
-def test_a_store_keeps_what_overlap_and_missed_need(drivers: list[Driver], clock: ManualClock) -> None:
+def test_a_store_keeps_the_fields_that_overlap_and_missed_need(drivers: list[Driver], clock: ManualClock) -> None:
     first, second = map(Scheduler, drivers)
     first.put([hourly("skips", overlap="skip"), hourly("cancels", overlap="cancel"), hourly("all", missed="all")])
 
@@ -85,7 +87,7 @@ def test_a_store_keeps_what_overlap_and_missed_need(drivers: list[Driver], clock
     assert {each.next_at for each in drivers[0].inspector.schedules().values()} == {START + 3.5 * HOUR}
 
 
-def test_a_schedule_survives_its_process(drivers: list[Driver], clock: ManualClock) -> None:
+def test_a_schedule_fires_after_its_process_has_ended(drivers: list[Driver], clock: ManualClock) -> None:
     spec = hourly(payload={"a": [1, 2]}, jitter=MINUTE, timeout=timedelta(seconds=1.5))
     Scheduler(drivers[0]).put([spec])
     clock.advance(HOUR / 4)

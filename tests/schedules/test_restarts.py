@@ -1,4 +1,4 @@
-"""Schedulers that are killed at any moment, and some that run at once."""
+"""Schedulers that are killed at random times while others run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.scheduler_day import CRONS, SchedulerDay, Verdict
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_day_of_more_than_two_hundred_restarts_misses_no_fire_time_and_doubles_none(seed: int) -> None:
+def test_two_hundred_restarts_in_a_day_miss_or_repeat_no_fire_time(seed: int) -> None:
     verdict = SchedulerDay(seed).live()
 
     assert verdict == Verdict(restarts=verdict.restarts, made=verdict.made, missing=0, doubled=0, unwanted=0)

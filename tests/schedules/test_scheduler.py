@@ -1,4 +1,4 @@
-"""Schedules that fire in time: what is stored, what is made, and by whom."""
+"""The scheduler: stored schedules, fired jobs and logged errors."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_a_job_is_made_at_the_fire_time_and_not_before(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly()])
+def test_a_job_is_enqueued_at_the_fire_time_and_not_before(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
 
-    world.pass_by(HOUR / 2 - timedelta.resolution)
-    too_early = made(world.driver)
-    world.pass_by(timedelta.resolution)
+    rig.pass_by(HOUR / 2 - timedelta.resolution)
+    too_early = made(rig.driver)
+    rig.pass_by(timedelta.resolution)
 
     assert too_early == []
-    assert world.hours() == [1]
+    assert rig.hours() == [1]
 
 
-def test_a_job_is_as_its_schedule_says(world: ScheduleRig) -> None:
-    world.scheduler.put(
+def test_a_job_has_the_fields_of_its_schedule(rig: ScheduleRig) -> None:
+    rig.scheduler.put(
         [hourly(payload={"n": 1}, queue="mail", timeout=MINUTE, max_attempts=3, priority=7, type="mail.digest")]
     )
 
-    world.pass_by(HOUR / 2 + SECOND)
+    rig.pass_by(HOUR / 2 + SECOND)
 
-    [job] = made(world.driver)
+    [job] = made(rig.driver)
     assert (job.type, job.queue, job.data, job.timeout, job.max_attempts, job.priority) == (
         "mail.digest", "mail", {"n": 1}, MINUTE, 3, 7,
     )  # fmt: skip
@@ -56,231 +56,231 @@ def test_a_job_is_as_its_schedule_says(world: ScheduleRig) -> None:
     assert job.metadata == {"schedule": "hourly", "fire_time": "2030-01-01T01:00:00+00:00"}
 
 
-def test_how_often_a_job_is_tried_is_the_policys_where_its_schedule_does_not_say(world: ScheduleRig) -> None:
-    Scheduler(world.driver, policy=RetryPolicy(max_attempts=4)).put([hourly()])
+def test_max_attempts_comes_from_the_policy_unless_the_schedule_sets_it(rig: ScheduleRig) -> None:
+    Scheduler(rig.driver, policy=RetryPolicy(max_attempts=4)).put([hourly()])
 
-    world.pass_by(HOUR)
+    rig.pass_by(HOUR)
 
-    assert [job.max_attempts for job in made(world.driver)] == [4]
+    assert [job.max_attempts for job in made(rig.driver)] == [4]
 
 
-def test_a_schedule_goes_on_after_each_fire_time(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly()])
+def test_a_schedule_fires_again_after_each_fire_time(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
 
     for _ in range(3):
-        world.pass_by(HOUR)
-        world.scheduler.tick()
+        rig.pass_by(HOUR)
+        rig.scheduler.tick()
 
-    assert world.hours() == [1, 2, 3]
-    assert world.schedule().next_at == START + 3 * HOUR + HOUR / 2
-    assert world.schedule().last_job_id == made(world.driver)[-1].id
+    assert rig.hours() == [1, 2, 3]
+    assert rig.schedule().next_at == START + 3 * HOUR + HOUR / 2
+    assert rig.schedule().last_job_id == made(rig.driver)[-1].id
 
 
-def test_what_is_stored_is_what_was_defined(world: ScheduleRig) -> None:
+def test_a_stored_schedule_equals_its_definition(rig: ScheduleRig) -> None:
     spec = hourly(
         timezone="Europe/Paris", missed="all", overlap="queue", jitter=1.5 * SECOND, window=HOUR, timeout=0.25 * SECOND,
         max_attempts=2, priority=-3, queue="mail",
     )  # fmt: skip
 
-    world.scheduler.put([spec])
+    rig.scheduler.put([spec])
 
-    assert spec_of(world.schedule()) == spec
+    assert spec_of(rig.schedule()) == spec
 
 
-def test_a_process_that_starts_more_often_than_its_schedule_fires_still_fires_it(world: ScheduleRig) -> None:
+def test_a_process_that_starts_more_often_than_its_schedule_fires_still_fires_it(rig: ScheduleRig) -> None:
     for n in range(12):
-        started = Scheduler(world.driver)
+        started = Scheduler(rig.driver)
         started.put([hourly(cron=f"0 {' ' * n}*/2 * * *")])
         started.tick()
-        world.clock.advance(HOUR / 3)  # it is gone long before the next one starts
+        rig.clock.advance(HOUR / 3)  # it stops long before the next one starts
 
-    assert world.hours() == [2, 4]
-
-
-def test_another_cron_counts_from_now_on(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly()])
-    world.scheduler.put([hourly(cron="45 * * * *")])
-
-    world.pass_by(HOUR)
-
-    assert [time.minute for time in fire_times(world.driver, "hourly")] == [45]
+    assert rig.hours() == [2, 4]
 
 
-def test_a_schedule_fires_in_processes_that_never_heard_of_it(world: ScheduleRig) -> None:
-    Scheduler(world.driver).put([hourly("one")])
-    Scheduler(world.driver).put([hourly("two")])
+def test_a_changed_cron_applies_from_now_on(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
+    rig.scheduler.put([hourly(cron="45 * * * *")])
 
-    world.pass_by(HOUR)
+    rig.pass_by(HOUR)
 
-    assert (world.hours("one"), world.hours("two")) == ([1], [1])
+    assert [time.minute for time in fire_times(rig.driver, "hourly")] == [45]
 
 
-def test_two_schedules_of_one_name_are_refused(world: ScheduleRig) -> None:
+def test_a_schedule_fires_in_processes_that_did_not_declare_it(rig: ScheduleRig) -> None:
+    Scheduler(rig.driver).put([hourly("one")])
+    Scheduler(rig.driver).put([hourly("two")])
+
+    rig.pass_by(HOUR)
+
+    assert (rig.hours("one"), rig.hours("two")) == ([1], [1])
+
+
+def test_two_schedules_of_one_name_are_refused(rig: ScheduleRig) -> None:
     with pytest.raises(InvalidRequest, match="name is 'hourly': two schedules cannot share it"):
-        world.scheduler.put([hourly(), hourly(cron="5 * * * *")])
+        rig.scheduler.put([hourly(), hourly(cron="5 * * * *")])
 
-    assert not world.driver.inspector.schedules()
+    assert not rig.driver.inspector.schedules()
 
 
-def test_a_payload_that_cannot_be_stored_is_refused_when_it_is_put(world: ScheduleRig) -> None:
+def test_a_payload_that_cannot_be_stored_is_refused_when_it_is_put(rig: ScheduleRig) -> None:
     with pytest.raises(PayloadNotEncodable):
-        world.scheduler.put([hourly(payload={1, 2})])
+        rig.scheduler.put([hourly(payload={1, 2})])
 
 
-def test_a_paused_schedule_fires_no_more_until_it_is_resumed(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly(missed="skip")])
-    world.driver.control.pause_schedules(["hourly"])
-    world.pass_by(2 * HOUR)
-    while_paused = world.hours()
-    world.driver.control.resume_schedules(["hourly"])
+def test_a_paused_schedule_does_not_fire_until_it_is_resumed(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly(missed="skip")])
+    rig.driver.control.pause_schedules(["hourly"])
+    rig.pass_by(2 * HOUR)
+    while_paused = rig.hours()
+    rig.driver.control.resume_schedules(["hourly"])
 
-    world.pass_by(HOUR / 2)
+    rig.pass_by(HOUR / 2)
 
-    assert (while_paused, world.hours()) == ([], [3])
+    assert (while_paused, rig.hours()) == ([], [3])
 
 
-def test_jitter_delays_jobs_by_less_than_it_says_and_every_process_by_the_same(world: ScheduleRig) -> None:
+def test_jitter_is_bounded_and_equal_in_every_process(rig: ScheduleRig) -> None:
     other = ScheduleRig()
-    for each in (world, other):
+    for each in (rig, other):
         each.scheduler.put([hourly(jitter=10 * MINUTE), hourly("other", jitter=10 * MINUTE)])
         for _ in range(20):
             each.pass_by(HOUR)
 
-    delays = [job.scheduled_for.minute * MINUTE + job.scheduled_for.second * SECOND for job in made(world.driver)]
-    assert [job.scheduled_for for job in made(world.driver)] == [job.scheduled_for for job in made(other.driver)]
+    delays = [job.scheduled_for.minute * MINUTE + job.scheduled_for.second * SECOND for job in made(rig.driver)]
+    assert [job.scheduled_for for job in made(rig.driver)] == [job.scheduled_for for job in made(other.driver)]
     assert all(delay < 10 * MINUTE for delay in delays)
     assert max(delays) - min(delays) > 5 * MINUTE
     assert len(set(delays)) > 35
 
 
-def test_a_job_can_be_made_now_and_the_schedule_goes_on_as_before(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly(payload=[7], priority=2)])
-    before = world.schedule()
+def test_run_now_enqueues_a_job_and_keeps_the_next_fire_time(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly(payload=[7], priority=2)])
+    before = rig.schedule()
 
-    enqueued = world.scheduler.run_now("hourly")
+    enqueued = rig.scheduler.run_now("hourly")
 
-    [job] = made(world.driver)
+    [job] = made(rig.driver)
     assert (job.id, job.data, job.priority, job.metadata) == (enqueued.id, [7], 2, {"schedule": "hourly"})
-    assert world.schedule() == before
+    assert rig.schedule() == before
 
 
-def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly()])
+def test_run_now_with_the_same_key_enqueues_one_job(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
 
-    first, second = (world.scheduler.run_now("hourly", idempotency_key="button") for _ in range(2))
+    first, second = (rig.scheduler.run_now("hourly", idempotency_key="button") for _ in range(2))
 
     assert (first.id, first.existed, second.existed) == (second.id, False, True)
 
 
-def test_a_schedule_that_is_not_there_cannot_be_run_and_the_nearest_is_named(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly()])
+def test_run_now_of_an_unknown_schedule_suggests_the_nearest_name(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
 
-    with pytest.raises(ScheduleNotFound, match="there is no schedule 'hourli'; did you mean 'hourly'"):
-        world.scheduler.run_now("hourli")
+    with pytest.raises(ScheduleNotFound, match="schedule 'hourli' not found; did you mean 'hourly'"):
+        rig.scheduler.run_now("hourli")
 
 
-def test_a_payload_is_encrypted_for_its_schedule_and_anew_for_each_job(world: ScheduleRig) -> None:
+def test_a_payload_is_encrypted_for_its_schedule_and_again_per_job(rig: ScheduleRig) -> None:
     codec = AesGcmCodec({"k": bytes(32)})
-    scheduler = Scheduler(world.driver, codec=codec)
+    scheduler = Scheduler(rig.driver, codec=codec)
     scheduler.put([hourly(payload={"card": "4111"})])
-    world.clock.advance(HOUR)
+    rig.clock.advance(HOUR)
 
     scheduler.tick()
     scheduler.run_now("hourly")
 
-    jobs = made(world.driver)
+    jobs = made(rig.driver)
     assert [replace(job, codec=codec).data for job in jobs] == [{"card": "4111"}] * 2
-    assert b"4111" not in world.schedule().payload + jobs[0].payload + jobs[1].payload
+    assert b"4111" not in rig.schedule().payload + jobs[0].payload + jobs[1].payload
 
 
-def test_what_one_process_cannot_fire_is_told_once_left_to_others_and_holds_nobody_up(
-    world: ScheduleRig, caplog: pytest.LogCaptureFixture
+def test_a_schedule_that_cannot_be_fired_here_is_logged_once_and_skipped(
+    rig: ScheduleRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_key = Scheduler(world.driver, codec=AesGcmCodec({"old": bytes(32), "new": bytes(range(32))}))
+    with_key = Scheduler(rig.driver, codec=AesGcmCodec({"old": bytes(32), "new": bytes(range(32))}))
     with_key.put([hourly("secret")])
-    world.scheduler = Scheduler(world.driver, codec=AesGcmCodec({"old": bytes(32)}))
-    world.scheduler.put([hourly("plain", cron="5 * * * *")])
+    rig.scheduler = Scheduler(rig.driver, codec=AesGcmCodec({"old": bytes(32)}))
+    rig.scheduler.put([hourly("plain", cron="5 * * * *")])
 
     with caplog.at_level(logging.ERROR):
-        world.pass_by(HOUR)
-        world.pass_by(MINUTE)
-    without_key = world.hours("secret"), world.hours("plain")
+        rig.pass_by(HOUR)
+        rig.pass_by(MINUTE)
+    without_key = rig.hours("secret"), rig.hours("plain")
     with_key.tick()
 
     assert without_key == ([], [1])
-    assert world.hours("secret") == [1]
-    assert len([line for line in caplog.messages if "cannot fire the schedule secret here" in line]) == 1
+    assert rig.hours("secret") == [1]
+    assert len([line for line in caplog.messages if "schedule secret not fired by this process" in line]) == 1
 
 
-def test_a_stored_schedule_that_nobody_can_read_holds_nobody_up(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly("a"), hourly("b"), hourly("good", cron="5 * * * *")])
-    world.driver.control.put_schedules(
+def test_an_unreadable_schedule_does_not_block_others(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly("a"), hourly("b"), hourly("good", cron="5 * * * *")])
+    rig.driver.control.put_schedules(
         [
-            replace(world.schedule("a"), options={"jitter": "much"}),
-            replace(world.schedule("b"), timezone="Mars/Phobos", next_at=START),
+            replace(rig.schedule("a"), options={"jitter": "much"}),
+            replace(rig.schedule("b"), timezone="Mars/Phobos", next_at=START),
         ]
     )
 
-    world.pass_by(HOUR)
+    rig.pass_by(HOUR)
 
-    assert world.hours("good") == [1]
+    assert rig.hours("good") == [1]
 
 
-def test_any_number_of_schedules_that_wait_do_not_keep_others_from_firing(world: ScheduleRig) -> None:
+def test_waiting_schedules_do_not_block_others(rig: ScheduleRig) -> None:
     waiting = [hourly(f"waits-{n}", overlap="queue") for n in range(2 * SCHEDULE_BATCH)]
-    world.scheduler.put([*waiting, hourly("other", cron="5 * * * *")])
+    rig.scheduler.put([*waiting, hourly("other", cron="5 * * * *")])
 
-    world.pass_by(HOUR)
-    world.pass_by(HOUR)
+    rig.pass_by(HOUR)
+    rig.pass_by(HOUR)
 
-    assert world.hours("other") == [1, 2]
-    assert len(made(world.driver)) == 2 * SCHEDULE_BATCH + 2
+    assert rig.hours("other") == [1, 2]
+    assert len(made(rig.driver)) == 2 * SCHEDULE_BATCH + 2
 
 
-def test_a_scheduler_comes_back_at_the_full_minute_and_soon_in_any_case(world: ScheduleRig) -> None:
+def test_a_tick_returns_the_capped_time_to_the_next_minute(rig: ScheduleRig) -> None:
     pauses = []
     for seconds in (20, 59.75, 60):
-        world.clock.advance(START + timedelta(seconds=seconds) - world.clock.now())
-        pauses.append(world.scheduler.tick())
+        rig.clock.advance(START + timedelta(seconds=seconds) - rig.clock.now())
+        pauses.append(rig.scheduler.tick())
 
     assert pauses == [MAX_TICK, 0.25 * SECOND, MAX_TICK]
 
 
-def test_a_janitor_lets_schedules_fire_and_waits_no_longer_than_the_scheduler_says(world: ScheduleRig) -> None:
-    world.scheduler.put([hourly()])
-    janitor = Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=world.scheduler)
-    world.clock.advance(HOUR / 2 - 0.5 * SECOND)
+def test_a_janitor_fires_schedules_and_pauses_as_the_scheduler_returns(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
+    janitor = Janitor(ThreadRuntime(sync_threads=1), rig.driver, lease=MINUTE, scheduler=rig.scheduler)
+    rig.clock.advance(HOUR / 2 - 0.5 * SECOND)
 
     pause = janitor.tick()
-    world.clock.advance(0.5 * SECOND)
-    Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=world.scheduler).tick()
+    rig.clock.advance(0.5 * SECOND)
+    Janitor(ThreadRuntime(sync_threads=1), rig.driver, lease=MINUTE, scheduler=rig.scheduler).tick()
 
     assert timedelta(0) <= pause <= 0.5 * SECOND
-    assert world.hours() == [1]
+    assert rig.hours() == [1]
 
 
-def test_a_store_that_is_away_ends_no_janitor_that_fires_schedules(world: ScheduleRig) -> None:
+def test_a_janitor_that_fires_schedules_survives_an_unavailable_store(rig: ScheduleRig) -> None:
     def refuse(verb: str, call: Callable[[], Any]) -> Any:
         if verb == "due_schedules":
             raise StoreUnavailable("unplugged by a test")
         return call()
 
-    away = Scheduler(meddled(world.driver, refuse))
-    pause = Janitor(ThreadRuntime(sync_threads=1), world.driver, lease=MINUTE, scheduler=away).tick()
+    away = Scheduler(meddled(rig.driver, refuse))
+    pause = Janitor(ThreadRuntime(sync_threads=1), rig.driver, lease=MINUTE, scheduler=away).tick()
 
     assert timedelta(0) < pause <= MAX_TICK
 
 
 def test_a_scheduler_with_another_codec_than_the_stores_writes_nothing(
-    world: ScheduleRig, caplog: pytest.LogCaptureFixture
+    rig: ScheduleRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    encrypting = Scheduler(world.driver, codec=AesGcmCodec({"k": bytes(32)}))
+    encrypting = Scheduler(rig.driver, codec=AesGcmCodec({"k": bytes(32)}))
     encrypting.put([hourly()])
-    world.driver.control.put_schedules([replace(world.schedule(), payload=b"null")])  # as another codec wrote it
+    rig.driver.control.put_schedules([replace(rig.schedule(), payload=b"null")])  # written by another codec
 
     with pytest.raises(CodecMismatch):
-        world.scheduler.put([hourly("another")])
-    world.pass_by(HOUR)
+        rig.scheduler.put([hourly("another")])
+    rig.pass_by(HOUR)
 
-    assert (made(world.driver), [*world.driver.inspector.schedules()]) == ([], ["hourly"])
-    assert "cannot fire the schedule hourly here: the payloads in this store" in caplog.text
+    assert (made(rig.driver), [*rig.driver.inspector.schedules()]) == ([], ["hourly"])
+    assert "schedule hourly not fired by this process: the payloads in this store" in caplog.text

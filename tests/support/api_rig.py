@@ -1,4 +1,4 @@
-"""The API over a store in memory, called as a client would."""
+"""The HTTP API on a memory store, with a client for it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 LEASE: Final = timedelta(seconds=30)
 BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f00d")
-NOBODY: Final = "01890a5d-ac96-774b-bcce-b302099a8057"
+MISSING_ID: Final = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 class FakeBackend:
-    """A store and what stands on it: all that the API needs of a harbor."""
+    """The store, client and watcher that the API needs from a harbor."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -45,19 +45,19 @@ class FakeBackend:
 
 
 class ApiRig:
-    """One application and a client of it, on an event loop that stands still between two calls."""
+    """One application and its client, on an event loop that runs only during calls."""
 
     def __init__(self, driver: Driver | None = None, **options: Any) -> None:
-        self.yard = FakeBackend(driver or MemoryDriver())
-        self.app = create_app(self.yard, **{"needs_keys": False} | options)
+        self.backend = FakeBackend(driver or MemoryDriver())
+        self.app = create_app(self.backend, **{"needs_keys": False} | options)
         self._runner = asyncio.Runner()
-        # An error that reaches the server is answered by 500 all the same: that is what is looked at.
+        # An error that reaches the server must become a 500 response, which the tests check.
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30)
 
     @property
     def driver(self) -> Driver:
-        return self.yard.driver
+        return self.backend.driver
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
@@ -77,13 +77,13 @@ class ApiRig:
         )
 
     def create(self, **fields: Any) -> str:
-        """Make a job, and return its id."""
+        """Create a job and return its id."""
         response = self.post("/v1/jobs", {"type": "greet"} | fields)
         assert response.status_code == 201, response.text
         return str(response.json()["id"])
 
     def take(self, queue: str = "default") -> Claim:
-        """Let a worker take the next job."""
+        """Reserve the next job."""
         [claim] = self.driver.reserve(queue, token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
         return claim
 
@@ -91,7 +91,7 @@ class ApiRig:
         self.driver.settle([Settlement(claim.lease, outcome)])
 
     def dead(self, **fields: Any) -> str:
-        """Make a job that died."""
+        """Create a dead job."""
         job_id = self.create(**fields)
         self.settle(self.take(fields.get("queue", "default")), Outcome.fail("hopeless", failure=BOOM))
         return job_id
@@ -100,11 +100,11 @@ class ApiRig:
         self.driver.maintenance.roll_up(keep=timedelta(days=1))
 
     def audited(self) -> list[AuditEntry]:
-        """Return what was written down, oldest first."""
+        """Return the audit entries, oldest first."""
         return self.driver.inspector.audit(limit=100)[::-1]
 
     def key(self, *scopes: str, **options: Any) -> str:
-        """Store a new key, and return it."""
+        """Store a new key and return it."""
         issued = issue_key("ci", scopes, now=self.driver.inspector.now(), **options)
         assert self.driver.control.add_keys([issued.key]) == [True]
         return issued.text
@@ -112,7 +112,7 @@ class ApiRig:
     def close(self) -> None:
         self.run(self.client.aclose())
         self._runner.close()
-        self.yard.close()
+        self.backend.close()
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def problem(response: httpx.Response) -> dict[str, Any]:
-    """Return what went wrong; every answer that is no success says it in this form."""
+    """Return the problem in an error response. Every error response has this form."""
     assert response.headers["content-type"] == "application/problem+json", response.text
     body: dict[str, Any] = response.json()
     assert body["status"] == response.status_code

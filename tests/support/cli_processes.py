@@ -1,4 +1,4 @@
-"""Real processes of the command line, in an environment that holds nothing but what is given."""
+"""Run the command line in real processes, with only the given environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One command line after the other on one store, and jobs brought to where a test needs them."""
+"""Run CLI commands in this process on one store, and create jobs in given states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEASE: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CliResult:
-    """How a command ended, what it printed, and what it told."""
+    """The exit code, standard output and standard error of a command."""
 
     code: int
     out: str
@@ -40,7 +40,7 @@ class CliResult:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The lines of a table, without its titles."""
+        """The rows of a table, without its header."""
         assert self.code == ExitCode.OK, self.err
         return [line.split("\t") for line in self.out.splitlines()[1:]]
 
@@ -64,7 +64,7 @@ class Console:
         Client(self.driver).enqueue_many([JobRequest(type="greet")] * count)
 
     def dead(self, message: str = "no such user", **fields: Any) -> JobId:
-        """Store a job and let it die."""
+        """Create a dead job."""
         job_id = self.enqueue(**fields)
         self.settle(
             job_id,
@@ -90,7 +90,7 @@ class Console:
         return self.driver.inspector.audit(limit=100)
 
     def settle(self, job_id: JobId, outcome: Outcome, *, queue: str = "default") -> None:
-        """Take whatever waits, settle this one, and give the others back."""
+        """Reserve all due jobs, settle this one, and release the others."""
         self.driver.settle(
             [
                 Settlement(claim.lease, outcome if claim.job.id == job_id else Outcome.release())

@@ -1,6 +1,6 @@
-"""A second opinion on when cron expressions fire: a walk through the minutes, as cron itself would do it.
+"""An independent oracle for cron fire times that checks every minute, as cron itself does.
 
-Nothing here is shared with what it judges: rules are written by hand, and nothing is skipped.
+It shares no code with `taskharbor.schedules`: its rules are written out as functions, and it skips no minute.
 """
 
 from __future__ import annotations
@@ -45,54 +45,57 @@ RULES: Final = {
 
 
 def walk(zone: ZoneInfo, start: datetime, end: datetime) -> dict[str, list[datetime]]:
-    """Go from minute to minute and look at the clock on the wall.
+    """Return the fire times of each rule, by checking the local time of every minute.
 
-    A fixed time fires when the clock first shows it, or jumps over it; it never fires for what the clock showed
-    before. Everything else fires when the clock shows it.
+    A fixed time fires when the local clock first shows it or jumps over it, and never a second time.
+    Everything else fires whenever the local clock shows it.
     """
     fires: dict[str, list[datetime]] = {cron: [] for cron in RULES}
     before = highest = _wall(zone, start - MINUTE)
-    moment = start
-    while moment < end:
-        wall = _wall(zone, moment)
+    time = start
+    while time < end:
+        wall = _wall(zone, time)
         first_shown = [*_jumped_over(before, wall), wall] if wall > highest else []
         for cron, rule in RULES.items():
             if any(map(rule.matches, first_shown)) if rule.is_fixed else rule.matches(wall):
-                fires[cron].append(moment)
+                fires[cron].append(time)
         before, highest = wall, max(wall, highest)
-        moment += MINUTE
+        time += MINUTE
     return fires
 
 
 def changes(zone: ZoneInfo, start: datetime, end: datetime) -> Iterator[datetime]:
-    """Give the hours within which clocks are changed."""
-    before, moment = start.astimezone(zone).utcoffset(), start
-    while moment < end:
-        moment += HOUR
-        now = moment.astimezone(zone).utcoffset()
+    """Yield the hours in which the clocks change."""
+    before, time = start.astimezone(zone).utcoffset(), start
+    while time < end:
+        time += HOUR
+        now = time.astimezone(zone).utcoffset()
         if now != before:
-            yield moment - HOUR
+            yield time - HOUR
         before = now
 
 
 def disagreements(name: str, change: datetime, *, every: timedelta) -> list[str]:
-    """Compare what we say about the day before a change and two days after it; and about what comes next, at times."""
+    """Compare `Cron` with the oracle from one day before a clock change to two days after it.
+
+    Also compare the next fire time after each multiple of *every*.
+    """
     zone, start, end = ZoneInfo(name), change - DAY, change + 2 * DAY
     found = []
     for cron, expected in walk(zone, start, end).items():
-        said = Cron(cron, name)
-        if list(takewhile(lambda fire: fire < end, said.after(start - MINUTE))) != expected:
+        schedule = Cron(cron, name)
+        if list(takewhile(lambda fire: fire < end, schedule.after(start - MINUTE))) != expected:
             found.append(f"{cron!r} in {name} around {change}")
-        moment = start
-        while moment < end and (place := bisect_right(expected, moment)) < len(expected):
-            if next(said.after(moment)) != expected[place]:
-                found.append(f"{cron!r} in {name} after {moment}")
-            moment += every
+        time = start
+        while time < end and (index := bisect_right(expected, time)) < len(expected):
+            if next(schedule.after(time)) != expected[index]:
+                found.append(f"{cron!r} in {name} after {time}")
+            time += every
     return found
 
 
-def _wall(zone: ZoneInfo, moment: datetime) -> datetime:
-    return moment.astimezone(zone).replace(tzinfo=None)
+def _wall(zone: ZoneInfo, time: datetime) -> datetime:
+    return time.astimezone(zone).replace(tzinfo=None)
 
 
 def _jumped_over(before: datetime, wall: datetime) -> list[datetime]:

@@ -1,4 +1,4 @@
-"""A store, a queue service and those who use them, all in one thread and in virtual time."""
+"""A store, a queue service, enqueuers and workers in one thread and virtual time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DeliveryRig:
         return self.driver.inspector.get([job_id])[job_id]
 
     def send_message(self, job_id: JobId, *, seq: int | None = None, queue: str = "default") -> None:
-        """Send a message as anybody could, at any time."""
+        """Send a message for a job without dispatching the job."""
         self.send_text(encode_message(Message(job_id, self.job(job_id).sends if seq is None else seq)), queue=queue)
 
     def send_text(self, text: str, *, queue: str = "default") -> None:
@@ -75,5 +75,5 @@ class DeliveryRig:
         self.world.run(seconds)
 
     def left(self, queue: str = "default") -> int:
-        """Return how many messages there are, seen or not."""
+        """Return the number of messages in the queue, visible or not."""
         return len(self.service.queues.get(queue, []))

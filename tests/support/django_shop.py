@@ -1,4 +1,4 @@
-"""A shop made with Django, in a process of its own: Django is set up once for a process, and for all of it."""
+"""A shop that uses Django, in a separate process because Django can be configured only once per process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE: Final = timedelta(seconds=5)
 
 
 def facts_of(url: str, database: dict[str, Any]) -> dict[str, Any]:
-    """Let a shop that has its orders in *database* do everything once, and return what came of it."""
+    """Run every scenario of a shop with its orders in *database*, and return the results."""
     command = [sys.executable, "-m", "tests.support.django_shop", url, json.dumps(database)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def facts_of(url: str, database: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(url: str, database: str) -> None:
-    from django.conf import settings  # noqa: PLC0415  nobody but this process sets it up
+    from django.conf import settings  # noqa: PLC0415  only this process configures it
 
     settings.configure(
         DATABASES={"default": json.loads(database)},
@@ -45,7 +45,7 @@ def main(url: str, database: str) -> None:
     with closing(connect(url)) as driver:
         shop = DjangoShop(Store(driver, url, orders=orders))
         facts = {each.__name__: each() for each in (shop.commits, shop.rolls_back, shop.regrets, shop.settles)}
-        facts |= {each.__name__: each() for each in (shop.rings, shop.is_outside, shop.gives_its_cache)}
+        facts |= {each.__name__: each() for each in (shop.notifies, shop.is_outside, shop.gives_its_cache)}
     sys.stdout.write(json.dumps(facts))
 
 
@@ -95,11 +95,11 @@ class DjangoShop:
             before = self._store.status(claim)
         return before, self._store.status(claim)
 
-    def rings(self) -> Any:
-        # A queue of its own: notifications of the facts before this one may still be on their way.
-        with closing(self._store.driver.listen(["rings"])) as listener:
+    def notifies(self) -> Any:
+        # A separate queue: notifications of the earlier scenarios may still arrive.
+        with closing(self._store.driver.listen(["notified"])) as listener:
             with self._atomic():
-                self._joined().insert([new_job(queue="rings")])
+                self._joined().insert([new_job(queue="notified")])
                 before = listener.wait(timedelta(0))
             return before, listener.wait(DEADLINE)
 

@@ -1,4 +1,4 @@
-"""Every verb of the PostgreSQL driver, asked once, and what must be true after it."""
+"""One case for each verb of the PostgreSQL driver: a call, and a check of its effect."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ NONE: Final = timedelta(0)
 
 @dataclass(frozen=True, slots=True)
 class VerbCase:
-    """A call, and what must be true after it. *check* gets its answer, or None where the store was out of reach."""
+    """A call and a check of its effect. *check* gets the answer, or None if the store was unavailable."""
 
     call: Callable[[Driver], Any]
     check: Callable[[Any], None]
-    is_answered: bool = True  # whether one lost reply is made up for, and the caller gets the answer
+    is_answered: bool = True  # whether the driver repeats the call after a lost reply and returns the answer
 
 
 def queue_of(driver: Driver, *, jobs: int = 1, **fields: Any) -> list[NewJob]:
@@ -61,14 +61,14 @@ def reserve(driver: Driver, *, limit: int, lease: timedelta = LEASE) -> list[Cla
 
 
 def statuses(driver: Driver) -> list[tuple[Status, int]]:
-    """Return the state and the attempts of every job, over all leaves: a job that is there twice is twice here."""
+    """Return the status and attempt count of every row in all partitions. A duplicate row would appear twice."""
     jobs = driver.inspector.find(JobFilter(), limit=1_000).jobs
     assert len({job.id for job in jobs}) == len(jobs), "one id, two rows"
     return [(job.status, job.attempt_count) for job in jobs]
 
 
 def inserting(count: int, keys: Iterable[str | None]) -> Callable[[Driver], VerbCase]:
-    def ask(direct: Driver) -> VerbCase:
+    def case(direct: Driver) -> VerbCase:
         jobs = [new_job(idempotency_key=key) for _, key in zip(range(count), keys, strict=False)]
 
         def check(answers: Any) -> None:
@@ -77,7 +77,7 @@ def inserting(count: int, keys: Iterable[str | None]) -> Callable[[Driver], Verb
 
         return VerbCase(lambda driver: driver.insert(jobs), check)
 
-    return ask
+    return case
 
 
 def reserving(direct: Driver) -> VerbCase:
@@ -89,7 +89,7 @@ def reserving(direct: Driver) -> VerbCase:
 
     def check(claims: Any) -> None:
         held = direct.read_back([token])
-        if claims is None:  # nothing was taken, and who asks anew takes another token
+        if claims is None:  # nothing was reserved, and a repeat uses a new token
             assert held == []
             claims = held = reserve(direct, limit=2)
         assert len({claim.lease.token for claim in claims}) == 1
@@ -99,7 +99,7 @@ def reserving(direct: Driver) -> VerbCase:
     return VerbCase(call, check, is_answered=False)
 
 
-def taking_over(direct: Driver) -> VerbCase:
+def reclaiming(direct: Driver) -> VerbCase:
     reserved(direct, jobs=2, lease=NONE)
     token = new_token()
 
@@ -147,7 +147,7 @@ def extending(direct: Driver) -> VerbCase:
     return VerbCase(lambda driver: driver.extend([claim.lease], lease=2 * LEASE), check)
 
 
-def noting_progress(direct: Driver) -> VerbCase:
+def saving_progress(direct: Driver) -> VerbCase:
     [claim] = reserved(direct)
 
     def check(answers: Any) -> None:
@@ -189,20 +189,20 @@ def requeueing(direct: Driver) -> VerbCase:
 
 def rescheduling(direct: Driver) -> VerbCase:
     [job] = queue_of(direct)
-    moment = datetime(2031, 1, 1, tzinfo=UTC)
+    when = datetime(2031, 1, 1, tzinfo=UTC)
 
     def check(answers: Any) -> None:
         assert answers == [Transitioned(job.id, Status.PENDING)]
-        assert direct.inspector.get([job.id])[job.id].scheduled_for == moment
+        assert direct.inspector.get([job.id])[job.id].scheduled_for == when
 
-    return VerbCase(lambda driver: driver.reschedule([job.id], scheduled_for=moment), check)
+    return VerbCase(lambda driver: driver.reschedule([job.id], scheduled_for=when), check)
 
 
 def canceling(direct: Driver) -> VerbCase:
     [job] = queue_of(direct)
 
     def check(answers: Any) -> None:
-        if answers is None:  # who repeats it learns which of both it was
+        if answers is None:  # a repeat returns whether the first call was committed
             [answer] = direct.cancel([job.id])
             assert isinstance(answer, Transitioned | IllegalTransition)
         assert statuses(direct) == [(Status.CANCELED, 0)]
@@ -266,10 +266,10 @@ VERBS: Final[dict[str, Callable[[Driver], VerbCase]]] = {
     "insert by COPY": inserting(MIN_COPY_JOBS, repeat(None)),
     "insert under keys by COPY": inserting(MIN_COPY_JOBS, [str(n) for n in range(MIN_COPY_JOBS)]),
     "reserve": reserving,
-    "take over": taking_over,
+    "reclaim": reclaiming,
     "claim": claiming,
     "extend": extending,
-    "note progress": noting_progress,
+    "save progress": saving_progress,
     "settle": settling,
     "requeue": requeueing,
     "reschedule": rescheduling,

@@ -1,4 +1,4 @@
-"""What handlers did, written down by themselves, and whether that and the rows tell one story."""
+"""A log that handlers write their effects to, and a check that it agrees with the store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Effect:
 
 
 class Effects:
-    """A file that any number of processes append to: a line is written at once, or not at all."""
+    """A file that any number of processes append to. Each line is written atomically."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,11 +67,11 @@ class Effects:
 
 
 def check(driver: Driver, job_ids: Sequence[JobId], starts: Iterable[Effect], *, lease: timedelta) -> dict[str, int]:
-    """Raise where a job was lost or had two holders at once; return how much there was of everything."""
+    """Fail if a job was lost or had two holders at once. Return counts of jobs and attempts."""
     jobs = driver.inspector.get(job_ids)
-    assert set(jobs) == set(job_ids), "a job that was accepted is gone"
+    assert set(jobs) == set(job_ids), "an accepted job was lost"
     started = list(starts)
-    assert {*Counter((each.job, each.token) for each in started).values()} <= {1}, "one claim was run twice"
+    assert {*Counter((each.job, each.token) for each in started).values()} <= {1}, "one claim ran twice"
     attempts = driver.inspector.attempts(job_ids)
     for job in jobs.values():
         own = [each for each in attempts if each.job_id == job.id]
@@ -81,33 +81,33 @@ def check(driver: Driver, job_ids: Sequence[JobId], starts: Iterable[Effect], *,
         "jobs": len(jobs),
         "attempts begun": len(started),
         "attempts lost": sum(each.outcome is AttemptOutcome.LOST for each in attempts),
-        "attempts given back": sum(each.outcome is AttemptOutcome.RELEASED for each in attempts),
+        "attempts released": sum(each.outcome is AttemptOutcome.RELEASED for each in attempts),
         "dead": sum(job.status is Status.DEAD for job in jobs.values()),
     }
 
 
 def _check_job(job: Job, attempts: Sequence[Attempt]) -> None:
     has_succeeded = job.status is Status.SUCCEEDED
-    assert job.status.is_final or job.status is Status.PENDING, f"{job.id} is left {job.status}"
+    assert job.status.is_final or job.status is Status.PENDING, f"{job.id} is still {job.status}"
     assert job.attempt_count <= job.max_attempts, f"{job.id} had too many attempts"
     counted = sum(each.outcome in COUNTED for each in attempts)
-    assert job.attempt_count == counted + has_succeeded, f"the attempts of {job.id} were not counted right"
+    assert job.attempt_count == counted + has_succeeded, f"{job.id} has a wrong attempt count"
     if has_succeeded:
         assert job.result is not None
         assert json.loads(job.result) == str(job.settled_token), f"the result of {job.id} is that of a stale attempt"
 
 
 def _check_holders(job: Job, attempts: Sequence[Attempt], starts: Sequence[Effect], lease: timedelta) -> None:
-    """Nobody begins before the one who held the job before was done, or silent for a whole lease."""
+    """Check that each attempt began after the previous one ended or its lease expired."""
     ends = {each.token: each.ended_at for each in attempts}
     if job.settled_token is not None and job.status is Status.SUCCEEDED and job.completed_at is not None:
         ends[job.settled_token] = job.completed_at
     for each in attempts:
         if each.outcome is AttemptOutcome.LOST and each.started_at is not None:
-            assert each.ended_at >= each.started_at + lease, f"{job.id} was taken from a holder whose lease was good"
+            assert each.ended_at >= each.started_at + lease, f"{job.id} was reclaimed while its lease was valid"
     for earlier, later in pairwise(starts):
         end = ends.get(_token(earlier))
-        assert end is not None, f"an attempt at {job.id} that ran left no trace"
+        assert end is not None, f"an attempt of {job.id} ran but was not recorded"
         assert later.moment >= end, f"{job.id} had two holders at once"
 
 

@@ -1,4 +1,4 @@
-"""The other side of a fork."""
+"""Run a function in a forked child process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """Return how a forked process ends that does *work*: 0 if nothing went wrong, and in time."""
+    """Run *work* in a forked process and return its exit code: 0 if it succeeded within the time limit."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(round(LIMIT))
         try:
             work()
-        except BaseException:  # noqa: BLE001  it must not come back into the tests of the parent
+        except BaseException:  # noqa: BLE001  it must not propagate into the parent's test run
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

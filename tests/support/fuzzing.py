@@ -1,4 +1,4 @@
-"""Generated requests, good and bad, against every operation that the OpenAPI document names."""
+"""Send generated valid and invalid requests to every operation in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.support.api_rig import bearer, opened
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
 
-STREAMS: Final = {"/v1/events", "/v1/jobs/{job_id}/events"}  # they end when the client goes, not by themselves
-YARD: Final = "yard"  # not a name that is likely to be generated, and paused
-LONGEST: Final = 0.2  # seconds to wait for a job
+STREAMS: Final = {"/v1/events", "/v1/jobs/{job_id}/events"}  # they end only when the client disconnects
+QUEUE: Final = "yard"  # unlikely to be generated, and so unlikely to be paused
+MAX_WAIT_SECONDS: Final = 0.2  # to wait for a job
 
 
 @dataclass(slots=True)
@@ -36,21 +36,21 @@ class Tally:
 class Plan:
     examples: int
     number: int
-    opens: dict[str, str]
+    headers: dict[str, str]
 
 
 def fuzz(requests: int, *, number: int) -> Tally:
-    """Send about so many requests; an answer that the document does not allow is an AssertionError."""
+    """Send about this many requests. Raise AssertionError for a response that the document does not allow."""
     tally = Tally()
     with opened(needs_keys=True) as site:
-        opens = bearer(site.key("admin"))
-        site.client.headers.update(opens)
+        headers = bearer(site.key("admin"))
+        site.client.headers.update(headers)
         schema = schemathesis.openapi.from_dict(_without_security(site.get("/openapi.json").json()))
         schema.app = site.app
         operations: list[Any] = [each.ok() for each in schema.get_all_operations() if isinstance(each, Ok)]
         operations = [each for each in operations if each.path not in STREAMS]
         for operation in operations:
-            _fuzz_one(site, operation, Plan(requests // len(operations) + 1, number, opens), tally)
+            _fuzz_one(site, operation, Plan(requests // len(operations) + 1, number, headers), tally)
     return tally
 
 
@@ -69,27 +69,27 @@ def _fuzz_one(site: ApiRig, operation: Any, plan: Plan, tally: Tally) -> None:
     )
     @given(case=good | good | bad, names=st.fixed_dictionaries({}, optional=known))
     def send(case: Any, names: dict[str, str]) -> None:
-        ours = {name: value for name, value in names.items() if name in (case.path_parameters or ())}
-        # A bad one may be bad by nothing but its name. One that stays is not written again: it is quoted by
-        # now, and the quoted name may break the pattern that the name keeps.
-        if ours and case.meta.generation.mode == GenerationMode.POSITIVE:
-            case.path_parameters |= ours
+        replaced = {name: value for name, value in names.items() if name in (case.path_parameters or ())}
+        # An invalid request may be invalid only by its name, so keep that name. Do not write it again: it is
+        # quoted by now, and the quoted name may not match the name's pattern.
+        if replaced and case.meta.generation.mode == GenerationMode.POSITIVE:
+            case.path_parameters |= replaced
         if case.query and "wait" in case.query and _is_long(case.query["wait"]):
-            case.query["wait"] = LONGEST
-        response = case.call(headers=plan.opens)
+            case.query["wait"] = MAX_WAIT_SECONDS
+        response = case.call(headers=plan.headers)
         tally.requests += 1
         tally.statuses[response.status_code] += 1
         if rule is None:
-            case.validate_response(response, headers=plan.opens)
+            case.validate_response(response, headers=plan.headers)
         else:
-            case.validate_response(response, headers=plan.opens, excluded_checks=[positive_data_acceptance])
+            case.validate_response(response, headers=plan.headers, excluded_checks=[positive_data_acceptance])
             _check_refusal(case, response, rule)
 
     send()
 
 
 def _without_security(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave out who may do what: that is walked route by route elsewhere, and a request without a key tells nothing."""
+    """Remove the security requirements: another test checks them per route, and here every request has a key."""
     del document["security"], document["components"]["securitySchemes"]
     for operations in document["paths"].values():
         for operation in operations.values():
@@ -98,41 +98,41 @@ def _without_security(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_bad(case: Any) -> bool:
-    """Tell whether a request that should be bad is: where nothing can be spoilt, schemathesis gives a good one."""
+    """Return whether a request is really invalid. Schemathesis returns a valid one if nothing can be invalid."""
     return bool(case.meta.phase.data.description != "Positive test case")
 
 
 def _is_long(wait: Any) -> bool:
-    return isinstance(wait, int | float) and LONGEST < wait <= 60
+    return isinstance(wait, int | float) and MAX_WAIT_SECONDS < wait <= 60
 
 
 def _known(site: ApiRig) -> dict[str, Any]:
-    """Make jobs in every state, a queue and a schedule, so that not everything is 404."""
-    waiting = site.create(queue=YARD, idempotency_key=str(new_token()), metadata={"tenant": "acme"})
-    site.driver.cancel([site.take(YARD).job.id])
-    done = site.create(queue=YARD)
-    site.settle(site.take(YARD), Outcome.ack(b'"done"'))
-    ids = [waiting, done, site.dead(queue=YARD), site.create(queue=YARD, delay=3600)]
+    """Create jobs in several states, a queue and a schedule, so that not every response is 404."""
+    waiting = site.create(queue=QUEUE, idempotency_key=str(new_token()), metadata={"tenant": "acme"})
+    site.driver.cancel([site.take(QUEUE).job.id])
+    done = site.create(queue=QUEUE)
+    site.settle(site.take(QUEUE), Outcome.ack(b'"done"'))
+    ids = [waiting, done, site.dead(queue=QUEUE), site.create(queue=QUEUE, delay=3600)]
     site.request("PUT", "/v1/schedules/nightly", json={"cron": "0 2 * * *", "type": "greet"})
     site.roll_up()
     return {"job_id": st.sampled_from(ids), "name": st.sampled_from(["default", "nightly"])}
 
 
-# Rules that no schema can tell: a request that keeps the schema may still break one of these, and then says so.
+# Rules that a schema cannot express. A request that matches the schema may still break one, and is refused with this.
 BEYOND_THE_SCHEMA: Final = {
-    ("POST", "/v1/jobs"): "idempotency key .* belongs to|is not that of the header",
-    ("POST", "/v1/jobs/batch"): "rules are broken|takes no idempotency keys",
-    ("GET", "/v1/jobs"): "goes with no other filter",
+    ("POST", "/v1/jobs"): "idempotency key .* belongs to|differs from the Idempotency-Key header",
+    ("POST", "/v1/jobs/batch"): "errors; no job was stored|not allowed in an atomic batch",
+    ("GET", "/v1/jobs"): "cannot be combined with other filters",
     ("POST", "/v1/jobs/{job_id}/cancel"): "has changed since",
     ("POST", "/v1/jobs/{job_id}/requeue"): "has changed since",
     ("POST", "/v1/jobs/{job_id}/reschedule"): "has changed since",
-    ("POST", "/v1/dead-letters/requeue"): "one of them",
+    ("POST", "/v1/dead-letters/requeue"): "give either ids or a filter",
     ("PUT", "/v1/schedules/{name}"): "^(cron|timezone) is ",
     ("POST", "/v1/schedules/{name}/run"): "idempotency key .* belongs to",
 }
 
 
 def _check_refusal(case: Any, response: Any, rule: str) -> None:
-    """Hold a good request that was refused against the one rule that its schema cannot tell."""
+    """Check that a refused valid request broke the one rule that its schema cannot express."""
     if case.meta.generation.mode == GenerationMode.POSITIVE and response.status_code in {400, 412, 413, 422}:
         assert re.search(rule, response.json()["detail"], re.DOTALL), response.text

@@ -1,4 +1,4 @@
-"""A PostgreSQL store in which another session holds an idempotency key."""
+"""A PostgreSQL driver and a session that holds an idempotency key in an open transaction."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 
 HELD: Final = "held"
 WAITERS: Final = 6
-"""More than there are threads for keyed jobs or for batches, or connections of `CountingDriver`."""
+"""More than the threads for keyed jobs or for batches, or the connections of `CountingDriver`."""
 
 
 class CountingDriver(PostgresDriver):
-    """Counts how many inserts with the held key are in the store at once."""
+    """A driver that counts concurrent inserts with the held key."""
 
     def __init__(self, url: str) -> None:
-        # The deadline is long: a waiter must not fail before the test lets the key go.
+        # The deadline is long: a waiter must not fail before the test releases the key.
         super().__init__(url, size=4, deadline=timedelta(seconds=60))
         self.is_waiting = threading.Event()
         self.at_once = self.most_at_once = self.inserts = 0
         self._counting = threading.Lock()
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        step = any(job.idempotency_key == HELD for job in jobs)
+        has_key = any(job.idempotency_key == HELD for job in jobs)
         with self._counting:
-            self.inserts += step
-            self.at_once += step
+            self.inserts += has_key
+            self.at_once += has_key
             self.most_at_once = max(self.most_at_once, self.at_once)
-        if step:
+        if has_key:
             self.is_waiting.set()
         try:
             return super().insert(jobs, repeat=repeat)
         finally:
             with self._counting:
-                self.at_once -= step
+                self.at_once -= has_key
 
 
 @contextmanager
 def held_key(driver: PostgresDriver, url: str) -> Iterator[psycopg.Connection]:
-    """Hold the key in an open transaction until that ends, or the block."""
+    """Hold the key in an open transaction until the transaction or the block ends."""
     with psycopg.connect(url) as db:
         Client(driver.join(db)).enqueue(request(idempotency_key=HELD))
         yield db

@@ -1,4 +1,4 @@
-"""A store of jobs in the database of a shop, and how many orders that has."""
+"""A job store in the database of a shop, and the number of orders in it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    driver: Any  # the one or the other: they are joined in the same way
+    driver: Any  # either driver: both have the same join()
     url: str
     orders: Callable[[], int]
 
     def take(self, queue: str = "default") -> Claim:
-        """Insert a job, and reserve it."""
+        """Insert a job and reserve it."""
         self.driver.insert([new_job(queue=queue)])
         [claim] = self.driver.reserve(
             queue, token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE

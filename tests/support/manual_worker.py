@@ -1,4 +1,4 @@
-"""A heartbeat and an executor whose clock moves by hand."""
+"""A heartbeat and an executor whose clock the test moves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMEOUT: Final = timedelta(seconds=20)
 
 
 class ManualRuntime(ThreadRuntime):
-    """Threads are real; the clock moves by hand."""
+    """A runtime with real threads, whose clock the test moves."""
 
     def __init__(self) -> None:
         super().__init__(sync_threads=4)
@@ -43,7 +43,7 @@ class ManualRuntime(ThreadRuntime):
 
 
 class Rig:
-    """A heartbeat and an executor without a worker around them, and a store whose clock moves with theirs."""
+    """A heartbeat and an executor without a worker, and a store whose clock moves with theirs."""
 
     def __init__(self, slots: int = 4) -> None:
         self.clock, self.runtime = ManualClock(), ManualRuntime()
@@ -70,7 +70,7 @@ class Rig:
         self.began, self.may_end, self.has_ended = threading.Event(), threading.Event(), threading.Event()
 
     def start(self, *, jobs: int = 1) -> list[Execution]:
-        """Begin to run *jobs* whose handler waits for `may_end`."""
+        """Start *jobs* jobs whose handler waits for `may_end`."""
         self.driver.insert([new_job(timeout=TIMEOUT) for _ in range(jobs)])
         claims = self.driver.reserve(
             "default", token=new_token(), worker="w", lease=LEASE, limit=jobs, overdue_after=LEASE
@@ -89,7 +89,7 @@ class Rig:
         return executions
 
     def pass_time(self, seconds: float, *, step: float = 1.0) -> None:
-        """Let time pass, with a beat after every *step*."""
+        """Advance time, with a heartbeat after every *step* seconds."""
         until = self.runtime.seconds + seconds
         while self.runtime.seconds < until:
             by = min(step, until - self.runtime.seconds)

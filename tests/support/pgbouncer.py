@@ -1,4 +1,4 @@
-"""A real PgBouncer in transaction mode, in front of a server of the tests."""
+"""A real PgBouncer in transaction mode, in front of a test server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from taskharbor.testing.postgres import _free_port, _mortal, _unprivileged  # it has the same needs as their server
+from taskharbor.testing.postgres import _free_port, _mortal, _unprivileged  # it has the same needs as the test server
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "pgbouncer"
 SERVERS: Final = 5
-"""How many connections the pooler has for all of its clients."""
+"""The number of server connections that the pooler shares among all clients."""
 
 
 @contextmanager
 def pooler(url: str, **settings: str) -> Iterator[str]:
-    """Start a pooler for the server of *url*, and give the URL that goes through it."""
+    """Start a pooler for the server of *url*, and yield the URL of the pooler."""
     program, libraries = found()
     with tempfile.TemporaryDirectory(prefix="taskharbor-pgbouncer-") as name:
         folder, port = Path(name), _free_port()
@@ -77,9 +77,9 @@ def _listens(port: int) -> bool:
 
 @cache
 def found() -> tuple[Path, Path]:
-    """Return the program and the folder of its libraries; from Debian's packages, if the system has none.
+    """Return the program and the folder of its libraries, from Debian's packages if it is not installed.
 
-    A test that needs it fails where it cannot be had: one that is skipped would be forgotten.
+    If it cannot be installed, tests that need it fail: skipped tests would be forgotten.
     """
     if installed := shutil.which("pgbouncer", path=f"{os.defpath}:/usr/sbin"):
         return Path(installed), CACHE
@@ -98,12 +98,12 @@ def _unpack(target: Path) -> None:
         _run("apt-get", "download", "pgbouncer", *_missing_libraries(), cwd=packages)
         for package in packages.glob("*.deb"):
             _run("dpkg", "-x", str(package), "root", cwd=folder)
-        if not target.exists():  # nobody else was faster
+        if not target.exists():  # another process may have unpacked it meanwhile
             (folder / "root").rename(target)
 
 
 def _missing_libraries() -> list[str]:
-    """Return what PgBouncer needs and the system has not."""
+    """Return the packages that PgBouncer needs and that are not installed."""
     lines = _run("apt-cache", "depends", "--important", "pgbouncer").splitlines()
     named = [line.split(": ")[1] for line in lines if line.strip().startswith("Depends: lib")]
     known = subprocess.run(
@@ -126,11 +126,11 @@ def _run(*command: str, cwd: Path | None = None) -> str:
 
 
 class NoPgBouncer(Exception):
-    """There is none, and none could be had."""
+    """PgBouncer is not installed and could not be downloaded."""
 
-    def __init__(self, step: str, said: str) -> None:
-        super().__init__(step, said)
+    def __init__(self, step: str, output: str) -> None:
+        super().__init__(step, output)
 
     def __str__(self) -> str:
-        step, said = self.args
-        return f"NOT RUN: PgBouncer is needed; install it ('apt-get install pgbouncer'). {step!r} said: {said}"
+        step, output = self.args
+        return f"NOT RUN: PgBouncer is needed; install it ('apt-get install pgbouncer'). {step!r} printed: {output}"

@@ -1,4 +1,4 @@
-"""One PostgreSQL for a whole test run, and a database of its own for whoever asks."""
+"""One PostgreSQL server for the whole test run, and new databases on it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHARED: Final = "TASKHARBOR_TEST_SERVER"
-"""The variable that names a server which runs already: its port and, behind a slash, the template with our tables.
+"""The environment variable that names a running server: its port, a slash, and the template with our tables.
 
-Planted bugs share one, each from a process of its own.
+Planted bugs run in one process each and share a server.
 """
 _NUMBERS: Final = count(1)
 NEWEST: Final = len(MIGRATIONS)
 PREVIOUS: Final = NEWEST - 1
-"""The schema that code must work on as well, since it is deployed before its migration."""
+"""The previous schema. Code must work with it, too, because it is deployed before its migration runs."""
 
 
 @contextmanager
 def database(*, migrated: bool = True, version: int = NEWEST) -> Iterator[str]:
-    """Give the URL of a new database, with our tables in it unless told otherwise."""
+    """Yield the URL of a new database, with our tables if *migrated*."""
     name = f"test_{os.getpid()}_{next(_NUMBERS)}"
     url = server().database(name, template=_template(version) if migrated else None)
     try:
@@ -45,15 +45,15 @@ def database(*, migrated: bool = True, version: int = NEWEST) -> Iterator[str]:
 
 
 def emptied() -> str:
-    """Return the URL of a database with our tables and nothing in them, for hundreds of short cases, one at a time.
+    """Return the URL of a shared database with empty tables, for hundreds of short cases, one at a time.
 
-    Making and dropping one takes a checkpoint each; emptying the one that is there does not.
+    Creating and dropping a database takes a checkpoint each. Deleting all rows does not.
     """
     return emptied_at(NEWEST)
 
 
 def emptied_at(version: int) -> str:
-    """Do the same with an older schema."""
+    """Return the URL of a shared database with empty tables of an older schema."""
     url = _shared(version)
     empty(url)
     return url
@@ -73,7 +73,7 @@ _TABLES: Final = """
        AND relkind IN ('r', 'p')
        AND NOT relispartition
        AND relname <> 'th_migrations'
-     ORDER BY relname <> 'th_jobs'  -- first: dead letters that go leave tallies behind
+     ORDER BY relname <> 'th_jobs'  -- first: deleting dead letters inserts into th_dead_tallies
 """
 
 
@@ -85,7 +85,7 @@ def _shared(version: int) -> str:
 
 @cache
 def server() -> PostgresServer:
-    if running := os.environ.get(SHARED):  # noqa: TID251  tests are told by it what to run on
+    if running := os.environ.get(SHARED):  # noqa: TID251  it selects the server of the tests
         return _borrowed(int(running.partition("/")[0]))
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-postgres-"))
     started = PostgresServer.start(folder)
@@ -96,7 +96,7 @@ def server() -> PostgresServer:
 
 @cache
 def _template(version: int) -> str:
-    """Make the schema once for all cases: copying it is many times faster."""
+    """Create a template database once: copying it is many times faster than migrating."""
     given = os.environ.get(SHARED, "").partition("/")[2]  # noqa: TID251  as above
     if given and version == NEWEST:
         return given
@@ -106,9 +106,9 @@ def _template(version: int) -> str:
 
 
 def _borrowed(port: int) -> PostgresServer:
-    """Return a server that another process started, and stops."""
+    """Return a server that another process starts and stops."""
     running: Any = object.__new__(PostgresServer)
-    running._port = port  # noqa: SLF001  nothing else is known of it here
+    running._port = port  # noqa: SLF001  only its port is known here
     running.url = running._url("postgres")  # noqa: SLF001  as above
     with psycopg.connect(running.url) as db:
         running.version = db.info.server_version

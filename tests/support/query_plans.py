@@ -1,4 +1,4 @@
-"""What PostgreSQL really does for each call of its driver: the plans that were run, and what is wrong with them."""
+"""The plans that PostgreSQL ran for each driver call, and checks that they use their indexes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Node = dict[str, Any]
 
-MANY: Final = 1_000  # rows; far more than any batch here, far fewer than lie in a table that is walked from end to end
+MANY: Final = 1_000  # rows; far more than any batch here, far fewer than a full scan reads
 BATCH: Final = 50
 RUNNING: Final = 3 * MANY
 NOW: Final = datetime.now(UTC)
 
-# How each index is entered: by what it is for. The last two hold little else than what is wanted.
+# The condition by which each index must be searched. The last two indexes contain little beyond the wanted rows.
 ENTRIES: Final = {
     re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"): r"\bid = ",
     re.compile(r"th_jobs_waiting_(ready|sent)"): r"\bqueue = ",
@@ -49,10 +49,10 @@ ENTRIES: Final = {
 }
 _BY_NAME: Final = re.compile(r"\b(job_)?id = ")
 GROWING: Final = re.compile(r"th_jobs_(waiting|dead|finished)\w*|th_attempts|th_keys|th_outbox|th_audit")
-# Jobs in process are few by design: these look at all of them.
-WALKERS: Final = frozenset({"take over", "expire", "read back"})
-# These walk in the order of an index, and end after so many rows.
-STROLLERS: Final = {
+# These verbs scan all running jobs, which are few by design.
+FULL_SCANS: Final = frozenset({"take over", "expire", "read back"})
+# These verbs read an index in its order and stop after a limited number of rows.
+ORDERED_SCANS: Final = {
     "find": re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"),
     "queues": re.compile(r"th_jobs_waiting_ready"),
 }
@@ -60,7 +60,7 @@ STROLLERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One statement that was run for a verb, and how."""
+    """One statement that a verb ran, and its plan."""
 
     verb: str
     query: str
@@ -68,7 +68,7 @@ class Ran:
 
     @property
     def buffers(self) -> int:
-        """How many pages were looked at, wherever they came from."""
+        """The number of pages read, cached or not."""
         return int(self.plan["Shared Hit Blocks"] + self.plan["Shared Read Blocks"])
 
     def faults(self) -> list[str]:
@@ -77,23 +77,23 @@ class Ran:
 
     def _faults_of(self, node: Node) -> Iterator[str]:
         if node["Node Type"] in {"Sort", "Incremental Sort"}:
-            for scan in filter(self._must_be_looked_up, nodes(node)):
+            for scan in filter(self._must_use_index, nodes(node)):
                 if not _BY_NAME.search(scan.get("Index Cond", "")):
                     yield f"sorts {scan['Relation Name']}"
-        if not self._must_be_looked_up(node):
+        if not self._must_use_index(node):
             return
-        if not _is_entered(node) and not self._is_strolled(node):
-            yield f"walks {node['Relation Name']} ({node['Node Type']} {node.get('Index Name', '')})"
+        if not _uses_index(node) and not self._is_ordered_scan(node):
+            yield f"scans {node['Relation Name']} ({node['Node Type']} {node.get('Index Name', '')})"
         elif (read := _rows_read(node)) > MANY:
             yield f"reads {read:,.0f} rows of {node['Relation Name']} by {node['Index Name']}"
 
-    def _is_strolled(self, node: Node) -> bool:
-        index = STROLLERS.get(self.verb.partition(" ")[0])
+    def _is_ordered_scan(self, node: Node) -> bool:
+        index = ORDERED_SCANS.get(self.verb.partition(" ")[0])
         return index is not None and index.fullmatch(node.get("Index Name", "")) is not None
 
-    def _must_be_looked_up(self, node: Node) -> bool:
+    def _must_use_index(self, node: Node) -> bool:
         name = node.get("Relation Name", "")
-        is_running = name == "th_jobs_processing" and self.verb not in WALKERS
+        is_running = name == "th_jobs_processing" and self.verb not in FULL_SCANS
         return "Scan" in node["Node Type"] and (is_running or GROWING.fullmatch(name) is not None)
 
 
@@ -103,34 +103,34 @@ def nodes(node: Node) -> Iterator[Node]:
         yield from nodes(each)
 
 
-def _is_entered(node: Node) -> bool:
+def _uses_index(node: Node) -> bool:
     entries = [entry for index, entry in ENTRIES.items() if index.fullmatch(node.get("Index Name", ""))]
     return any(re.search(entry, node.get("Index Cond", "")) for entry in entries)
 
 
 def _rows_read(node: Node) -> float:
-    """Return how many rows a scan looked at; what a limit spared is not among them."""
+    """Return how many rows a scan read before its limit ended it."""
     return float((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A driver that tells how its statements were run: by the session's own settings, prepared as always."""
+    """A driver that records the plans of its statements, which are prepared as usual."""
 
     driver: PostgresDriver
     ran: list[Ran] = field(default_factory=list)
-    _told: list[str] = field(default_factory=list)
+    _notices: list[str] = field(default_factory=list)
 
     def run(self, verb: str, call: Callable[[], T]) -> T:
-        self._told.clear()
+        self._notices.clear()
         answer = call()
-        plans = [json.loads(each[each.index("{") :]) for each in self._told]
+        plans = [json.loads(each[each.index("{") :]) for each in self._notices]
         ran = [Ran(verb=verb, query=each["Query Text"], plan=each["Plan"]) for each in plans]
-        self.ran.extend(each for each in ran if "pg_notify" not in each.query)  # the bell rings whenever it likes
+        self.ran.extend(each for each in ran if "pg_notify" not in each.query)  # notifications are sent at any time
         return answer
 
-    def hear(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        self._told.append(diagnostic.message_primary or "")
+    def add_notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        self._notices.append(diagnostic.message_primary or "")
 
     def faults(self) -> list[str]:
         return [fault for each in self.ran for fault in each.faults()]
@@ -139,12 +139,12 @@ class Watched:
 @contextmanager
 def watched(url: str) -> Iterator[Watched]:
     settings = " ".join(f"-c {name}={value}" for name, value in _EXPLAINED.items())
-    driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1)  # one connection: no plan escapes
+    driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1)  # one connection, so every plan is recorded
     watching = Watched(driver)
     try:
-        for connections in (driver._connections, driver._heartbeat_connection):  # noqa: SLF001  the notices are the connection's
+        for connections in (driver._connections, driver._heartbeat_pool):  # noqa: SLF001  the notices are the connection's
             with connections.connection() as db:
-                db.add_notice_handler(watching.hear)
+                db.add_notice_handler(watching.add_notice)
         yield watching
     finally:
         driver.close()
@@ -162,7 +162,7 @@ _EXPLAINED: Final = {
 
 
 def all_day(watching: Watched) -> None:
-    """Run every statement that runs all day, on jobs that are there and on jobs that are not."""
+    """Run every frequent statement, for jobs that exist and for jobs that do not."""
     _enqueue(watching)
     claims = _take(watching)
     _settle(watching, claims)
@@ -194,15 +194,15 @@ def _take(watching: Watched) -> list[Claim]:
     claims = run("reserve from the head", reserve)
     run("reserve from a place", reserve)
     run("take over", lambda: reserve("idle"))
-    run("extend", lambda: driver.extend([*(claim.lease for claim in claims), nobodys()], lease=LEASE))
-    notes = [(lease, Progress(1)) for lease in [*(claim.lease for claim in claims), nobodys()]]
+    run("extend", lambda: driver.extend([*(claim.lease for claim in claims), unknown_lease()], lease=LEASE))
+    notes = [(lease, Progress(1)) for lease in [*(claim.lease for claim in claims), unknown_lease()]]
     run("note progress", lambda: driver.save_progress(notes))
     return claims
 
 
 def _settle(watching: Watched, claims: list[Claim]) -> None:
     run = watching.run
-    leases = [*(claim.lease for claim in claims), nobodys()]
+    leases = [*(claim.lease for claim in claims), unknown_lease()]
 
     def settle(*settlements: Settlement) -> None:
         watching.driver.settle(settlements)
@@ -261,12 +261,12 @@ def _operate(watching: Watched) -> None:
 
 
 def _show(watching: Watched) -> None:
-    """Read what a page for people shows."""
+    """Run the queries of the admin page."""
     inspector, run = watching.driver.inspector, watching.run
     watching.driver.maintenance.roll_up(keep=timedelta(days=1))
-    nobodys_type = JobFilter(type="unknown")
-    page = run("find", lambda: inspector.find(nobodys_type, limit=BATCH))
-    run("find below", lambda: inspector.find(nobodys_type, limit=BATCH, after=page.after or new_job_id()))
+    unknown_type = JobFilter(type="unknown")
+    page = run("find", lambda: inspector.find(unknown_type, limit=BATCH))
+    run("find below", lambda: inspector.find(unknown_type, limit=BATCH, after=page.after or new_job_id()))
     for statuses in ({Status.DEAD}, {Status.FAILED, Status.PROCESSING}, {Status.CANCELED}):
         asked = JobFilter(statuses=frozenset(statuses), tag=("tenant", "7"))
         run("find by state and tag", partial(inspector.find, asked, limit=BATCH))
@@ -282,18 +282,18 @@ def _audit(watching: Watched) -> None:
     driver, run = watching.driver, watching.run
     entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target=str(n)) for n in range(BATCH)]
     run("record", lambda: driver.control.record_audit(entries))
-    told = run("audit", lambda: driver.inspector.audit(limit=BATCH))
-    run("audit below", lambda: driver.inspector.audit(limit=BATCH, before=told[-1].id))
+    read = run("audit", lambda: driver.inspector.audit(limit=BATCH))
+    run("audit below", lambda: driver.inspector.audit(limit=BATCH, before=read[-1].id))
     run("forget audit", lambda: driver.maintenance.prune_audit(older_than=timedelta(0), limit=BATCH))
     run("keys", lambda: driver.inspector.keys(["k1"]))
 
 
-def nobodys() -> Lease:
+def unknown_lease() -> Lease:
     return Lease(new_job_id(), new_token(), NOW)
 
 
 def leave_statistics_alone(url: str) -> None:
-    """Let nobody but the test say when a table is looked at: one that was never is guessed otherwise."""
+    """Disable autovacuum, so that only the test updates statistics. Plans differ for tables without statistics."""
     with psycopg.connect(url, autocommit=True) as db:
         leaves = db.execute("SELECT relname FROM pg_class WHERE relname ~ '^th_' AND relkind = 'r'").fetchall()
         db.execute("; ".join(f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for (name,) in leaves).encode())
@@ -305,7 +305,7 @@ def vacuum(url: str) -> None:
 
 
 def fill(url: str, size: int) -> None:
-    """Put *size* jobs into each leaf that grows, and a few thousand into process and under way."""
+    """Insert *size* jobs into each growing partition, and a few thousand running and enqueued ones."""
     with psycopg.connect(url) as db:
         for status, jobs, queue, extra in _FILLED:
             asked = {"status": status, "count": jobs or size, "queue": queue}
@@ -322,7 +322,7 @@ _JOBS: Final = """
       FROM generate_series(1, %(count)s) AS n
 """
 _LEASED: Final = {"lease_token": "gen_random_uuid()", "lease_expires_at": "now() + interval '1 hour'"}
-_DEAD: Final = {"completed_at": "now()", "dead_at": "now()", "dead_reason": "'spent'", "fingerprint": "'f00d'"}
+_DEAD: Final = {"completed_at": "now()", "dead_at": "now()", "dead_reason": "'exhausted'", "fingerprint": "'f00d'"}
 _FILLED: Final[tuple[tuple[str, int | None, str, dict[str, str]], ...]] = (
     ("PENDING", None, "default", {}),
     ("ENQUEUED", MANY // 2, "mail", {"dispatch_at": "now() + interval '1 hour'", "sends": "1", "sent_at": "now()"}),

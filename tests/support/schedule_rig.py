@@ -1,4 +1,4 @@
-"""What tests of schedules begin with: a store whose clock stands still, a scheduler on it, and what they made."""
+"""A memory store with a manual clock, a scheduler on it, and helpers that read the jobs it created."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hourly(name: str = "hourly", **fields: Any) -> ScheduleSpec:
 
 
 def made(driver: Driver) -> list[Job]:
-    """Return the jobs there are, oldest first."""
+    """Return all jobs, oldest first."""
     found = driver.inspector.find(JobFilter(), limit=10_000).jobs[::-1]
     return list(driver.inspector.get([job.id for job in found]).values())
 
@@ -52,7 +52,7 @@ class ScheduleRig:
         self.scheduler.tick()
 
     def reach(self, hour: int) -> None:
-        """Let the day go on to the full *hour*."""
+        """Advance the clock to the full *hour*, and tick."""
         self.pass_by(START.replace(hour=hour, minute=0) - self.clock.now())
 
     def schedule(self, name: str = "hourly") -> Schedule:
@@ -63,7 +63,7 @@ class ScheduleRig:
         return [time.hour for time in fire_times(self.driver, name)]
 
     def run_next(self) -> None:
-        """Take the next job that is due, and finish it."""
+        """Reserve the next due job and acknowledge it."""
         [claim] = self.driver.reserve(
             "default", token=new_token(), worker="w", lease=MINUTE, limit=1, overdue_after=HOUR
         )

@@ -1,4 +1,4 @@
-"""A day in the life of three schedulers that die between any two calls of the store, and often."""
+"""A simulated day of three schedulers that are killed often, between any two store calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ZONE: Final = "Europe/Paris"
 START: Final = datetime(2030, 3, 30, 12, 0, 1, tzinfo=UTC)  # clocks go forward in the night that follows
 END: Final = START + timedelta(days=1)
 CRONS: Final = ["*/5 * * * *", "0 * * * *", "30 2 * * *", "15,45 1-3 * * *", "40 */2 * * *"]
-AT_ONCE: Final = 3
-DEATHS: Final = 0.05  # of all calls, before or after they took effect
-CUTS: Final = 0.03  # calls that raise, having taken effect or not
-MEETINGS: Final = 0.3  # calls during which another scheduler has its turn
+SCHEDULERS: Final = 3
+KILL_FRACTION: Final = 0.05  # of all calls, before or after they take effect
+ERROR_FRACTION: Final = 0.03  # of all calls; they raise before or after they take effect
+OVERLAP_FRACTION: Final = 0.3  # of all calls; another scheduler ticks before or after them
 
 
 class Killed(BaseException):
-    """The process is gone. Nothing that it runs may catch this."""
+    """The process was killed. Nothing that it runs may catch this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Verdict:
 
 class SchedulerDay:
     def __init__(self, seed: int) -> None:
-        self._chance = Random(seed)
+        self._rng = Random(seed)
         self._clock = ManualClock(START)
         self._store = MemoryDriver(clock=self._clock)
         self._specs = [
@@ -55,20 +55,20 @@ class SchedulerDay:
         self._busy: set[int] = set()
         self._restarts = 0
         Scheduler(self._store).put(self._specs)
-        self._schedulers = [self._born(n) for n in range(AT_ONCE)]
+        self._schedulers = [self._new_scheduler(n) for n in range(SCHEDULERS)]
 
     def live(self) -> Verdict:
         while self._clock.now() < END:
-            self._let_tick(self._chance.randrange(AT_ONCE))
+            self._tick(self._rng.randrange(SCHEDULERS))
             left = END - self._clock.now()
-            self._clock.advance(min(left, timedelta(seconds=self._chance.expovariate(1 / 40))))
-        Scheduler(self._store).tick()  # one that lives long enough
+            self._clock.advance(min(left, timedelta(seconds=self._rng.expovariate(1 / 40))))
+        Scheduler(self._store).tick()  # one that is not killed
         return self._verdict()
 
-    def _born(self, n: int) -> Scheduler:
+    def _new_scheduler(self, n: int) -> Scheduler:
         return Scheduler(meddled(self._store, lambda verb, call: self._meddle(n, verb, call)))
 
-    def _let_tick(self, n: int) -> None:
+    def _tick(self, n: int) -> None:
         self._busy.add(n)
         try:
             self._schedulers[n].tick()
@@ -80,9 +80,9 @@ class SchedulerDay:
             self._busy.discard(n)
 
     def _restart(self, n: int) -> None:
-        """Begin as every process does, and be killed at that, too."""
+        """Start a new scheduler and put its schedules, which may be killed, too."""
         self._restarts += 1
-        self._schedulers[n] = self._born(n)
+        self._schedulers[n] = self._new_scheduler(n)
         try:
             self._schedulers[n].put(self._specs)
         except StoreUnavailable:
@@ -91,25 +91,25 @@ class SchedulerDay:
             self._restart(n)
 
     def _meddle(self, n: int, _verb: str, call: Callable[[], Any]) -> Any:
-        self._perhaps_somebody_else(n)
-        self._perhaps_the_end()
+        self._maybe_tick_another(n)
+        self._maybe_fail()
         answer = call()
-        self._perhaps_the_end()
-        self._perhaps_somebody_else(n)
+        self._maybe_fail()
+        self._maybe_tick_another(n)
         return answer
 
-    def _perhaps_the_end(self) -> None:
-        luck = self._chance.random()
-        if luck < DEATHS / 2:
+    def _maybe_fail(self) -> None:
+        drawn = self._rng.random()
+        if drawn < KILL_FRACTION / 2:
             raise Killed
-        if luck < (DEATHS + CUTS) / 2:
-            raise StoreUnavailable("cut by a test")
+        if drawn < (KILL_FRACTION + ERROR_FRACTION) / 2:
+            raise StoreUnavailable("failed by a test")
 
-    def _perhaps_somebody_else(self, n: int) -> None:
-        free = [each for each in range(AT_ONCE) if each != n and each not in self._busy]
-        if free and self._chance.random() < MEETINGS / 2:
-            self._clock.advance(timedelta(seconds=self._chance.random()))
-            self._let_tick(self._chance.choice(free))
+    def _maybe_tick_another(self, n: int) -> None:
+        free = [each for each in range(SCHEDULERS) if each != n and each not in self._busy]
+        if free and self._rng.random() < OVERLAP_FRACTION / 2:
+            self._clock.advance(timedelta(seconds=self._rng.random()))
+            self._tick(self._rng.choice(free))
 
     def _verdict(self) -> Verdict:
         first = START.replace(second=0) + MINUTE

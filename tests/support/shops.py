@@ -1,4 +1,4 @@
-"""Shops that keep their orders beside our jobs, and reach their database in all the ways there are."""
+"""Shops that keep their orders in the same database as our jobs, one for each supported database library."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ COUNT: Final = "SELECT count(*) FROM orders"
 
 
 class Regret(Exception):
-    """The shop takes back what it did since a savepoint."""
+    """Raised by a shop to roll back to a savepoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
-    """What a shop holds, and what it does with it: none of that is ours."""
+    """A shop's own connection and the operations on it. None of them uses our code."""
 
     connection: object
     order: Callable[[], object]
@@ -51,7 +51,7 @@ def psycopg_shop(url: str) -> Iterator[Shop]:
 @contextmanager
 def sqlite_shop(url: str) -> Iterator[Shop]:
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db:
-        db.row_factory = lambda cursor, row: {name: value for (name, *_), value in zip(cursor.description, row)}  # noqa: B905  as the manual has it
+        db.row_factory = lambda cursor, row: {name: value for (name, *_), value in zip(cursor.description, row)}  # noqa: B905  as in the sqlite3 manual
 
         @contextmanager
         def savepoint() -> Iterator[None]:
@@ -102,8 +102,8 @@ def _shop_of(given: object, shop: Any) -> Shop:
 
 
 @contextmanager
-def _engine(url: str, **how: Any) -> Iterator[sqlalchemy.Engine]:
-    engine = sqlalchemy.create_engine(by_sqlalchemy(url), **how)
+def _engine(url: str, **options: Any) -> Iterator[sqlalchemy.Engine]:
+    engine = sqlalchemy.create_engine(by_sqlalchemy(url), **options)
     try:
         yield engine
     finally:
@@ -127,7 +127,7 @@ SHOPS: Final[dict[str, Callable[[str], AbstractContextManager[Shop]]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncShop:
-    """What `Shop` is, where everything is awaited."""
+    """A `Shop` whose operations are awaited."""
 
     connection: object
     order: Callable[[], Awaitable[object]]

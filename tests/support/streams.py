@@ -1,4 +1,4 @@
-"""A client of a stream, which httpx cannot be: it waits for the end of an answer."""
+"""A client of an event stream. httpx's ASGI transport cannot be used because it waits for the whole response."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Reads events while inside, and goes away at the end."""
+    """An event stream that is read inside its context and disconnected at the end."""
 
     def __init__(self, site: ApiRig, path: str, *, reads: bool = True, key: str | None = None) -> None:
         self._site = site
         self._key = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         self._path, _, self._query = path.partition("?")
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
-        self._gone = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._reads = asyncio.Event()
         if reads:
             self._reads.set()
-        self._asked = False
+        self._is_request_sent = False
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.ended = asyncio.Event()
@@ -51,7 +51,7 @@ class Stream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._gone.set()
+        self._disconnected.set()
         async with asyncio.timeout(LIMIT):
             await self._task
 
@@ -69,15 +69,15 @@ class Stream:
             return await self._chunks.get()
 
     async def dropped(self) -> None:
-        """Return once the server has let go of this client."""
+        """Return once the server has ended this connection."""
         async with asyncio.timeout(LIMIT):
             await asyncio.shield(self._task)
 
     async def _receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
+        if not self._is_request_sent:
+            self._is_request_sent = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        await self._gone.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""A network between a driver and its PostgreSQL, which fails as it is told."""
+"""A TCP proxy between a driver and its PostgreSQL server that simulates network faults on request."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-_CHUNK: Final = 65_536
-_TICK: Final = 0.02  # seconds between two looks at what was asked for meanwhile
-_RESET: Final = struct.pack("ii", 1, 0)  # close() then says RST, not FIN
+_CHUNK_BYTES: Final = 65_536
+_TICK_SECONDS: Final = 0.02  # between two checks for requested faults
+_RESET: Final = struct.pack("ii", 1, 0)  # close() then sends RST, not FIN
 
 
 class Cut(Enum):
-    """When a connection is cut: the client hears a reset, and the server nothing at all."""
+    """When a connection is cut. The client receives a reset, and the server receives nothing."""
 
     UNSEEN = auto()
-    """The server never saw the request."""
+    """The server never received the request."""
     UNDECIDED = auto()
-    """The server has the request, and nobody knows how far it got with it."""
+    """The server received the request, and its progress is unknown."""
     UNHEARD = auto()
-    """The server did what was asked, and its reply is lost."""
+    """The server executed the request, and its reply is lost."""
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class _Link:
     client: socket.socket
     server: socket.socket
     is_ready: bool = False  # the server waits for a request
-    loses: bool = False  # what the server says now is not passed on
+    loses: bool = False  # the server's messages are dropped
     unread: bytearray = field(default_factory=bytearray)
 
     def other(self, end: socket.socket) -> socket.socket:
@@ -48,9 +48,9 @@ class _Link:
 
 
 class Proxy:
-    """Passes everything on, message by message, until it is told otherwise.
+    """Forwards all messages until a fault is requested.
 
-    An exchange is a request, with all of its messages, and the server's answer up to its "ready".
+    An exchange is a request with all of its messages, and the server's reply up to ReadyForQuery.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,7 +58,7 @@ class Proxy:
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._links: set[_Link] = set()
-        self._held: list[socket.socket] = []  # ends that must not learn that the other is gone
+        self._held: list[socket.socket] = []  # sockets kept open so that their peer does not notice the disconnect
         self._late: deque[tuple[float, socket.socket, bytes]] = deque()
         self._cut: Cut | None = None
         self._exchanges_left = 0
@@ -72,7 +72,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where the driver goes. Encryption would hide the messages."""
+        """The URL for the driver. It disables encryption, which would hide the messages."""
         rest = {name: value for name, value in self._upstream.items() if name in {"user", "dbname", "password"}}
         here = {"host": "127.0.0.1", "port": self._port, "sslmode": "disable", "gssencmode": "disable"}
         return conninfo.make_conninfo("", **rest, **here)
@@ -82,22 +82,22 @@ class Proxy:
         return self._cut is None
 
     def cut(self, when: Cut, *, exchange: int = 1) -> None:
-        """Cut a connection at the so-and-so-many-th exchange from now on."""
+        """Cut the connection that starts the *exchange*-th exchange from now on."""
         with self._lock:
             self._cut, self._exchanges_left = when, exchange
 
     def black_hole(self) -> None:
-        """Take everything, the calls of new clients too, and pass nothing on."""
+        """Accept data and new connections, and forward nothing."""
         self._is_black_hole = True
 
     def heal(self) -> None:
-        """Be a good network again. What fell into the black hole is gone, and its connections with it."""
+        """Forward again. Reset the existing connections, because data was lost."""
         with self._lock:
             self._is_black_hole = False
             self.reset()
 
     def forget(self) -> None:
-        """Be a good network for new connections, while those that there were stay in the black hole, unnoticed."""
+        """Forward new connections. Existing ones stay open and silent."""
         with self._lock:
             self._is_black_hole = False
             for link in [*self._links]:
@@ -108,13 +108,13 @@ class Proxy:
                     self._held.append(end)
 
     def reset(self) -> None:
-        """Cut every connection that there is."""
+        """Reset every connection."""
         with self._lock:
             for link in [*self._links]:
                 self._end(link, reset=True)
 
     def refuse(self) -> None:
-        """Be a port on which nobody listens."""
+        """Close the listening socket, so that new connections are refused."""
         with self._lock:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -143,10 +143,10 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._is_closed:
-            ready = self._selector.select(_TICK)
+            ready = self._selector.select(_TICK_SECONDS)
             with self._lock:
                 for key, _ in ready:
-                    # Whoever was ended a moment ago is no longer registered.
+                    # A connection that an earlier event of this batch ended is no longer registered.
                     if key.fd in self._selector.get_map() and isinstance(key.fileobj, socket.socket):
                         self._serve(key.fileobj, key.data)
                 self._deliver()
@@ -156,7 +156,7 @@ class Proxy:
             self._open(end.accept()[0])
             return
         try:
-            data = end.recv(_CHUNK)
+            data = end.recv(_CHUNK_BYTES)
         except OSError:
             data = b""
         if self._is_black_hole:
@@ -201,7 +201,7 @@ class Proxy:
 
     def _answer(self, link: _Link, data: bytes) -> None:
         link.unread += data
-        passed = bytearray()
+        forwarded = bytearray()
         while len(link.unread) > 4:
             length = 1 + int.from_bytes(link.unread[1:5])
             if len(link.unread) < length:
@@ -210,14 +210,14 @@ class Proxy:
             del link.unread[:length]
             link.is_ready = message.startswith(b"Z")
             if not link.loses or message.startswith(b"G"):  # G: the server waits for the data of a COPY
-                passed += message
+                forwarded += message
             elif link.is_ready:
                 self._lose(link)
                 return
-        self._send(link.client, bytes(passed))
+        self._send(link.client, bytes(forwarded))
 
     def _lose(self, link: _Link) -> None:
-        """Cut off the client, and leave the server in the belief that it is still there."""
+        """Reset the client's connection, and keep the server's open."""
         self._selector.unregister(link.server)
         self._held.append(link.server)
         self._links.discard(link)

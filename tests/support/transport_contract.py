@@ -1,4 +1,4 @@
-"""What the transport promises, on any endpoint. boto3's own client gives the verdict, over a connection of its own."""
+"""The contract of the SQS transport as tests for any endpoint. A separate boto3 client checks the results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def transport(subject: Subject) -> Iterator[SqsTransport]:
-    """A transport with queues of its own, and one of them made."""
+    """A transport with its own queue prefix and one queue."""
     made = SqsTransport(prefix=f"t{next(_NUMBERS)}-", endpoint_url=subject.url, region=REGION)
     made.ensure_queues([MAIL])
     yield made
@@ -76,13 +76,13 @@ def test_messages_arrive_as_they_were_sent(transport: SqsTransport, sqs: Any) ->
     assert sorted(bodies_at(sqs, transport.name("mail"))) == sorted(message.body for message in messages(23))
 
 
-def test_what_was_sent_by_somebody_else_is_received(transport: SqsTransport, sqs: Any) -> None:
+def test_a_message_from_another_sender_is_received(transport: SqsTransport, sqs: Any) -> None:
     url = sqs.get_queue_url(QueueName=transport.name("mail"))["QueueUrl"]
-    sqs.send_message(QueueUrl=url, MessageBody="by hand")
+    sqs.send_message(QueueUrl=url, MessageBody="from boto3")
 
     [got] = received(transport)
 
-    assert (got.body, got.receive_count, got.attributes) == ("by hand", 1, {})
+    assert (got.body, got.receive_count, got.attributes) == ("from boto3", 1, {})
 
 
 def test_a_message_keeps_its_characters_and_its_trace(transport: SqsTransport) -> None:
@@ -128,7 +128,7 @@ def test_a_message_comes_back_when_its_visibility_ends(transport: SqsTransport) 
     assert (second.message_id, second.receive_count) == (first.message_id, 2)
 
 
-def test_a_message_stays_hidden_for_as_long_as_it_is_told(transport: SqsTransport) -> None:
+def test_a_message_stays_hidden_for_its_changed_visibility(transport: SqsTransport) -> None:
     transport.send("mail", messages(1))
     [got] = received(transport, visibility=SECOND)
 
@@ -147,7 +147,7 @@ def test_a_deleted_message_is_gone(transport: SqsTransport, sqs: Any) -> None:
     assert sum(depth_at(sqs, transport.name("mail"))) == 0
 
 
-def test_a_receipt_that_is_worth_nothing_any_more_does_no_harm(transport: SqsTransport) -> None:
+def test_a_stale_receipt_handle_is_ignored(transport: SqsTransport) -> None:
     transport.send("mail", messages(2))
     [stale, gone] = received(transport)
     transport.delete("mail", [gone.receipt_handle])
@@ -172,7 +172,7 @@ def test_a_long_poll_ends_when_a_message_comes(transport: SqsTransport) -> None:
     assert time.monotonic() - start < 5
 
 
-def test_a_long_poll_ends_after_its_wait_where_nothing_comes(transport: SqsTransport) -> None:
+def test_a_long_poll_without_messages_ends_after_its_wait(transport: SqsTransport) -> None:
     start = time.monotonic()
 
     assert received(transport, wait=SECOND) == []
@@ -180,7 +180,7 @@ def test_a_long_poll_ends_after_its_wait_where_nothing_comes(transport: SqsTrans
     assert 0.5 < time.monotonic() - start < 10
 
 
-def test_a_long_poll_under_way_ends_well_where_the_transport_is_closed(transport: SqsTransport) -> None:
+def test_a_running_long_poll_returns_normally_when_the_transport_is_closed(transport: SqsTransport) -> None:
     with ThreadPoolExecutor(1) as pool:
         polling = pool.submit(received, transport, wait=SECOND)
         wait_until(lambda: transport.calls["ReceiveMessage"] == 1)
@@ -213,7 +213,7 @@ def test_a_message_that_cannot_be_sent_does_not_hold_up_the_others(transport: Sq
     assert sorted(bodies_at(sqs, transport.name("mail"))) == ["after", "before"]
 
 
-def test_a_batch_is_cut_where_it_would_be_too_large(transport: SqsTransport) -> None:
+def test_a_batch_that_is_too_large_is_split(transport: SqsTransport) -> None:
     answers = transport.send("mail", [OutgoingMessage("x" * 60_000)] * 10)
 
     assert answers == [None] * 10
@@ -232,7 +232,7 @@ def test_nothing_is_called_for_an_empty_batch(transport: SqsTransport) -> None:
     assert transport.calls == before
 
 
-def test_the_depth_tells_ready_messages_from_those_in_hands(transport: SqsTransport) -> None:
+def test_the_depth_counts_ready_and_received_messages_separately(transport: SqsTransport) -> None:
     transport.send("mail", messages(5))
     received(transport, most=2)
 
@@ -251,7 +251,7 @@ def test_queues_are_kept_apart(transport: SqsTransport) -> None:
     }
 
 
-def test_a_queue_is_made_in_its_shape(transport: SqsTransport, sqs: Any) -> None:
+def test_a_queue_is_created_with_its_attributes(transport: SqsTransport, sqs: Any) -> None:
     shape = QueueSpec(name="shaped", visibility=MINUTE, retention=timedelta(days=2), dead_letters=UNREADABLE_QUEUE)
 
     transport.ensure_queues([shape])
@@ -266,7 +266,7 @@ def test_a_queue_is_made_in_its_shape(transport: SqsTransport, sqs: Any) -> None
     assert unreadable["MessageRetentionPeriod"] == "1209600"
 
 
-def test_to_ensure_a_queue_again_changes_nothing_and_keeps_its_messages(transport: SqsTransport, sqs: Any) -> None:
+def test_ensuring_a_queue_again_keeps_its_attributes_and_messages(transport: SqsTransport, sqs: Any) -> None:
     shape = QueueSpec(name="mail", visibility=MINUTE, retention=timedelta(days=4), dead_letters=UNREADABLE_QUEUE)
     transport.ensure_queues([shape])
     transport.send("mail", messages(1))
@@ -278,7 +278,7 @@ def test_to_ensure_a_queue_again_changes_nothing_and_keeps_its_messages(transpor
     assert len(received(transport)) == 1
 
 
-def test_a_queue_that_differs_is_brought_in_line(transport: SqsTransport, sqs: Any) -> None:
+def test_a_queue_with_other_attributes_is_updated(transport: SqsTransport, sqs: Any) -> None:
     transport.ensure_queues(
         [QueueSpec(name="mail", visibility=MINUTE, retention=MINUTE, dead_letters=UNREADABLE_QUEUE)]
     )
@@ -293,7 +293,7 @@ def test_a_queue_that_differs_is_brought_in_line(transport: SqsTransport, sqs: A
     assert not found.get("RedrivePolicy")
 
 
-def test_several_may_make_a_queue_at_once_each_in_another_shape(transport: SqsTransport, sqs: Any) -> None:
+def test_concurrent_creation_with_different_attributes_succeeds(transport: SqsTransport, sqs: Any) -> None:
     barrier = threading.Barrier(8)
 
     def ensure(n: int) -> None:
@@ -321,7 +321,7 @@ def test_a_message_that_is_received_too_often_is_put_aside(transport: SqsTranspo
     assert [got.body for got in received(transport, UNREADABLE_QUEUE)] == ["unreadable"]
 
 
-def test_a_queue_that_is_missing_is_named_with_the_way_to_make_it(transport: SqsTransport) -> None:
+def test_a_missing_queue_is_reported_with_the_setup_command(transport: SqsTransport) -> None:
     with pytest.raises(TransportRefused) as caught:
         transport.send("nowhere", messages(1))
 

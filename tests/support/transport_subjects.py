@@ -1,4 +1,4 @@
-"""Endpoints for the contract, and how to look at one without the transport that is under test."""
+"""SQS endpoints for the transport contract, and a boto3 client to inspect them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 REGION: Final = "us-east-1"
 KEYS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
-MOTO_DEADLINE: Final = 10.0  # seconds
+MOTO_STOP_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An endpoint. *requests* tells what arrived there by operation, where it *counts* that."""
+    """An endpoint. If it *counts*, *requests* returns the number of received requests by operation."""
 
     url: str
     requests: Callable[[], Counter[str]] = Counter
@@ -37,14 +37,14 @@ class Subject:
 
 @contextmanager
 def one_reading() -> Iterator[None]:
-    """Let boto3 read the description of SQS once for all clients: that is most of what making one takes."""
+    """Cache boto3's description of SQS for all clients: reading it takes most of the time to create one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
         yield
 
 
 def raw_client(url: str) -> Any:
-    """Return boto3's own client: what it sees is the verdict."""
+    """Return a boto3 client, which the tests use to check results."""
     return boto3.session.Session().client(
         "sqs",
         endpoint_url=url,
@@ -63,7 +63,7 @@ def ours() -> Iterator[Subject]:
 
 @contextmanager
 def moto() -> Iterator[Subject]:
-    """Start moto's own server, with a counter in front of it."""
+    """Start moto's server with a request counter in front."""
     requests: Counter[str] = Counter()
     served = DomainDispatcherApplication(create_backend_app)
 
@@ -80,11 +80,11 @@ def moto() -> Iterator[Subject]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(MOTO_DEADLINE)
+        thread.join(MOTO_STOP_SECONDS)
 
 
 class _Quiet(WSGIRequestHandler):
-    protocol_version = "HTTP/1.1"  # connections are kept, as AWS keeps them
+    protocol_version = "HTTP/1.1"  # keep connections open, as AWS does
 
     def log(self, type: str, message: str, *args: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Waiting for what comes true by itself, but not for ever."""
+"""Wait for a condition, with a time limit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMIT: Final = 30.0  # seconds; far more than anything waited for takes
-_PAUSE: Final = 0.01  # seconds between two looks
+_PAUSE_SECONDS: Final = 0.01  # between two checks
 
 
 def wait_until(is_true: Callable[[], bool], *, limit: float = LIMIT) -> float:
-    """Return how many seconds it took, or fail."""
+    """Wait until *is_true* returns true, and return how many seconds that took. Fail after *limit* seconds."""
     start = time.monotonic()
     while not is_true():
-        assert time.monotonic() < start + limit, "it never came true"
-        threading.Event().wait(_PAUSE)
+        assert time.monotonic() < start + limit, "the condition did not become true in time"
+        threading.Event().wait(_PAUSE_SECONDS)
     return time.monotonic() - start

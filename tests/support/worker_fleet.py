@@ -1,4 +1,4 @@
-"""Worker processes for crash tests: started, watched, and gone when the test is."""
+"""Worker processes for crash tests, which are killed when the test ends."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 LEASE: Final = timedelta(seconds=0.8)
 AN_HOUR: Final = timedelta(hours=1)
-MANY: Final = 100  # attempts: no job shall die of being lost too often
+MAX_ATTEMPTS: Final = 100  # so that no job dies from lost attempts
 LIMIT: Final = 60.0  # seconds; far more than anything waited for here takes
 
 
 class Fleet:
-    """Processes at one store, the jobs they are given, and what became of those."""
+    """Worker processes on one store, their jobs, and checks of the results."""
 
     def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
         self._url, self._folder, self._stack = url, folder, stack
@@ -48,9 +48,9 @@ class Fleet:
             yield cls(url, folder, stack)
 
     def start(self, *before: str, **config: Any) -> subprocess.Popen[bytes]:
-        """Start a worker, with the words *before* in front of its command; it is killed when the test ends."""
-        told = {"url": self._url, "effects": str(self._folder / "effects.log"), "lease": LEASE.total_seconds()}
-        command = [*before, sys.executable, "-m", "tests.support.worker_process", json.dumps(told | config)]
+        """Start a worker with the arguments *before* in front of its command. It is killed when the test ends."""
+        defaults = {"url": self._url, "effects": str(self._folder / "effects.log"), "lease": LEASE.total_seconds()}
+        command = [*before, sys.executable, "-m", "tests.support.worker_process", json.dumps(defaults | config)]
         log = self._stack.enter_context((self._folder / "workers.log").open("ab"))
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._stack.callback(process.wait)
@@ -58,7 +58,7 @@ class Fleet:
         return process
 
     def enqueue(self, count: int, *, job_type: str = "async", seconds: float = 0.05, **fields: Any) -> list[JobId]:
-        request = JobRequest(type=job_type, payload=seconds, **{"max_attempts": MANY, **fields})
+        request = JobRequest(type=job_type, payload=seconds, **{"max_attempts": MAX_ATTEMPTS, **fields})
         new = [each.id for each in Client(self.driver).enqueue_many([request] * count)]
         self.jobs += new
         return new
@@ -68,11 +68,11 @@ class Fleet:
         wait_until(lambda: wanted <= {each.job for each in self.effects.read()}, limit=LIMIT)
 
     def waiting(self) -> int:
-        """Return how many jobs nobody has in hand."""
+        """Return how many jobs are waiting."""
         return sum(job.status in WAITING for job in self.driver.inspector.get(self.jobs).values())
 
     def make_duties_due(self) -> None:
-        """Let every duty be done again: some are for one worker in a minute, and crash tests have many."""
+        """Make every janitor duty due. Some run once a minute for all workers, and crash tests need them more often."""
         self.driver.maintenance.report_clock_jump(expected=self.driver.inspector.now() + AN_HOUR, lease=LEASE)
 
     def wait_until_done(self) -> None:
@@ -82,7 +82,7 @@ class Fleet:
         return all(job.status in FINAL for job in self.driver.inspector.get(self.jobs).values())
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask a worker to stop, and see that it does so well."""
+        """Send SIGTERM to a worker and check that it exits with 0."""
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT) == 0, self.said()
 

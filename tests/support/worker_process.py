@@ -1,6 +1,6 @@
-r"""A worker, or an enqueuer, in a process of its own, which may be told to kill itself at a certain call of the store.
+r"""A worker or enqueuer in a separate process, which can kill itself at a given store call.
 
-It may also be deaf to the replies of one verb, or see the store's clock stray: what is done then has kill points, too.
+It can also lose the replies of one verb or see jumps of the store's clock, to reach kill points in the recovery code.
 
 python -m tests.support.worker_process \
     '{"url": …, "effects": …, "lease": 1.0, "grace": 1.0, "fatal": ["settle", "after", 1]}'
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from taskharbor.worker import Context
     from tests.support.worker_rig import Meddle
 
-STRAY: Final = timedelta(minutes=1)
+CLOCK_JUMP: Final = timedelta(minutes=1)
 
 
 def main(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, format=f"{os.getpid()} %(asctime)s %(message)s")
     driver = open_store(config["url"])
-    for meddle in _wounds(config):
+    for meddle in _faults(config):
         driver = meddled(driver, meddle)
     lease = timedelta(seconds=config["lease"])
     transport = SqsTransport(endpoint_url=config["sqs"], region="us-east-1") if "sqs" in config else None
@@ -84,25 +84,25 @@ def _send(driver: Driver, transport: SqsTransport) -> None:
 
 
 def open_store(url: str) -> Driver:
-    """Return the store at *url*: of PostgreSQL, or else the path of a file."""
+    """Open the store at *url*: a PostgreSQL URL or the path of a SQLite file."""
     if url.startswith("postgresql"):
         return PostgresDriver(url, deadline=timedelta(seconds=2))
     return SqliteDriver(url, synchronous="NORMAL")
 
 
-def _wounds(config: dict[str, Any]) -> Iterator[Meddle]:
-    if "fatal" in config:  # next to the store: it comes between a commit and a reply that is lost besides
+def _faults(config: dict[str, Any]) -> Iterator[Meddle]:
+    if "fatal" in config:  # innermost: it kills between the commit and the lost reply
         yield Fatal(*config["fatal"])
     if "deaf_to" in config:
         outage = Outage(config["deaf_to"], commits=True)
         outage.begin()
         yield outage
     if config.get("strays"):
-        yield Straying()
+        yield ClockJumps()
 
 
-class Straying:
-    """Shows a clock of the store that jumps ahead and back by turns."""
+class ClockJumps:
+    """Moves the store's clock forward and back in turn."""
 
     _is_ahead = False
 
@@ -110,11 +110,11 @@ class Straying:
         if verb != "now":
             return call()
         self._is_ahead = not self._is_ahead
-        return call() + (STRAY if self._is_ahead else timedelta(0))
+        return call() + (CLOCK_JUMP if self._is_ahead else timedelta(0))
 
 
 class Fatal:
-    """Ends the process right before or after the n-th call of a verb, as a power cut would."""
+    """Kills the process right before or after the n-th call of a verb, like a power cut."""
 
     def __init__(self, verb: str, when: str, nth: int) -> None:
         self._verb, self._when, self._left = verb, when, nth
@@ -122,7 +122,7 @@ class Fatal:
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
         if verb != self._verb:
             return call()
-        left = self._left = self._left - 1  # while this call is under way another thread may make the next
+        left = self._left = self._left - 1  # during this call another thread may make the next one
         if left == 0 and self._when == "before":
             _die()
         answer = call()
@@ -133,18 +133,18 @@ class Fatal:
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    threading.Event().wait()  # the signal is on its way
+    threading.Event().wait()  # until the signal is delivered
 
 
 def _register(worker: Worker, effects: Effects) -> None:
-    def plain(job: Job, ctx: Context) -> str:
+    def sync_handler(job: Job, ctx: Context) -> str:
         effects.write("start", ctx.claim)
         ctx.progress(1)
         threading.Event().wait(job.data)
         effects.write("end", ctx.claim)
         return str(ctx.claim.lease.token)
 
-    async def waiting(job: Job, ctx: Context) -> str:
+    async def async_handler(job: Job, ctx: Context) -> str:
         effects.write("start", ctx.claim)
         await asyncio.sleep(job.data)
         effects.write("end", ctx.claim)
@@ -154,8 +154,8 @@ def _register(worker: Worker, effects: Effects) -> None:
         effects.write("start", ctx.claim)
         _die()
 
-    worker.register("plain", plain)
-    worker.register("async", waiting)
+    worker.register("plain", sync_handler)
+    worker.register("async", async_handler)
     worker.register("poison", poison)
 
 

@@ -1,4 +1,4 @@
-"""What worker tests begin with: a worker at work, jobs for it, and what became of them."""
+"""Helpers of worker tests: running workers, enqueued jobs, and drivers whose calls a test intercepts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 LONG: Final = timedelta(seconds=20)
 SHORT: Final = timedelta(seconds=0.4)
-"""A lease that tests can wait for, and that a busy machine does not break."""
+"""A lease short enough for tests to wait for, and long enough for a busy machine."""
 NOW: Final = timedelta(0)
 LIMIT: Final = 20.0  # seconds; what a handler waits for comes long before
 
 
 class MessageDelivery:
-    """Messages for the workers of a test: a queue service, and an enqueuer for each queue that a worker asks for."""
+    """A queue service for the workers of a test, and an enqueuer for each queue that a worker serves."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -55,7 +55,7 @@ class MessageDelivery:
         return {"transport": self.service, "receive_wait": timedelta(milliseconds=50)}
 
     def wait_until_sent(self) -> None:
-        """Wait until messages are out for all jobs that can have one: whoever drains then finds them."""
+        """Wait until all due jobs have a message, so that a draining worker finds them."""
         now = self._driver.inspector.now()
         queues = {view.name for view in self._driver.inspector.queues() if view.paused_at is None}
         page = self._driver.inspector.find(JobFilter(statuses=WAITING), limit=1_000)
@@ -76,13 +76,13 @@ _deliveries: list[MessageDelivery] = []
 
 @contextmanager
 def with_messages(driver: Driver) -> Iterator[MessageDelivery]:
-    """Let all workers that are made meanwhile, for this store, take jobs by messages."""
-    with closing(MessageDelivery(driver)) as bells:
-        _deliveries.append(bells)
+    """Deliver jobs by messages to all workers created for this store inside the block."""
+    with closing(MessageDelivery(driver)) as delivery:
+        _deliveries.append(delivery)
         try:
-            yield bells
+            yield delivery
         finally:
-            _deliveries.remove(bells)
+            _deliveries.remove(delivery)
 
 
 def worker_for(driver: Driver, handlers: Handlers, **options: Any) -> Worker:
@@ -96,7 +96,7 @@ def worker_for(driver: Driver, handlers: Handlers, **options: Any) -> Worker:
 
 @contextmanager
 def running_worker(driver: Driver, handlers: Handlers, **options: Any) -> Iterator[Worker]:
-    """Let a worker run, and stop it at once when that is over."""
+    """Run a worker inside the block, and stop it without grace afterwards."""
     worker = worker_for(driver, handlers, **options)
     worker.start()
     try:
@@ -106,7 +106,7 @@ def running_worker(driver: Driver, handlers: Handlers, **options: Any) -> Iterat
 
 
 def drained(driver: Driver, handlers: Handlers, **options: Any) -> None:
-    """Let a worker run until nothing is due."""
+    """Run a worker until no job is due."""
     worker = worker_for(driver, handlers, **options)
     if _deliveries:
         _deliveries[-1].wait_until_sent()
@@ -128,10 +128,10 @@ def ended(driver: Driver, job_id: JobId) -> Job:
 
 
 class Meddle(Protocol):
-    """Gets a verb's name and the call itself, and returns what the caller shall be told."""
+    """Intercepts a driver call: gets the verb and the call, and returns what the caller receives."""
 
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
-        """Make the call, or do not."""
+        """Return a result for the caller, with or without making the call."""
 
 
 class _Meddled:
@@ -148,24 +148,24 @@ class _Meddled:
 
 
 def meddled(driver: Driver, meddle: Meddle) -> Driver:
-    """Return *driver* with somebody in between."""
+    """Return *driver* with *meddle* intercepting its calls."""
     return cast("Driver", _Meddled(driver, meddle))
 
 
 class Outage:
-    """A store that is unavailable, or raises *error*, between ``begin`` and ``end``: for these *verbs*, or for all."""
+    """Makes a store unavailable, or raises *error*, between ``begin`` and ``end``, for these *verbs* or for all."""
 
     def __init__(self, *verbs: str, commits: bool = False, error: Exception | None = None) -> None:
         self._verbs = verbs
         self._commits = commits
-        self._error = error or StoreUnavailable("unplugged by a test")
+        self._error = error or StoreUnavailable("made unavailable by a test")
         self._changed = threading.Condition()
         self._is_on = False
         self._running = 0
         self.refused: list[str] = []
 
     def begin(self) -> None:
-        """Return when no call that began earlier is still running: it could claim what the test enqueues next."""
+        """Start the outage and wait for running calls, which could claim what the test enqueues next."""
         with self._changed:
             self._is_on = True
             assert self._changed.wait_for(lambda: not self._running, LIMIT)
@@ -186,13 +186,13 @@ class Outage:
                     self._running -= 1
                     self._changed.notify_all()
         if self._commits:
-            call()  # it is the reply that is lost
+            call()  # only the reply is lost
         self.refused.append(verb)
         raise self._error
 
 
 class Hold:
-    """Lets calls of some verbs wait: each says so by ``came``, and goes on when ``may_go`` is set."""
+    """Blocks calls of some verbs: each sets ``came`` and continues when ``may_go`` is set."""
 
     def __init__(self, *verbs: str) -> None:
         self._verbs = verbs

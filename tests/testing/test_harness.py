@@ -1,4 +1,4 @@
-"""The kit with which users test their own tasks."""
+"""Tests of `Harness`, with which users test their own tasks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shop() -> Harbor:
-    """A harbor whose own store cannot be reached: nothing may touch it in a test."""
-    return Harbor("postgresql://nobody@127.0.0.1:1/nowhere")
+    """Return a harbor whose own store is unreachable, since no test may use it."""
+    return Harbor("postgresql://user@127.0.0.1:1/unreachable")
 
 
-def test_what_was_enqueued_is_found_and_what_was_not_is_refuted(shop: Harbor) -> None:
+def test_assert_enqueued_and_refute_enqueued_match_exact_calls(shop: Harbor) -> None:
     @shop.task
     def welcome(user_id: int, *, lang: str = "en") -> None: ...
 
@@ -34,14 +34,14 @@ def test_what_was_enqueued_is_found_and_what_was_not_is_refuted(shop: Harbor) ->
 
         assert harness.assert_enqueued(welcome, 7, lang="fr").queue == "default"
         harness.refute_enqueued(welcome, 7)
-        with pytest.raises(AssertionError, match=r"no such call of welcome was enqueued; there are: welcome\(.*'fr'"):
+        with pytest.raises(AssertionError, match=r"no such call of welcome was enqueued; enqueued: welcome\(.*'fr'"):
             harness.assert_enqueued(welcome, 8)
         with pytest.raises(AssertionError, match="this call of welcome was enqueued, as job"):
             harness.refute_enqueued(welcome, 7, lang="fr")
         assert [job.data for job in harness.enqueued(welcome)] == [{"user_id": 7, "lang": "fr"}]
 
 
-def test_drain_runs_what_is_due_in_this_thread_and_says_what_ran(shop: Harbor) -> None:
+def test_drain_runs_due_jobs_in_this_thread_and_returns_their_attempts(shop: Harbor) -> None:
     @shop.task
     def double(number: int) -> int:
         return 2 * number
@@ -74,12 +74,12 @@ def test_an_async_test_awaits_the_drain_and_tasks_run_on_its_loop(shop: Harbor) 
         return str(ctx.state)
 
     @shop.task
-    def plain() -> int:
-        return asyncio.run(asyncio.sleep(0, 7))  # as in a worker, where no loop runs in its thread
+    def sync() -> int:
+        return asyncio.run(asyncio.sleep(0, 7))  # as in a worker, whose threads run no event loop
 
     async def test() -> None:
         with shop.testing() as harness:
-            handle, other = await later.aenqueue(), plain.enqueue()
+            handle, other = await later.aenqueue(), sync.enqueue()
             with pytest.raises(EventLoopRunning, match="await adrain"):
                 harness.drain()
             await harness.adrain()
@@ -90,7 +90,7 @@ def test_an_async_test_awaits_the_drain_and_tasks_run_on_its_loop(shop: Harbor) 
     asyncio.run(test())
 
 
-def test_time_passes_only_when_it_is_told_to(shop: Harbor) -> None:
+def test_time_passes_only_in_advance(shop: Harbor) -> None:
     runs = []
 
     @shop.task(retry=RetryPolicy(backoff=Fixed(timedelta(minutes=5)), max_attempts=3))
@@ -121,7 +121,7 @@ def test_time_passes_only_when_it_is_told_to(shop: Harbor) -> None:
 
 
 @pytest.mark.parametrize(("step", "runs_before"), [("claim", 0), ("run", 1)])
-def test_a_worker_can_be_made_to_die_and_its_job_comes_back(step: Step, runs_before: int, shop: Harbor) -> None:
+def test_a_job_runs_again_after_a_simulated_worker_crash(step: Step, runs_before: int, shop: Harbor) -> None:
     attempts = []
 
     @shop.task
@@ -182,7 +182,7 @@ def test_schedules_fire_as_the_clock_moves(shop: Harbor) -> None:
             assert len(harness.drain()) == 1
 
 
-def test_a_users_connection_is_taken_for_committed_at_once(shop: Harbor) -> None:
+def test_a_write_on_a_users_connection_takes_effect_at_once(shop: Harbor) -> None:
     @shop.task
     def ship(ctx: Context, order: int) -> int:
         ctx.complete_in(orders, result=order + 1)
@@ -200,7 +200,7 @@ def test_a_users_connection_is_taken_for_committed_at_once(shop: Harbor) -> None
         orders.close()
 
 
-def test_a_task_that_enqueues_itself_for_ever_is_found_out(shop: Harbor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_enqueues_itself_endlessly_fails_the_drain(shop: Harbor, monkeypatch: pytest.MonkeyPatch) -> None:
     @shop.task
     def again() -> None:
         again.enqueue()
@@ -212,15 +212,15 @@ def test_a_task_that_enqueues_itself_for_ever_is_found_out(shop: Harbor, monkeyp
             harness.drain()
 
 
-def test_an_async_handler_completes_in_a_transaction_that_is_taken_for_committed(shop: Harbor) -> None:
+def test_an_async_completion_on_a_users_connection_takes_effect_at_once(shop: Harbor) -> None:
     @shop.task
     async def ship(ctx: Context, order: int) -> int:
         await ctx.acomplete_in(orders, result=order + 1)
         return 0
 
-    below = psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1")
-    below.finish()
-    orders = psycopg.AsyncConnection(below)
+    closed = psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1")
+    closed.finish()
+    orders = psycopg.AsyncConnection(closed)
     with shop.testing() as harness:
         handle = ship.using(connection=orders).enqueue(7)
         [ran] = harness.drain()
@@ -230,22 +230,22 @@ def test_an_async_handler_completes_in_a_transaction_that_is_taken_for_committed
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_lifespan_runs_to_its_end_in_a_plain_drain_even_if_that_fails(
+def test_a_lifespan_runs_to_its_end_even_if_drain_fails(
     *, is_async: bool, shop: Harbor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
-    def plain() -> Iterator[None]:
-        seen.append("made ready")
+    def sync_lifespan() -> Iterator[None]:
+        seen.append("opened")
         yield
-        seen.append("given back")
+        seen.append("closed")
 
-    async def later() -> AsyncIterator[None]:
-        seen.append("made ready")
+    async def async_lifespan() -> AsyncIterator[None]:
+        seen.append("opened")
         yield
-        seen.append("given back")
+        seen.append("closed")
 
-    shop.lifespan(later if is_async else plain)
+    shop.lifespan(async_lifespan if is_async else sync_lifespan)
 
     @shop.task
     def again() -> None:
@@ -258,10 +258,10 @@ def test_a_lifespan_runs_to_its_end_in_a_plain_drain_even_if_that_fails(
         with pytest.raises(DrainLimitExceeded):
             harness.drain()
 
-    assert seen == ["made ready", "given back"] * 2
+    assert seen == ["opened", "closed"] * 2
 
 
-def test_a_lifespan_that_does_not_yield_is_found_out(shop: Harbor) -> None:
+def test_a_lifespan_that_does_not_yield_is_refused(shop: Harbor) -> None:
     @shop.lifespan
     def nothing() -> Iterator[None]:
         yield from ()
@@ -270,19 +270,19 @@ def test_a_lifespan_that_does_not_yield_is_found_out(shop: Harbor) -> None:
         harness.drain()
 
 
-def test_a_harbor_that_is_closed_under_test_does_not_open_its_own_store(shop: Harbor) -> None:
+def test_a_harbor_closed_under_test_does_not_open_its_own_store(shop: Harbor) -> None:
     @shop.task
     def greet() -> None: ...
 
     with shop.testing() as harness:
-        with shop:  # as an application does that is started and ended in a test
+        with shop:  # as an application that starts and stops inside a test
             greet.enqueue()
 
         assert len(harness.drain()) == 1
         assert greet.enqueue().status() is Status.PENDING
 
 
-def test_a_test_inside_of_a_test_has_a_store_of_its_own(shop: Harbor) -> None:
+def test_a_nested_test_has_its_own_store(shop: Harbor) -> None:
     @shop.task
     def greet() -> None: ...
 
@@ -295,7 +295,7 @@ def test_a_test_inside_of_a_test_has_a_store_of_its_own(shop: Harbor) -> None:
         assert len(outer.drain()) == 1
 
 
-def test_afterwards_the_harbor_has_its_own_store_back(quick: Harbor) -> None:
+def test_after_the_test_the_harbor_uses_its_own_store(quick: Harbor) -> None:
     @quick.task
     def greet() -> None: ...
 

@@ -1,4 +1,4 @@
-"""The pytest plugin, as a test suite of a user's sees it: in a pytest of its own."""
+"""Tests of the pytest plugin, each in a pytest process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 TASKS = """
 from taskharbor import Harbor
 
-harbor = Harbor("postgresql://nobody@127.0.0.1:1/nowhere")
+harbor = Harbor("postgresql://user@127.0.0.1:1/unreachable")
 
 @harbor.task
 def double(number: int) -> int:
@@ -36,7 +36,7 @@ def pytest_in(folder: Path, test: str, *options: str) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_fixture_puts_the_harbor_of_the_settings_under_test(tmp_path: Path) -> None:
+def test_the_fixture_uses_the_harbor_named_in_the_settings(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, TEST, "-o", "taskharbor_harbor=shop:harbor", "-o", "pythonpath=.")
 
     assert done.returncode == 0, done.stdout
@@ -57,7 +57,7 @@ def test_without_a_harbor_the_error_says_how_to_name_one(tmp_path: Path) -> None
     assert 'set taskharbor_harbor = "shop.tasks:harbor" for pytest' in done.stdout
 
 
-def test_what_is_no_harbor_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_an_object_that_is_no_harbor_is_refused_with_its_type(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, TEST, "-o", "taskharbor_harbor=shop:double", "-o", "pythonpath=.")
 
     assert "it is a Task, not a Harbor" in done.stdout

@@ -1,4 +1,4 @@
-"""Real workers in simulated worlds: see `taskharbor.testing.simulation`."""
+"""Simulated runs of real workers: see `taskharbor.testing.simulation`."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ if TYPE_CHECKING:
     from taskharbor.testing.simulation import Mode, SeedReport
 
 SEEDS: Final = range(500)
-SEEDS_OF_MESSAGES: Final = range(320)
+MESSAGE_SEEDS: Final = range(320)
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> list[SeedReport]:
+def reports() -> list[SeedReport]:
     return list(run_seeds(SEEDS))
 
 
 @pytest.fixture(scope="module")
-def verdicts_on_messages() -> list[SeedReport]:
-    return list(run_seeds(SEEDS_OF_MESSAGES, "sqs"))
+def message_reports() -> list[SeedReport]:
+    return list(run_seeds(MESSAGE_SEEDS, "sqs"))
 
 
-def test_no_world_breaks_a_promise(verdicts: list[SeedReport]) -> None:
-    broken = [verdict for verdict in verdicts if verdict.violations]
+def test_no_simulated_run_violates_an_invariant(reports: list[SeedReport]) -> None:
+    failed = [report for report in reports if report.violations]
 
-    assert not broken, "\n".join(map(str, broken))
-
-
-def test_no_world_with_messages_breaks_a_promise(verdicts_on_messages: list[SeedReport]) -> None:
-    broken = [verdict for verdict in verdicts_on_messages if verdict.violations]
-
-    assert not broken, "\n".join(map(str, broken))
+    assert not failed, "\n".join(map(str, failed))
 
 
-def test_every_rare_thing_happens_in_some_world_with_messages(verdicts_on_messages: list[SeedReport]) -> None:
-    seen = {sight for verdict in verdicts_on_messages for sight in verdict.seen}
+def test_no_simulated_run_with_messages_violates_an_invariant(message_reports: list[SeedReport]) -> None:
+    failed = [report for report in message_reports if report.violations]
+
+    assert not failed, "\n".join(map(str, failed))
+
+
+def test_required_coverage_occurs_in_some_run_with_messages(message_reports: list[SeedReport]) -> None:
+    seen = {each for report in message_reports for each in report.seen}
 
     assert seen >= REQUIRED_MESSAGE_COVERAGE
     assert seen <= REQUIRED_COVERAGE | REQUIRED_MESSAGE_COVERAGE
 
 
-def test_every_rare_thing_happens_in_some_world(verdicts: list[SeedReport]) -> None:
-    seen = {sight for verdict in verdicts for sight in verdict.seen}
+def test_required_coverage_occurs_in_some_run(reports: list[SeedReport]) -> None:
+    seen = {each for report in reports for each in report.seen}
 
     assert seen == REQUIRED_COVERAGE
 
 
-def test_a_seed_makes_the_same_history_again(verdicts: list[SeedReport]) -> None:
-    assert run_seed(17).digest == run_seed(17).digest == verdicts[17].digest
-    assert run_seed(18).digest != verdicts[17].digest
+def test_a_seed_makes_the_same_history_again(reports: list[SeedReport]) -> None:
+    assert run_seed(17).digest == run_seed(17).digest == reports[17].digest
+    assert run_seed(18).digest != reports[17].digest
 
 
 @pytest.mark.parametrize("mode", ["polling", "sqs"])
@@ -67,7 +67,7 @@ def test_a_seed_makes_the_same_history_in_every_process(hash_seed: str, mode: Mo
     assert shown.splitlines()[-1] == f"seed 17: 0 violations, history {simulate(17, mode).digest()}"
 
 
-def test_the_history_of_a_world_tells_every_call_and_every_attempt() -> None:
+def test_the_history_of_a_run_contains_every_call_and_attempt() -> None:
     lines = "\n".join(simulate(17).lines())
 
     assert all(verb in lines for verb in ("reserve", "settle", "extend", "begins", "ends", "is quiet", "went home"))

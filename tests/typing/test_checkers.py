@@ -1,4 +1,4 @@
-"""What both type checkers say to calls that are right, and to calls that are wrong."""
+"""Tests that mypy and basedpyright accept correct calls of tasks and reject wrong ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 SNIPPETS: Final = Path(__file__).parent / "snippets"
 BIN: Final = Path(sys.executable).parent
-LIMIT: Final = 120  # seconds
+TIMEOUT_SECONDS: Final = 120
 
 
 @pytest.mark.parametrize("checker", ["mypy", "basedpyright"])
@@ -33,23 +33,24 @@ def test_every_call_that_is_wrong_is_refused_and_no_other(checker: str) -> None:
 
 
 def refused_by(checker: str, file: Path) -> dict[int, str]:
-    """Return what *checker* says against *file*, by line."""
+    """Return the errors that *checker* reports for *file*, by line."""
     return {"mypy": _mypy, "basedpyright": _pyright}[checker](file)
 
 
 def _mypy(file: Path) -> dict[int, str]:
-    said = _run([str(BIN / "mypy"), "--no-error-summary", "--hide-error-context", str(file)])
-    found = re.findall(rf"{re.escape(file.name)}:(\d+): error: (.*)", said)
-    assert found or not said.strip(), said
-    return {int(line): words for line, words in found}
+    output = _run([str(BIN / "mypy"), "--no-error-summary", "--hide-error-context", str(file)])
+    found = re.findall(rf"{re.escape(file.name)}:(\d+): error: (.*)", output)
+    assert found or not output.strip(), output
+    return {int(line): message for line, message in found}
 
 
 def _pyright(file: Path) -> dict[int, str]:
-    said = json.loads(_run([str(BIN / "basedpyright"), "--outputjson", "--level", "error", str(file)]))
-    assert said["summary"]["filesAnalyzed"] == 1
-    return {each["range"]["start"]["line"] + 1: each["message"] for each in said["generalDiagnostics"]}
+    output = json.loads(_run([str(BIN / "basedpyright"), "--outputjson", "--level", "error", str(file)]))
+    assert output["summary"]["filesAnalyzed"] == 1
+    return {each["range"]["start"]["line"] + 1: each["message"] for each in output["generalDiagnostics"]}
 
 
 def _run(command: list[str]) -> str:
     root = SNIPPETS.parents[2]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=LIMIT, check=False).stdout
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    return done.stdout

@@ -237,7 +237,7 @@ def test_a_job_that_kills_its_process_is_dead_after_as_many_workers_as_it_has_at
 
     job = fleet.driver.inspector.get([poison])[poison]
     assert codes == [-signal.SIGKILL] * 3 + [0]
-    assert (job.status, job.attempt_count, job.dead_reason) == (Status.DEAD, 3, "attempts spent")
+    assert (job.status, job.attempt_count, job.dead_reason) == (Status.DEAD, 3, "attempts exhausted")
     assert len([each for each in fleet.effects.read() if each.job == str(poison)]) == 3
     assert [each.outcome for each in fleet.driver.inspector.attempts([poison])] == [AttemptOutcome.LOST] * 3
     assert len(fleet.driver.inspector.outbox([poison])) == 1

@@ -20,7 +20,7 @@ from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.harbor import Harbor
 from taskharbor.janitor import Janitor
-from taskharbor.outbox import FIRST_START, OutboxRelay, relay_for, to_callable
+from taskharbor.outbox import CLOSE_AFTER, OutboxRelay, relay_for, to_callable
 from taskharbor.testing.clock import ManualClock
 from taskharbor.worker import Worker
 from tests.support.delivery_rig import DeliveryRig
@@ -93,7 +93,7 @@ def give_up(_job: Job) -> None:
 @pytest.mark.parametrize(
     ("handler", "reason", "line"),
     [
-        (fail, "attempts spent", "attempts spent: ValueError"),
+        (fail, "attempts exhausted", "attempts exhausted: ValueError"),
         (give_up, "no such\naddress\x1b[2J", "no such address\N{REPLACEMENT CHARACTER}[2J"),
         (None, "no handler for type 'run' is registered here", "no handler for type 'run' is registered here"),
     ],
@@ -133,7 +133,7 @@ def test_without_hooks_and_without_info_lines_a_death_is_logged(
         wait_until(lambda: errors(caplog, "taskharbor.worker") != [])
 
     assert errors(caplog, "taskharbor.worker") == [
-        f"job {job_id} (run) is dead after attempt 1: attempts spent: ValueError"
+        f"job {job_id} (run) is dead after attempt 1: attempts exhausted: ValueError"
     ]
 
 
@@ -165,7 +165,7 @@ def test_a_release_past_its_bound_that_kills_a_job_is_reported() -> None:
         assert has_begun.wait(LIMIT)
 
     assert stored(driver, job_id).status is Status.DEAD
-    assert [(dead.job_id, dead.reason) for dead in deaths(facts)] == [(job_id, "attempts spent")]
+    assert [(dead.job_id, dead.reason) for dead in deaths(facts)] == [(job_id, "attempts exhausted")]
 
 
 def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_it(
@@ -173,7 +173,7 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
 ) -> None:
     clockwork, told, woken = Clockwork(), list[Any](), list[str]()
     clockwork.driver.maintenance.claim_duty("relay", every=timedelta(days=1))  # it wakes the relay now and then
-    janitors = [clockwork.janitor(tell=told.append, relay=lambda: woken.append("relay")) for _ in range(2)]
+    janitors = [clockwork.janitor(notify=told.append, relay=lambda: woken.append("relay")) for _ in range(2)]
     job_id = clockwork.hold()
     for _ in range(3):
         for janitor in janitors:
@@ -182,15 +182,15 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
     assert stored(clockwork.driver, job_id).status is Status.DEAD
     [dead] = deaths(told)
     assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
-    assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts spent", None)
-    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 1: attempts spent"]
+    assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts exhausted", None)
+    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 1: attempts exhausted"]
     assert woken == ["relay"]
 
 
 def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.janitor.STORE_BATCH", 2)
     clockwork, facts = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(tell=facts.append)
+    janitor = clockwork.janitor(notify=facts.append)
     job_ids = {clockwork.hold() for _ in range(5)}
     clockwork.tick(janitor, 2)
 
@@ -199,14 +199,14 @@ def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPat
 
 def test_a_buried_job_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     clockwork, facts = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(tell=facts.append)
+    janitor = clockwork.janitor(notify=facts.append)
     job_id = enqueue(clockwork.driver, "run", max_attempts=3)
     rows = clockwork.driver._tables.rows  # noqa: SLF001  no driver brings a job there
     rows.jobs[job_id] = replace(rows.jobs[job_id], attempt_count=3)
     clockwork.tick(janitor, 2)
 
     assert [(dead.job_id, dead.attempt_count) for dead in deaths(facts)] == [(job_id, 3)]
-    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 3: attempts spent"]
+    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 3: attempts exhausted"]
 
 
 def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None:
@@ -320,7 +320,7 @@ async def publish_async(_event: DeadTaskEvent) -> None:
     "publisher", [publish_async, AsyncPublisher(), "https://example.com"], ids=["async", "object", "text"]
 )
 def test_a_publisher_that_cannot_be_called_or_must_be_awaited_is_refused(publisher: Any) -> None:
-    with pytest.raises(UsageError, match="give a sync function of one DeadTaskEvent"):
+    with pytest.raises(UsageError, match="must be a sync function of one DeadTaskEvent"):
         Worker(MemoryDriver(), publisher=publisher)
 
 
@@ -330,7 +330,7 @@ def test_where_no_publisher_is_known_events_are_closed_and_hold_nothing_back() -
     job_id = clockwork.hold()
     clockwork.tick(janitor, 3)
     before = event_of(clockwork.driver, job_id)
-    clockwork.tick(janitor, 2, FIRST_START)
+    clockwork.tick(janitor, 2, CLOSE_AFTER)
     closed = event_of(clockwork.driver, job_id)
 
     assert (before.given_up_at, closed.last_error) == (None, "no publisher")

@@ -124,7 +124,7 @@ def test_a_spent_job_of_a_worker_that_died_becomes_a_dead_letter_with_its_event(
     with running_worker(driver, {}, lease=SHORT):
         job = ended(driver, job_id)
 
-    assert (job.status, job.dead_reason) == (Status.DEAD, "attempts spent")
+    assert (job.status, job.dead_reason) == (Status.DEAD, "attempts exhausted")
     assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.LOST]
     assert len(driver.inspector.outbox([job_id])) == 1
 

@@ -99,7 +99,7 @@ def test_an_async_lifespan_that_fails_or_hangs_leaves_no_thread_behind(
     monkeypatch.setattr("taskharbor.worker.lifespan.LIFESPAN_TIMEOUT", timedelta(milliseconds=50))
     before = set(threading.enumerate())
 
-    with pytest.raises(TimeoutError, match="it did not end within"):
+    with pytest.raises(TimeoutError, match="did not finish within"):
         quick.worker().start()
 
     assert given_back == ["all"]

@@ -67,7 +67,7 @@ def test_failures_and_deaths_are_told_with_their_reason(driver: Driver) -> None:
     [failed] = [fact for fact in facts if isinstance(fact, AttemptFailed)]
     [dead] = [fact for fact in facts if isinstance(fact, JobDead)]
     assert failed.failure.type == "ZeroDivisionError"
-    assert dead.reason == "attempts spent"
+    assert dead.reason == "attempts exhausted"
 
 
 def test_a_worker_whose_store_is_away_keeps_what_it_has_takes_nothing_and_goes_on_afterwards(driver: Driver) -> None:

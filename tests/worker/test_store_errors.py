@@ -141,6 +141,6 @@ def test_every_service_goes_on_whatever_a_call_of_the_store_raises(
 
     ends = [rig.job(job_id).status for job_id in (*early, *late)]
     assert ends == [Status.SUCCEEDED, Status.SUCCEEDED, Status.DEAD, Status.SUCCEEDED, Status.DEAD]
-    assert [rig.job(job_id).dead_reason for job_id in (early[2], late[1])] == ["attempts spent"] * 2
+    assert [rig.job(job_id).dead_reason for job_id in (early[2], late[1])] == ["attempts exhausted"] * 2
     assert raised > 0
     assert rig.gate.answered > 0

@@ -1,4 +1,4 @@
-"""The HTTP API: `create_app(harbor)` is an ASGI application, to be served or mounted in your own."""
+"""The HTTP API. `create_app(harbor)` returns an ASGI application that you can serve or mount."""
 
 from __future__ import annotations
 

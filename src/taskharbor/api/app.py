@@ -1,4 +1,4 @@
-"""The application."""
+"""The FastAPI application of the HTTP API, and helpers for mounting it in another application."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ if TYPE_CHECKING:
 
     from taskharbor.api.store import ApiBackend
 
-MAX_BODY: Final = 262_144
-"""The most bytes of a request's body; a batch may have 16 times as many."""
+MAX_BODY_BYTES: Final = 262_144
+"""The maximum size of a request body. A batch may be 16 times as large."""
 
 
 def create_app(
-    harbor: ApiBackend, *, needs_keys: bool | None = True, only_local_hosts: bool = False, max_body: int = MAX_BODY
+    harbor: ApiBackend,
+    *,
+    needs_keys: bool | None = True,
+    only_local_hosts: bool = False,
+    max_body: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """Return the HTTP API of *harbor* as an ASGI application, to be served or mounted.
+    """Return the HTTP API of *harbor* as an ASGI application that you can serve or mount.
 
-    The harbor stays its owner's: whoever opened it closes it. Without *needs_keys* everybody who
-    can reach the application may do everything: for development, or behind a door of your own.
-    With None that is so until the store has a good key. *only_local_hosts* then rejects requests
-    that name another host than localhost, or came through a proxy.
+    The application does not close *harbor*. If *needs_keys* is False, every client that can reach the
+    application has full access: use this for development, or behind your own authentication. If it is
+    None, keys are required as soon as the store has a valid key. Until then, *only_local_hosts* rejects
+    requests whose Host is not this machine and requests that came through a proxy.
 
     >>> from taskharbor import Harbor
     >>> app = create_app(Harbor("memory://"))
@@ -71,35 +75,35 @@ def create_app(
         stats.health_router,
         openapi.router,
     ):
-        app.router.routes.extend(router.routes)  # the routes themselves: each has to know what it needs
+        app.router.routes.extend(router.routes)  # reuse the ApiRoute objects; include_router() would copy them
     add_handlers(app)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
     return app
 
 
 def close_streams(app: FastAPI) -> None:
-    """End the waits and streams of *app*, which would keep a server from stopping."""
+    """End the open waits and streams of *app*; they would delay the server's shutdown."""
     api: AppState = app.state.taskharbor
     api.open.close()
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    with suppress(StoreUnavailable):  # it opens when it can be reached; until then /readyz tells
-        await app.state.taskharbor.store.ask()
+    with suppress(StoreUnavailable):  # the store is opened later; until then /readyz answers 503
+        await app.state.taskharbor.store.ping()
     yield
     close_streams(app)
 
 
 def harbor_from(request: HTTPConnection) -> Any:
-    """Return the harbor of the application, in which `lifespan_for` put it: for `Depends`."""
+    """Return the harbor that `lifespan_for` added to the application's state. Use it with `Depends`."""
     return request.state.harbor
 
 
 def lifespan_for(
     harbor: AbstractAsyncContextManager[Any],
 ) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
-    """Return a lifespan for an application of your own: it closes *harbor* with it, and `harbor_from` finds it.
+    """Return a lifespan for your application that closes *harbor* at shutdown and provides it to `harbor_from`.
 
     >>> from fastapi import Depends, FastAPI
     >>> from taskharbor import Harbor

@@ -1,8 +1,8 @@
-"""Connections of the API: how long a client may take for its request, and how many there may be.
+"""Connection limits of the API server: deadlines for each part of a request, and a maximum number of connections.
 
-Uvicorn closes a connection that is idle between two requests. It has no deadline for a request that was begun, and
-none for a client that does not read its answer: without one, half requests that cost nothing fill the process's
-open files, and no other client gets in.
+Uvicorn closes a connection that is idle between two requests. It has no deadline for a request that has started, and
+none for a client that does not read its response. Without such deadlines, incomplete requests could use up the
+process's file descriptors, and other clients could not connect.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("taskharbor.api")
 
 HEADER_SECONDS: Final = 10.0
-"""From a connection's begin, or a request's first byte, to the end of the request's headers."""
+"""From the start of the connection, or the first byte of a request, to the end of the request's headers."""
 BODY_SECONDS: Final = 30.0
 """From the end of the headers to the end of the body."""
 WRITE_SECONDS: Final = 30.0
-"""How long a client may read nothing of an answer that waits for it."""
+"""How long a client may leave a response unread."""
 MAX_CONNECTIONS: Final = 4_096
 RESERVED_FILES: Final = 64
-"""Open files that are left for the store, the log and the rest of the process."""
+"""File descriptors reserved for the store, the log and the rest of the process."""
 LOG_EVERY_SECONDS: Final = 10.0
 _REQUEST_TIMEOUT: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class RequestPhase(Enum):
-    """What a connection waits for."""
+    """What a connection is waiting for."""
 
     HEADERS = "headers"
     BODY = "body"
@@ -44,16 +44,16 @@ class RequestPhase(Enum):
 
 
 class ConnectionLimits:
-    """The open connections of a server, at most *most* of them.
+    """The open connections of a server, at most *max_open* of them.
 
-    If there are more, the oldest one that has sent only a part of its headers is closed, or else the one that has been
-    idle for longest: what is being answered is never closed for another, and a newcomer is refused then.
+    If there are more, the oldest connection with incomplete headers is closed, or else the one that has been idle
+    longest. A connection whose request is being processed is never closed for another; the new one is refused instead.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_open: int) -> None:
+        self.max_open = max_open
         self._phases: dict[BoundedProtocol, RequestPhase] = {}
-        self._unsettled: dict[RequestPhase, dict[BoundedProtocol, None]] = {
+        self._closable: dict[RequestPhase, dict[BoundedProtocol, None]] = {
             RequestPhase.HEADERS: {},
             RequestPhase.IDLE: {},
         }  # oldest first
@@ -63,42 +63,42 @@ class ConnectionLimits:
         return len(self._phases)
 
     def admit(self, new: BoundedProtocol) -> bool:
-        """Count *new*, if need be in place of another; False where it must be closed."""
-        if len(self) >= self.most and not self._close_one():
-            self._warn("refused a connection: all %d are being answered", self.most)
+        """Count *new*, closing another connection if necessary; return False if *new* must be closed."""
+        if len(self) >= self.max_open and not self._close_one():
+            self._warn("connection refused: all %d connections are processing requests", self.max_open)
             return False
         self.note(new, RequestPhase.HEADERS)
         return True
 
     def note(self, connection: BoundedProtocol, phase: RequestPhase) -> None:
-        """Remember what *connection* waits for."""
+        """Record the phase of *connection*."""
         self.forget(connection)
         self._phases[connection] = phase
-        if phase in self._unsettled:
-            self._unsettled[phase][connection] = None
+        if phase in self._closable:
+            self._closable[phase][connection] = None
 
     def forget(self, connection: BoundedProtocol) -> None:
         phase = self._phases.pop(connection, None)
-        if phase in self._unsettled:
-            self._unsettled[phase].pop(connection, None)
+        if phase in self._closable:
+            self._closable[phase].pop(connection, None)
 
     def _close_one(self) -> bool:
-        for phase, connections in self._unsettled.items():
+        for phase, connections in self._closable.items():
             for oldest in connections:
-                self._warn("there are %d connections: closed one that waited for its %s", self.most, phase.value)
+                self._warn("%d connections are open; closed one in phase %r", self.max_open, phase.value)
                 self.forget(oldest)
                 oldest.transport.abort()
                 return True
         return False
 
-    def _warn(self, text: str, *facts: object) -> None:
+    def _warn(self, text: str, *args: object) -> None:
         if time.monotonic() >= self._log_at:
             self._log_at = time.monotonic() + LOG_EVERY_SECONDS
-            _LOG.warning(text, *facts)
+            _LOG.warning(text, *args)
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection, with a deadline for each part of a request that its client is to send or read."""
+    """One connection, with a deadline for each part of a request that its client must send or read."""
 
     def __init__(self, *args: Any, bounds: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -140,7 +140,7 @@ class BoundedProtocol(H11Protocol):
             self._write_deadline = None
 
     def _follow(self) -> None:
-        """Begin the deadline of what the connection waits for now; one that runs is not put off by single bytes."""
+        """Start the deadline of the current phase; more bytes in the same phase do not extend it."""
         if self.transport.is_closing():
             return
         phase = self._phase()
@@ -162,7 +162,7 @@ class BoundedProtocol(H11Protocol):
             return RequestPhase.BODY
         if state is not h11.IDLE:
             return RequestPhase.ANSWER
-        last: object = self.cycle  # None before the first request, whatever uvicorn's annotation says
+        last: object = self.cycle  # None before the first request, despite uvicorn's annotation
         has_begun = last is None or bool(self.conn.trailing_data[0])
         return RequestPhase.HEADERS if has_begun else RequestPhase.IDLE
 
@@ -172,7 +172,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def max_connections() -> int:
-    """Return how many connections this process has open files for; as many of them are asked for as may be had."""
+    """Return how many connections this process can open; raise its limit of open files if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + RESERVED_FILES
     if soft == resource.RLIM_INFINITY:

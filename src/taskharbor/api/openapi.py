@@ -1,4 +1,4 @@
-"""The OpenAPI document, and a page that shows it without a script and without anybody's servers."""
+"""The OpenAPI document, its examples, and an HTML page that shows it without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from taskharbor import views
 from taskharbor._version import __version__
-from taskharbor.api.problems import MEDIA_TYPE, RETRY_AFTER
+from taskharbor.api.problems import MEDIA_TYPE, RETRY_AFTER_SECONDS
 from taskharbor.api.responses import Problem
 from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, requires_scope
 from taskharbor.core.failure import Failure
@@ -136,27 +136,27 @@ STATS: Final = {
     "oldest_age_seconds": 5.0,
     "finished_last_hour": {"SUCCEEDED": 120, "DEAD": 2, "CANCELED": 0},
 }
-_WORDS: Final = {
+_DESCRIPTIONS: Final = {
     400: "The body is not strict JSON.",
-    401: "The key is missing or not good.",
-    403: "The key lacks the scope, or the request comes from another site's page.",
-    404: "There is no such thing.",
-    409: "The job's state does not allow it; says which it is, and what may be done.",
+    401: "The key is missing or invalid.",
+    403: "The key lacks the scope, or the request is cross-origin.",
+    404: "Not found.",
+    409: "The job's state does not allow this. The problem has the state and the allowed actions.",
     412: "The job has changed since the ETag of If-Match was read.",
     413: "The body is too large; the rest of it was not read.",
-    422: "A field breaks a rule, or the idempotency key belongs to another body; says which and where.",
+    422: "A field is invalid, or the idempotency key was used with another body. The problem names the field.",
     429: "Too many waits and streams are open.",
-    503: "The store is out of reach, or too many requests wait for it.",
+    503: "The store is unavailable, or too many requests are waiting for it.",
 }
 _WITH_RETRY: Final = (429, 503)
-EVERYWHERE: Final = (401, 403, 503)
-WITH_BODY: Final = (400, 413, 422)
+COMMON_PROBLEMS: Final = (401, 403, 503)
+BODY_PROBLEMS: Final = (400, 413, 422)
 JSON: Final = "application/json"
 
 IF_MATCH: Final = {
     "name": "If-Match",
     "in": "header",
-    "description": "An ETag: the call is refused where the job has changed since.",
+    "description": "An ETag. The request is rejected if the job has changed since.",
     "schema": {"type": "string"},
     "example": '"0123456789abcdef"',
 }
@@ -164,7 +164,7 @@ KEY_PATTERN: Final = "^[!-~]{1,255}$"
 IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Makes a repeat of this call harmless: it is answered with the job that the first one made.",
+    "description": "Makes this request safe to repeat: a repeat returns the job that the first request created.",
     "schema": {"type": "string", "pattern": KEY_PATTERN},
     "example": "welcome-7",
 }
@@ -172,7 +172,7 @@ router: Final = APIRouter(route_class=ApiRoute, include_in_schema=False)
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE: Final = "body{font:16px/1.5 sans-serif;margin:2rem auto;max-width:60rem}td{padding:.2rem 1rem .2rem 0}"
-_SUMMARY: Final = "Background jobs that are never lost and never run twice at once."
+_SUMMARY: Final = "Durable background jobs, stored in your own database."
 
 
 def describe(
@@ -181,12 +181,12 @@ def describe(
     body: Any = None,
     headers: tuple[Mapping[str, Any], ...] = (),
 ) -> dict[str, Any]:
-    """Return what a route's decorator takes. *answers* are shapes with an example each, *body* is what to send."""
+    """Return keyword arguments for a route decorator: *answers* by status, with examples, and an example *body*."""
     responses: dict[int | str, dict[str, Any]] = {
         status: {"model": shape, "description": _response_text(shape), "content": {JSON: {"example": example}}}
         for status, (shape, example) in answers.items()
     }
-    responses |= {status: _problem(status) for status in sorted({*problems, *EVERYWHERE})}
+    responses |= {status: _problem(status) for status in sorted({*problems, *COMMON_PROBLEMS})}
     extra: dict[str, Any] = {}
     if body is not None:
         extra["requestBody"] = {"content": {JSON: {"example": body}}}
@@ -197,11 +197,11 @@ def describe(
 
 def _problem(status: int) -> dict[str, Any]:
     schema = {"$ref": "#/components/schemas/Problem"}
-    told: dict[str, Any] = {"description": _WORDS[status], "content": {MEDIA_TYPE: {"schema": schema}}}
+    response: dict[str, Any] = {"description": _DESCRIPTIONS[status], "content": {MEDIA_TYPE: {"schema": schema}}}
     if status in _WITH_RETRY:
-        seconds = {"schema": {"type": "integer"}, "example": RETRY_AFTER}
-        told["headers"] = {"Retry-After": {"description": "Seconds to wait before the next try."} | seconds}
-    return told
+        seconds = {"schema": {"type": "integer"}, "example": RETRY_AFTER_SECONDS}
+        response["headers"] = {"Retry-After": {"description": "Seconds to wait before retrying."} | seconds}
+    return response
 
 
 def _response_text(shape: type[BaseModel]) -> str:
@@ -230,7 +230,7 @@ async def docs(request: ApiRequest) -> Response:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of *app*, made once."""
+    """Return the OpenAPI document of *app*. It is built once and cached."""
     if app.openapi_schema is None:
         made = get_openapi(
             title="TaskHarbor", version=__version__, summary=_SUMMARY, routes=app.routes, openapi_version="3.1.0"
@@ -248,13 +248,13 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _complete(app: FastAPI, paths: dict[str, Any]) -> None:
-    """Say at each operation which scope it needs, and give examples back what FastAPI took from them: every null."""
+    """Add the required scope to each operation, and restore the nulls that FastAPI removed from the examples."""
     for route in routes_of(app):
         for method in (route.methods or ()) if route.include_in_schema else ():
             operation = paths[route.path_format][method.lower()]
             operation["security"] = [] if route.needs == PUBLIC else [{"key": [route.needs]}]
-            for status, told in route.responses.items():
-                for media, content in told.get("content", {}).items():
+            for status, response in route.responses.items():
+                for media, content in response.get("content", {}).items():
                     operation["responses"][str(status)]["content"][media] |= content
             if route.needs == PUBLIC:
                 for status in ("401", "403"):
@@ -262,7 +262,7 @@ def _complete(app: FastAPI, paths: dict[str, Any]) -> None:
 
 
 def routes_of(app: FastAPI) -> list[ApiRoute]:
-    """Return every route of *app*; each knows what it needs."""
+    """Return every API route of *app*."""
     return [route for route in app.routes if isinstance(route, ApiRoute)]
 
 

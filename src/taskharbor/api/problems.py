@@ -1,4 +1,4 @@
-"""What goes wrong, as RFC 9457 tells it: one table from errors to statuses, and no words that are not ours."""
+"""Error responses as RFC 9457 problems, and the table that maps exceptions to HTTP statuses and problem codes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("taskharbor.api")
 MEDIA_TYPE: Final = "application/problem+json"
-RETRY_AFTER: Final = 5
+RETRY_AFTER_SECONDS: Final = 5
 MAX_LOGGED_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """How an error is answered. ``code`` is for programs and never changes."""
+    """The HTTP status and the stable problem code of an error."""
 
     status: HTTPStatus
     code: str
 
 
 # fmt: off
-VERDICTS: Final[Mapping[type[Exception], ErrorStatus]] = MappingProxyType({
+ERROR_STATUSES: Final[Mapping[type[Exception], ErrorStatus]] = MappingProxyType({
     Exception:                   ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
     errors.TaskHarborError:      ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
     errors.UsageError:           ErrorStatus(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
@@ -53,12 +53,12 @@ VERDICTS: Final[Mapping[type[Exception], ErrorStatus]] = MappingProxyType({
 })
 # fmt: on
 
-# What the framework itself refuses.
+# Codes of errors that the framework raises.
 _CODES: Final = MappingProxyType({404: "no-such-path", 405: "method-not-allowed"})
 
 
 class HttpProblem(HTTPException):
-    """An answer that is no success, with its stable code. FastAPI lets it pass, whatever it is doing."""
+    """An error response with a stable code. FastAPI passes HTTPExceptions through from any stage of a request."""
 
     def __init__(
         self,
@@ -74,18 +74,18 @@ class HttpProblem(HTTPException):
         self.more = more
 
 
-def field_problem(where: str, rule: str) -> NoReturn:
-    """Refuse a request for one of its fields; *where* is its JSON pointer."""
-    found = [{"pointer": where, "detail": rule}]
-    raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", f"{where}: {rule}", errors=found)
+def field_problem(pointer: str, rule: str) -> NoReturn:
+    """Reject a request because of one field; *pointer* is the field's JSON pointer."""
+    found = [{"pointer": pointer, "detail": rule}]
+    raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", f"{pointer}: {rule}", errors=found)
 
 
 def not_found(kind: str, name: str) -> HttpProblem:
-    return HttpProblem(HTTPStatus.NOT_FOUND, f"{kind}-not-found", f"there is no {kind} {name}")
+    return HttpProblem(HTTPStatus.NOT_FOUND, f"{kind}-not-found", f"{kind} {name} not found")
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Let *app* answer every error by a problem."""
+    """Make *app* return a problem for every error."""
     app.exception_handler(HTTPException)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(errors.TaskHarborError)(_raised)
@@ -93,13 +93,13 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
-    """Return the problem that tells of *error*, without a word about our insides."""
-    verdict = next(VERDICTS[kind] for kind in type(error).__mro__ if kind in VERDICTS)
-    if verdict.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        return problem(verdict.status, verdict.code, "this is a fault of the server; its log says more")
-    if isinstance(error, errors.StoreUnavailable):  # why not may name hosts
-        return problem(verdict.status, verdict.code, "the store is out of reach; try again")
-    return problem(verdict.status, verdict.code, str(error), **_facts(error))
+    """Return the problem that describes *error*, without internal details."""
+    known = next(ERROR_STATUSES[kind] for kind in type(error).__mro__ if kind in ERROR_STATUSES)
+    if known.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return problem(known.status, known.code, "internal error; see the server log")
+    if isinstance(error, errors.StoreUnavailable):  # its message may contain host names
+        return problem(known.status, known.code, "store unavailable; try again")
+    return problem(known.status, known.code, str(error), **_extra_fields(error))
 
 
 def problem(status: int, code: str, detail: str, **more: Any) -> dict[str, Any]:
@@ -115,12 +115,12 @@ def problem(status: int, code: str, detail: str, **more: Any) -> dict[str, Any]:
 
 def problem_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     status = body["status"]
-    own = {"Retry-After": str(RETRY_AFTER)} if status in {429, 503} else {}
+    own = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in {429, 503} else {}
     return Response(json.dumps(body), status, {**own, **(headers or {})}, MEDIA_TYPE)
 
 
 async def _refused(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101  what it was registered for
+    assert isinstance(error, HTTPException)  # noqa: S101  it is registered for this type
     if isinstance(error, HttpProblem):
         return problem_response(problem(error.status_code, error.code, error.detail, **error.more), error.headers)
     code = _CODES.get(error.status_code, "malformed")
@@ -128,26 +128,26 @@ async def _refused(_request: Request, error: Exception) -> Response:
 
 
 async def _invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101  what it was registered for
+    assert isinstance(error, RequestValidationError)  # noqa: S101  it is registered for this type
     found = list(json_pointers(error.errors()))
     detail = "; ".join(f"{each['pointer']}: {each['detail']}" for each in found)
     return problem_response(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=found))
 
 
 async def _raised(request: Request, error: Exception) -> Response:
-    told = problem_of(error)
-    if told["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _LOG.error("%s failed", _asked(request), exc_info=error)
-    elif told["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
-        _LOG.warning("%s failed: %s", _asked(request), error)
-    return problem_response(told)
+    body = problem_of(error)
+    if body["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _LOG.error("%s failed", _request_line(request), exc_info=error)
+    elif body["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
+        _LOG.warning("%s failed: %s", _request_line(request), error)
+    return problem_response(body)
 
 
-def _asked(request: Request) -> str:
+def _request_line(request: Request) -> str:
     return one_line(f"{request.method} {request.scope['path']}", limit=MAX_LOGGED_CHARS)
 
 
-def _facts(error: Exception) -> dict[str, Any]:
+def _extra_fields(error: Exception) -> dict[str, Any]:
     match error:
         case errors.IllegalTransition():
             return {"current_status": str(error.status), "actions": allowed_actions(Status(error.status))}
@@ -165,11 +165,11 @@ def _pointer(field: str) -> str:
 
 
 def json_pointers(found: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, str]]:
-    """Say where, and which rule was broken; what was sent is not repeated, since it may be secret."""
+    """Yield the pointer and the violated rule of each validation error, without the value, which may be secret."""
     for each in found:
-        place, *path = each["loc"]
-        where = _escaped(path) if place == "body" else f"{place}: {'/'.join(map(str, path))}"
-        yield {"pointer": where, "detail": str(each["msg"])}
+        source, *path = each["loc"]
+        pointer = _escaped(path) if source == "body" else f"{source}: {'/'.join(map(str, path))}"
+        yield {"pointer": pointer, "detail": str(each["msg"])}
 
 
 def _escaped(path: Sequence[Any]) -> str:

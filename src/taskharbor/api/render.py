@@ -1,4 +1,4 @@
-"""Answers in JSON, and what a job's answer carries in its headers."""
+"""JSON responses, ETags, and the fast JSON writer for pages of jobs."""
 
 from __future__ import annotations
 
@@ -29,28 +29,27 @@ _json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encod
 
 
 def page_json(jobs: Sequence[JobSummary], *, following: str | None, now: datetime, root: str) -> bytes:
-    """Return *jobs*, without their payloads, and the cursor of the page that follows."""
+    """Return a page of *jobs* without their payloads, and the cursor of the following page, as JSON."""
     text, error = cache(_json), cache(lambda line: _json(error_view(line)))
     folder = _json(f"{root}/v1/jobs/")[:-1]
     listed = [
-        _job(job, plain, text=text, error=error, folder=folder)
-        for job, plain in zip(jobs, _plain_values(jobs, now), strict=True)
+        _job(job, scalars, text=text, error=error, folder=folder)
+        for job, scalars in zip(jobs, _scalar_values(jobs, now), strict=True)
     ]
     return f'{{"jobs":[{",".join(listed)}],"next":{_json(following)}}}'.encode()
 
 
-def _plain_values(jobs: Sequence[JobSummary], now: datetime) -> Iterator[tuple[str, ...]]:
-    """Write ids, times and spans of all *jobs* at once: none of them has a comma in it."""
+def _scalar_values(jobs: Sequence[JobSummary], now: datetime) -> Iterator[tuple[str, ...]]:
+    """Encode the ids, times and durations of all *jobs* in one call; none of them contains a comma."""
     values: list[Any] = []
     for job in jobs:
         values += (job.id, seconds(job.timeout), wait_time(job, now).total_seconds(), seconds(run_time(job, now)))
         values += [at if at is None or at.tzinfo is UTC else at.astimezone(UTC) for at in _times(job)]
     written = iter(to_json(values).decode()[1:-1].split(","))
-    return zip(*[written] * _PLAIN, strict=False)  # of no jobs there is one empty text
+    return zip(*[written] * _SCALARS_PER_JOB, strict=False)  # without jobs, `written` has one empty string
 
 
-_PLAIN: Final = 11
-"""How many values of a job that are."""
+_SCALARS_PER_JOB: Final = 11
 
 
 def _times(job: JobSummary) -> tuple[datetime | None, ...]:
@@ -67,13 +66,13 @@ def _times(job: JobSummary) -> tuple[datetime | None, ...]:
 
 def _job(
     job: JobSummary,
-    plain: tuple[str, ...],
+    scalars: tuple[str, ...],
     *,
     text: Callable[[Any], str],
     error: Callable[[str | None], str],
     folder: str,
 ) -> str:
-    job_id, timeout, wait, run, created, due, started, ended, asked, until, died = plain
+    job_id, timeout, wait, run, created, due, started, ended, asked, until, died = scalars
     own = folder + job_id[1:-1]
     lease = _NULL if until == _NULL else f'{{"worker":{text(job.worker_id)},"expires_at":{until}}}'
     dead = _NULL if died == _NULL else f'{{"reason":{text(job.dead_reason)},"at":{died}}}'
@@ -101,30 +100,32 @@ def json_bytes(data: Any) -> bytes:
 
 
 def reply_bytes(body: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with what is JSON already."""
+    """Return a response whose *body* is already JSON."""
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
 async def job_response(
-    request: ApiRequest, seen: JobSnapshot, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+    request: ApiRequest, snapshot: JobSnapshot, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Answer with one job; its payload is there for those who may see it."""
-    job = seen.job
+    """Return a response with one job; it includes the payload if the caller may read payloads."""
+    job = snapshot.job
     size = len(job.payload) + len(job.result or b"") if isinstance(job, Job) else 0
-    body = await request.compute(size, _job_bytes, seen, with_payload=request.shows_payload, root=request.root)
+    body = await request.compute(size, _job_bytes, snapshot, with_payload=request.shows_payload, root=request.root)
     return reply_bytes(body, status, {"ETag": etag(job), **(headers or {})})
 
 
-def _job_bytes(seen: JobSnapshot, *, with_payload: bool, root: str) -> bytes:
-    return json_bytes(job_view(seen.job, now=seen.now, failure=seen.failure, with_payload=with_payload, root=root))
+def _job_bytes(snapshot: JobSnapshot, *, with_payload: bool, root: str) -> bytes:
+    return json_bytes(
+        job_view(snapshot.job, now=snapshot.now, failure=snapshot.failure, with_payload=with_payload, root=root)
+    )
 
 
 def etag(job: JobSummary) -> str:
-    """Return what stands for the job's state: it changes with whatever a person decides by.
+    """Return the ETag of a job. It changes with the fields that an operator bases decisions on.
 
-    A heartbeat and a handler's progress leave it as it is, or nobody could ever act on a running job.
+    Heartbeats and progress do not change it; otherwise If-Match would never match on a running job.
     """
-    facts = (
+    fields = (
         job.life,
         job.status,
         job.attempt_count,
@@ -133,13 +134,13 @@ def etag(job: JobSummary) -> str:
         job.scheduled_for,
         job.cancel_requested_at,
     )
-    return f'"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"'
+    return f'"{hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"'
 
 
 def check_if_match(request: ApiRequest, job: JobSummary) -> None:
-    """Refuse a call whose If-Match names another state of the job."""
+    """Reject a request whose If-Match header does not match the job's ETag."""
     wanted = request.headers.get("if-match")
     if wanted is None or wanted.strip() == "*" or etag(job) in {each.strip() for each in wanted.split(",")}:
         return
-    detail = "the job has changed since: read it again, and decide anew"
+    detail = "the job has changed since this ETag was read; read the job again"
     raise HttpProblem(HTTPStatus.PRECONDITION_FAILED, "stale-etag", detail, headers={"ETag": etag(job)})

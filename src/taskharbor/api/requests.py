@@ -1,4 +1,4 @@
-"""What people send: bodies, and the values of parameters. The rules are the core's; here they get a schema."""
+"""Request bodies and parameter types. The limits come from `taskharbor.core.request`; this module adds schemas."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from taskharbor.core.request import (
     MAX_DELAY,
     MAX_KEY_CHARS,
     MAX_METADATA,
-    MAX_METADATA_KEY,
-    MAX_METADATA_VALUE,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
     MAX_SCHEDULED_FOR,
     MAX_TIMEOUT,
     MIN_SCHEDULED_FOR,
@@ -33,30 +33,30 @@ _UUID: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _STORABLE: Final = r"^[^\x00]*$"
 _YEARS: Final = r"^(19[7-9][0-9]|[2-8][0-9]{3})-"
 MAX_BATCH: Final = 1_000
-MAX_REASON: Final = 500
+MAX_REASON_CHARS: Final = 500
 
 
-def _moment(value: object) -> datetime:
-    rule = "must be a time of RFC 3339 with its offset, such as 2030-01-01T12:00:00Z"
+def _timestamp(value: object) -> datetime:
+    rule = "must be an RFC 3339 time with an offset, such as 2030-01-01T12:00:00Z"
     if isinstance(value, str) and _RFC_3339.fullmatch(value):
         try:
-            moment = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", value).upper()).astimezone(UTC)
+            time = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", value).upper()).astimezone(UTC)
         except (ValueError, OverflowError):
-            raise PydanticCustomError("moment", rule) from None
-        if MIN_SCHEDULED_FOR <= moment < MAX_SCHEDULED_FOR:
-            return moment
-        rule = f"must be from {MIN_SCHEDULED_FOR:%Y} to before {MAX_SCHEDULED_FOR:%Y}"
-    raise PydanticCustomError("moment", rule)
+            raise PydanticCustomError("timestamp", rule) from None
+        if MIN_SCHEDULED_FOR <= time < MAX_SCHEDULED_FOR:
+            return time
+        rule = f"must be in or after {MIN_SCHEDULED_FOR:%Y} and before {MAX_SCHEDULED_FOR:%Y}"
+    raise PydanticCustomError("timestamp", rule)
 
 
 def _storable(value: str) -> str:
     if not is_storable(value):
-        raise PydanticCustomError("storable", "must hold no NUL and no lone surrogate")
+        raise PydanticCustomError("storable", "must not contain NUL or a lone surrogate")
     return value
 
 
 def _whole(value: object) -> object:
-    """Take 7.0 for the 7 that it is, in JSON Schema as in languages that know one kind of number."""
+    """Accept 7.0 as 7: JSON Schema does, and some languages have only one number type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -74,39 +74,41 @@ TypeName = Annotated[str, Field(pattern=anchored(TYPE_PATTERN))]
 QueueName = Annotated[str, Field(pattern=anchored(QUEUE_PATTERN))]
 ScheduleName = Annotated[str, Field(pattern=anchored(TYPE_PATTERN))]
 GivenId = Annotated[JobId, BeforeValidator(_job_id), WithJsonSchema({"type": "string", "pattern": _UUID})]
-Moment = Annotated[
+Timestamp = Annotated[
     datetime,
-    BeforeValidator(_moment),
+    BeforeValidator(_timestamp),
     WithJsonSchema({"type": "string", "format": "date-time", "pattern": _YEARS}),
 ]
 Delay = Annotated[float, Field(ge=0, le=MAX_DELAY.total_seconds(), allow_inf_nan=False)]
 Timeout = Annotated[float, Field(ge=0.001, le=MAX_TIMEOUT.total_seconds(), allow_inf_nan=False)]
-# The bounds stand before the validator, or the schema would not have them.
+# The bounds must precede the validator; otherwise the schema would lack them.
 Attempts = Annotated[int, Field(ge=ATTEMPTS_RANGE[0], le=ATTEMPTS_RANGE[-1]), BeforeValidator(_whole)]
 Priority = Annotated[int, Field(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[-1]), BeforeValidator(_whole)]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
-Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=_STORABLE), AfterValidator(_storable)]
+Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
 _MetadataKey = Annotated[
-    str, Field(min_length=1, max_length=MAX_METADATA_KEY, pattern=_STORABLE), AfterValidator(_storable)
+    str, Field(min_length=1, max_length=MAX_METADATA_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)
 ]
-_MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE, pattern=_STORABLE), AfterValidator(_storable)]
+_MetadataValue = Annotated[
+    str, Field(max_length=MAX_METADATA_VALUE_CHARS, pattern=_STORABLE), AfterValidator(_storable)
+]
 Metadata = Annotated[
     dict[_MetadataKey, _MetadataValue],
     Field(max_length=MAX_METADATA),
-    # pydantic's own would let any other key have any value
+    # pydantic's own schema would allow any value for a key that does not match
     WithJsonSchema(
         {
             "type": "object",
             "maxProperties": MAX_METADATA,
-            "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY, "pattern": _STORABLE},
-            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE, "pattern": _STORABLE},
+            "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY_CHARS, "pattern": _STORABLE},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS, "pattern": _STORABLE},
         }
     ),
 ]
 
-# A job that breaks a rule is answered by itself, and so the batch may hold anything.
+# An invalid job gets its own problem in the response, so the schema of a batch accepts any item.
 _ANY_JOB: Final[dict[str, Any]] = {"anyOf": [{"$ref": "#/components/schemas/NewJobBody"}, {}]}
-# Not both; null is as good as nothing.
+# Not both; null counts as absent.
 _ONE_TIME: Final[dict[str, Any]] = {
     "not": {
         "properties": {"scheduled_for": {"type": "string"}, "delay": {"type": "number"}},
@@ -116,20 +118,20 @@ _ONE_TIME: Final[dict[str, Any]] = {
 
 
 class Body(BaseModel):
-    """Nothing is guessed: a number in quotes is no number, and an unknown field a mistake."""
+    """Base class of request bodies: strict types (a quoted number is an error) and no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class NewJobBody(Body):
-    """A job somebody wants done."""
+    """A job to enqueue."""
 
     model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
 
     type: TypeName
     payload: Any = None
     queue: QueueName = "default"
-    scheduled_for: Moment | None = None
+    scheduled_for: Timestamp | None = None
     delay: Delay | None = None
     timeout: Timeout | None = None
     max_attempts: Attempts | None = None
@@ -138,7 +140,7 @@ class NewJobBody(Body):
     metadata: Metadata = {}
 
     def request(self, key: str | None = None) -> JobRequest:
-        """Return what the client is asked for, under *key* where that is given."""
+        """Return the request for the client; *key* takes precedence over the body's idempotency key."""
         return JobRequest(
             type=self.type,
             payload=self.payload,
@@ -154,7 +156,7 @@ class NewJobBody(Body):
 
 
 class BatchBody(Body):
-    """Up to 1,000 jobs. With *atomic*, all of them or none."""
+    """Up to 1,000 jobs. If *atomic* is true, either all of them are stored or none."""
 
     jobs: Annotated[
         list[Any],
@@ -165,24 +167,24 @@ class BatchBody(Body):
 
 
 class RescheduleBody(Body):
-    """When a waiting job is due, how urgent it is, or both."""
+    """A new due time or priority for a waiting job, or both."""
 
     model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
 
-    scheduled_for: Moment | None = None
+    scheduled_for: Timestamp | None = None
     delay: Delay | None = None
     priority: Priority | None = None
 
 
 class RequeueBody(Body):
-    """A new life for a job that ended: when it is due, how many attempts it has, and why it gets it.
+    """Options for requeueing a finished job: its due time, its attempts (*budget*) and a reason.
 
-    A *payload* takes the place of its own, null too; without the field its own stays.
+    *payload* replaces the job's payload, also if it is null. Without the field, the payload is kept.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
 
-    scheduled_for: Moment | None = None
+    scheduled_for: Timestamp | None = None
     delay: Delay | None = None
     budget: Attempts | None = None
     reason: Reason = ""
@@ -190,19 +192,19 @@ class RequeueBody(Body):
 
 
 class DeadFilter(Body):
-    """Which dead letters. A group of `/dead-letters/groups` is queue, type and fingerprint."""
+    """A filter for dead letters. Queue, type and fingerprint identify a group of `/dead-letters/groups`."""
 
     queue: QueueName | None = None
     type: TypeName | None = None
     fingerprint: Annotated[str, Field(max_length=64, pattern=_STORABLE)] | None = None
-    since: Moment | None = None
-    until: Moment | None = None
+    since: Timestamp | None = None
+    until: Timestamp | None = None
 
 
 class BulkRequeueBody(Body):
-    """Dead letters to bring back, by their ids or by a filter.
+    """Dead letters to requeue, by their ids or by a filter.
 
-    *rate* is how many become due in a second, so that they do not all come at once; without it all are due now.
+    *rate* is how many jobs become due per second. Without it, all of them are due now.
     """
 
     ids: Annotated[list[GivenId], Field(min_length=1, max_length=MAX_BATCH)] | None = None
@@ -215,7 +217,7 @@ class BulkRequeueBody(Body):
 
 
 class ScheduleBody(Body):
-    """A job that is made again and again."""
+    """A schedule: the job to create, and when."""
 
     cron: Annotated[str, Field(min_length=9, max_length=200)]
     timezone: Annotated[str, Field(min_length=1, max_length=100)] = "UTC"

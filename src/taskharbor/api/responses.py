@@ -1,6 +1,6 @@
-"""What people get: the shapes that `taskharbor.views` makes, written down for the OpenAPI document.
+"""Response models for the OpenAPI document. They describe the views that `taskharbor.views` returns.
 
-Nothing is converted by these: the tests hold the answers against them.
+They do not convert anything at run time; the tests validate responses against them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FieldProblem(Shape):
 
 
 class Problem(BaseModel):
-    """RFC 9457. Programs look at ``code``, which never changes."""
+    """An RFC 9457 problem. ``code`` is stable; use it in programs."""
 
     type: str
     title: str

@@ -1,4 +1,4 @@
-"""What every route does before its endpoint runs: who asks, may they, and is the body fit to be read."""
+"""The request and route classes of the API: they check the caller's key, its scopes, the query and the body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from taskharbor.api.problems import HttpProblem, field_problem
-from taskharbor.api.store import LARGE_BYTES, Caller
+from taskharbor.api.store import MIN_OFFLOAD_BYTES, Caller
 from taskharbor.api_keys import SCOPES, is_allowed
 from taskharbor.core.codec import strict_json
 from taskharbor.core.errors import PayloadNotDecodable, StoreUnavailable
@@ -33,9 +33,9 @@ PUBLIC: Final = "public"
 MAX_KEYS: Final = 10_000
 MAX_VALUES: Final = 50_000
 MAX_FIELDS: Final = 100
-"""The most fields of a body itself; each unknown one would be a line of the answer."""
+"""The maximum number of top-level fields in a body; each unknown one adds a line to the error response."""
 BATCH_FACTOR: Final = 16
-"""How many times as large as a single job's the body of a batch may be."""
+"""How much larger the body of a batch may be than that of a single job."""
 _TOO_MANY_FIELDS: Final = f"over {MAX_FIELDS:,} fields"
 _PROXY_HEADERS: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _PROXY_PREFIX: Final = "x-forwarded-"
@@ -43,7 +43,7 @@ _LOCAL_CALLER: Final = Caller("anonymous", frozenset(SCOPES))
 
 
 def requires_scope(scope: str, *, body_factor: int = 1) -> Callable[[F], F]:
-    """Say which scope an endpoint needs: a route without that is not built. ``PUBLIC`` needs none."""
+    """Set the scope that an endpoint requires; every endpoint must have one. ``PUBLIC`` requires no key."""
 
     def mark(endpoint: F) -> F:
         endpoint.needs = scope  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def requires_scope(scope: str, *, body_factor: int = 1) -> Callable[[F], F]:
 
 
 class ApiRequest(Request):
-    """A request whose caller is known, and whose body is limited while it streams in."""
+    """A request with an authenticated caller and a body whose size is limited while it is read."""
 
     caller: Caller
     needs: str
@@ -62,26 +62,26 @@ class ApiRequest(Request):
 
     @property
     def api(self) -> AppState:
-        """What the application stands on."""
+        """The state of the application."""
         api: AppState = self.app.state.taskharbor
         return api
 
     @property
     def root(self) -> str:
-        """The path under which the application lies."""
+        """The path at which the application is mounted."""
         return str(self.scope.get("root_path", ""))
 
     def may(self, scope: str) -> bool:
-        """Tell whether the caller's key opens *scope*."""
+        """Return whether the caller has *scope*."""
         return is_allowed(scope, self.caller.scopes)
 
     async def check_caller(self) -> None:
-        """Find out who asks, and refuse who may not. A request that lasts is checked again and again."""
+        """Authenticate the caller and check its scope. Long requests repeat this check periodically."""
         self.caller = await _caller(self)
         check_scope(self, self.needs)
 
     async def is_still_allowed(self) -> bool:
-        """Return whether the caller may still be answered; if the store cannot tell, it has nothing to show either."""
+        """Return whether the caller still has access; True if the store is unavailable, since it sends no data then."""
         try:
             await self.check_caller()
         except HttpProblem as refused:
@@ -96,7 +96,7 @@ class ApiRequest(Request):
         return self.may("payload:read")
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Give the body piece by piece, and stop at the first byte too many."""
+        """Yield the body in chunks; raise as soon as it exceeds the limit."""
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self.max_body:
             raise self._too_large()
@@ -108,7 +108,7 @@ class ApiRequest(Request):
             yield chunk
 
     async def json(self) -> Any:
-        """Return the body by the strict rules of payloads."""
+        """Return the body, parsed by the strict rules for payloads."""
         if not hasattr(self, "_strict"):
             body = await self.body()
             try:
@@ -118,34 +118,34 @@ class ApiRequest(Request):
         return self._strict
 
     async def compute(self, size: int, work: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
-        """Return what *work* returns; it takes time by *size* in bytes, and if that is large runs in another thread."""
-        if size < LARGE_BYTES:
+        """Return the result of *work*; run it in another thread if it processes *size* bytes and that is large."""
+        if size < MIN_OFFLOAD_BYTES:
             return work(*args, **options)
         return await self.api.store.compute(work, *args, **options)
 
     @property
     def size(self) -> int:
-        """How many bytes the body has that was read."""
+        """The size in bytes of the body that was read."""
         return len(getattr(self, "_body", b""))
 
     def _too_large(self) -> HttpProblem:
-        detail = f"the body is over {self.max_body:,} bytes: store it elsewhere and pass a reference"
-        # What was not read is not wanted: the connection ends with the answer.
+        detail = f"the body is larger than {self.max_body:,} bytes; store the data elsewhere and pass a reference"
+        # The rest of the body is not read, so the connection cannot be reused.
         headers = {"Connection": "close"}
         return HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "payload-too-large", detail, headers=headers)
 
 
 class ApiRoute(APIRoute):
-    """A route that knows which scope it needs."""
+    """A route that checks the caller's scope and the names of query parameters."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        # A line's end is a character like any other, or "nightly" would answer for "nightly\n".
+        # "$" also matches before a trailing newline: "nightly\n" would match the route of "nightly".
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
 
     @property
     def needs(self) -> str:
-        """The scope without which nobody gets in."""
+        """The scope that the route requires."""
         needed: str = self.endpoint.needs  # type: ignore[attr-defined]
         return needed
 
@@ -154,8 +154,8 @@ class ApiRoute(APIRoute):
         known = frozenset(each.alias for each in self.dependant.query_params)
         handle = super().get_route_handler()
 
-        async def handler(plain: Request) -> Response:
-            request = ApiRequest(plain.scope, plain.receive)
+        async def handler(original: Request) -> Response:
+            request = ApiRequest(original.scope, original.receive)
             request.max_body = request.api.max_body * factor
             request.needs = scope
             if scope != PUBLIC:
@@ -174,13 +174,15 @@ async def _caller(request: ApiRequest) -> Caller:
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     key = await request.api.store.key(text.strip()) if kind.lower() == "bearer" else None
     if key is None:
-        detail = "send a key that is good: 'Authorization: Bearer thk_...'; 'taskharbor keys create' makes one"
+        detail = (
+            "missing or invalid API key; send 'Authorization: Bearer thk_...' ('taskharbor keys create' creates a key)"
+        )
         raise HttpProblem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
     return Caller(f"key:{key.id} {key.name}", frozenset(key.scopes), key.id)
 
 
 def check_scope(request: ApiRequest, scope: str) -> None:
-    """Refuse a caller whose key does not open *scope*."""
+    """Reject a caller that lacks *scope*."""
     if not request.may(scope):
         challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
         headers = {"WWW-Authenticate": challenge}
@@ -190,35 +192,33 @@ def check_scope(request: ApiRequest, scope: str) -> None:
 
 
 def _check_names(request: ApiRequest, known: frozenset[str]) -> None:
-    """Refuse a parameter that nobody knows: a filter that is misspelt would otherwise list everything."""
+    """Reject unknown query parameters; otherwise a misspelled filter would list everything."""
     for name in request.query_params:
         if name not in known:
-            field_problem(
-                f"query: {name}", f"there is no such parameter; there are {', '.join(sorted(known)) or 'none'}"
-            )
+            field_problem(f"query: {name}", f"unknown parameter; known: {', '.join(sorted(known)) or 'none'}")
 
 
 def _check_origin(request: ApiRequest) -> None:
-    """Keep the pages of strangers out of an API without keys, which any browser on this machine can reach."""
+    """Reject cross-origin requests to an API without keys, which any browser on this machine can reach."""
     host = request.headers.get("host", "")
     if request.api.only_local_hosts:
         _check_direct(request)
     if request.api.only_local_hosts and not is_local(_parts(f"//{host}").hostname or ""):
         raise HttpProblem(
-            HTTPStatus.FORBIDDEN, "foreign-host", "without keys this answers to names of this machine only"
+            HTTPStatus.FORBIDDEN, "foreign-host", "without API keys, only names of this machine are accepted as Host"
         )
     origin = request.headers.get("origin")
     if request.headers.get("sec-fetch-site") == "cross-site" or (origin and _parts(origin).netloc != host):
-        raise HttpProblem(HTTPStatus.FORBIDDEN, "foreign-origin", "another site's page may not use this")
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "foreign-origin", "cross-origin request rejected")
 
 
 def _check_direct(request: ApiRequest) -> None:
-    """Refuse what came through a proxy: that may be on this machine, and its clients anywhere."""
+    """Reject requests that came through a proxy: it may run on this machine, but its clients may be anywhere."""
     for name in request.headers:
         if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
             detail = (
-                f"without keys this answers to this machine only, and a proxy sent this request (header {name});"
-                " make a key: 'taskharbor keys create'"
+                "without API keys, only requests from this machine are accepted, and a proxy sent this one"
+                f" (header {name}); create a key with 'taskharbor keys create'"
             )
             raise HttpProblem(HTTPStatus.FORBIDDEN, "proxied-without-keys", detail)
 
@@ -226,12 +226,12 @@ def _check_direct(request: ApiRequest) -> None:
 def _parts(url: str) -> SplitResult:
     try:
         return urlsplit(url)
-    except ValueError:  # an address that is none
+    except ValueError:  # not a valid URL
         return urlsplit("")
 
 
 def is_local(host: str) -> bool:
-    """Tell whether *host* is this machine, by a name or address that nobody else can use."""
+    """Return whether *host* is a loopback address or ``localhost``."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

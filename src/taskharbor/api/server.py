@@ -1,4 +1,4 @@
-"""The API as a process of its own."""
+"""The API server process, based on uvicorn."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
     from taskharbor.api.store import ApiBackend
 
 _LOG: Final = logging.getLogger("taskharbor.api")
-SHUTDOWN_GRACE_SECONDS: Final = 10  # seconds that requests under way have once a signal came
-KEEP_ALIVE_SECONDS: Final = 75  # seconds after which an idle connection is closed
+SHUTDOWN_GRACE_SECONDS: Final = 10
+"""How long requests may continue after the first signal."""
+KEEP_ALIVE_SECONDS: Final = 75
+"""How long a connection may stay idle before it is closed."""
 BACKLOG: Final = 2_048
 ACCEPT_BATCH: Final = 8
-"""Connections that the event loop accepts at once, before any is counted: so many may be open beyond the bound."""
+"""Connections that the event loop accepts in one step, before counting them: the limit can be exceeded by this."""
 
 
 def serve(harbor: ApiBackend, *, host: str, port: int) -> None:
-    """Answer requests until SIGTERM or SIGINT; those under way may end.
+    """Serve requests until SIGTERM or SIGINT, then let running requests finish.
 
-    Where the store has a key that is good, every request needs one. Without any, only this very
-    machine is answered: everybody on it may do everything, for development, until the first key is made.
+    If the store has a valid key, every request needs one. Without any key, only requests from this machine
+    are accepted, and every local user has full access (for development) until the first key is created.
     """
     check_codec(harbor.driver.inspector.settings().get(CODEC_SETTING, codec_name(harbor.codec)), harbor.codec)
     has_keys = has_valid_key(harbor.driver.inspector)
@@ -48,25 +50,25 @@ def serve(harbor: ApiBackend, *, host: str, port: int) -> None:
         raise ApiKeyRequired(host)
     app = create_app(harbor, needs_keys=has_keys or None, only_local_hosts=not has_keys)
     with closing(open_socket(host, port)) as sock:
-        place, number, *_ = sock.getsockname()
-        _LOG.info("the API listens on http://%s:%s", f"[{place}]" if ":" in place else place, number)
+        address, bound_port, *_ = sock.getsockname()
+        _LOG.info("API listening on http://%s:%s", f"[{address}]" if ":" in address else address, bound_port)
         if not has_keys:
-            _LOG.warning("there is no API key: everybody on this machine may do everything")
+            _LOG.warning("no API keys: every local user has full access")
         ApiServer(app).run(sockets=[sock])
-    _LOG.info("the API stopped")
+    _LOG.info("API stopped")
 
 
 def resolve_host(host: str) -> set[str]:
-    """Return the addresses that *host* stands for; itself, where nobody knows it."""
+    """Return the addresses of *host*, or *host* itself if it cannot be resolved."""
     try:
-        return {str(each[4][0]) for each in socket.getaddrinfo(host or "0.0.0.0", None)}  # noqa: S104  no name means all of them
+        return {str(each[4][0]) for each in socket.getaddrinfo(host or "0.0.0.0", None)}  # noqa: S104  an empty host means all interfaces
     except OSError:
         return {host}
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on that address."""
-    # Named as TCP: asyncio turns Nagle's algorithm off for no other, and each answer would wait 40 ms for an ACK.
+    """Return a listening socket for that address."""
+    # Explicitly TCP: asyncio disables Nagle's algorithm only then; otherwise each response waits 40 ms for an ACK.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -80,7 +82,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class ApiServer(uvicorn.Server):
-    """Ends streams before it waits for requests to end, and then comes back, so that the store can be closed."""
+    """A uvicorn server that ends streams at shutdown and returns from `run`, so that the store can be closed."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -99,7 +101,7 @@ class ApiServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Hear SIGTERM and SIGINT while inside. Uvicorn's own would raise them once more at the end."""
+        """Handle SIGTERM and SIGINT inside the context. Uvicorn's version would raise them again at the end."""
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -107,21 +109,21 @@ class ApiServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  as uvicorn has it
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  uvicorn's signature
         if self.should_exit:
             os._exit(SIGNAL_EXIT_BASE + sig)  # a second signal ends the process now
         self.should_exit = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        # To look again and again through all that there is, for what pages of jobs might leave behind, kept
-        # everybody waiting for 50 ms, and took a tenth of each page's time besides.
+        # With default settings, garbage collections paused all requests for 50 ms, and took a tenth of the
+        # time of each page of jobs.
         with tuned_interpreter():
             super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            sock.listen(BACKLOG)  # asyncio takes one number for both, and has set the smaller one
+            sock.listen(BACKLOG)  # asyncio uses `backlog` for this, too, and has set ACCEPT_BATCH
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         close_streams(self._app)

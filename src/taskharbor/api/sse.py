@@ -1,4 +1,4 @@
-"""What happens to all jobs, for whoever listens: one look at the store a second, however many listen."""
+"""Server-sent events: the response class, its buffer, and a feed that polls the store once a second for all clients."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import JobSummary
 
-BUFFER: Final = 100
-"""Events that a client may be behind. One that falls back further is dropped, and connects anew."""
-KEEP_ALIVE_SECONDS: Final = (
-    15.0  # seconds; less than what proxies take for silence. The caller's key is checked as often
-)
+MAX_BUFFERED_EVENTS: Final = 100
+"""Events that wait for one client. A client that falls further behind is disconnected and must reconnect."""
+KEEP_ALIVE_SECONDS: Final = 15.0
+"""How often a comment is sent, which is less than the idle timeout of proxies. The key is checked as often."""
 MAX_LIFE_SECONDS: Final = 3_600.0
-"""How long one stream lives; a client that still listens connects anew, as browsers do by themselves."""
-SEND_TIMEOUT_SECONDS: Final = 10.0  # seconds that one event may take to go out
+"""How long one stream lasts. Clients reconnect then; browsers do so by themselves."""
+SEND_TIMEOUT_SECONDS: Final = 10.0
+"""How long sending one event may take."""
 MEDIA_TYPE: Final = "text/event-stream"
 _END: Final = b""
 _KEEP_ALIVE: Final = b": beat\n\n"
 _LOG: Final = logging.getLogger("taskharbor.api")
-POLL_SECONDS: Final = 1.0  # seconds
-NEWEST: Final = 100
+POLL_SECONDS: Final = 1.0
+MAX_FEED_JOBS: Final = 100
 
 
 def event(name: str, data: Any) -> bytes:
-    r"""Return an event as it goes over the wire.
+    r"""Return an event in the wire format.
 
     >>> event("job", {"id": 7})
     b'event: job\ndata: {"id":7}\n\n'
@@ -50,26 +50,26 @@ def event(name: str, data: Any) -> bytes:
 
 
 class StreamBuffer:
-    """The buffer of one client."""
+    """The events that wait to be sent to one client."""
 
-    def __init__(self, *, size: int = BUFFER) -> None:
+    def __init__(self, *, size: int = MAX_BUFFERED_EVENTS) -> None:
         self._events: asyncio.Queue[bytes] = asyncio.Queue(size)
-        self.is_over = False
+        self.is_ended = False
 
     def offer(self, chunk: bytes) -> None:
-        """Add an event; a client whose buffer is full has lost the thread, and is let go."""
+        """Add an event. If the buffer is full, end the stream: the client is too slow."""
         try:
             self._events.put_nowait(chunk)
         except asyncio.QueueFull:
-            self.is_over = True
+            self.is_ended = True
 
     def end(self) -> None:
-        """Let the stream end once everything in it went out."""
+        """End the stream after the buffered events."""
         self.offer(_END)
 
-    async def next(self, timeout: float) -> bytes:  # noqa: ASYNC109  its end is a beat, and no error
-        """Return what is to be sent next; nothing, when it is over; a beat after *timeout* seconds."""
-        if self.is_over:
+    async def next(self, timeout: float) -> bytes:  # noqa: ASYNC109  a timeout sends a keep-alive; it is not an error
+        """Return the next chunk: an event, nothing at the end, or a keep-alive comment after *timeout* seconds."""
+        if self.is_ended:
             return _END
         try:
             async with asyncio.timeout(timeout):
@@ -79,23 +79,23 @@ class StreamBuffer:
 
 
 class EventStream(Response):
-    """Sends what a listener hears until it is over or the client goes, and then calls *closed*.
+    """A response that sends the events of a buffer until it ends or the client disconnects, then calls *closed*.
 
-    At every beat, however much there is to send, *is_allowed* is asked whether the caller may still listen.
+    Every `KEEP_ALIVE_SECONDS`, also on a busy stream, it calls *is_allowed* and ends if the caller lost access.
     """
 
     media_type = MEDIA_TYPE
 
     def __init__(
-        self, listener: StreamBuffer, closed: Callable[[], None], *, is_allowed: Callable[[], Awaitable[bool]]
+        self, buffer: StreamBuffer, closed: Callable[[], None], *, is_allowed: Callable[[], Awaitable[bool]]
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._listener = listener
+        self._buffer = buffer
         self._closed = closed
         self._is_allowed = is_allowed
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_stop_on_disconnect, receive, tasks.cancel_scope)
@@ -109,15 +109,15 @@ class EventStream(Response):
         is_open, now = True, time.monotonic()
         check_at, end_at = now + KEEP_ALIVE_SECONDS, now + MAX_LIFE_SECONDS
         while is_open:
-            chunk = await self._listener.next(max(0.0, check_at - time.monotonic()))
+            chunk = await self._buffer.next(max(0.0, check_at - time.monotonic()))
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + KEEP_ALIVE_SECONDS
                 if check_at > end_at or not await self._is_allowed():
                     chunk = _END
             is_open = chunk is not _END
-            with anyio.move_on_after(SEND_TIMEOUT_SECONDS) as patience:
+            with anyio.move_on_after(SEND_TIMEOUT_SECONDS) as timeout:
                 await send({"type": "http.response.body", "body": chunk, "more_body": is_open})
-            if patience.cancelled_caught:
+            if timeout.cancelled_caught:
                 return
 
 
@@ -133,53 +133,53 @@ async def _stop_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> Non
 
 
 class EventFeed:
-    """Looks at the newest 100 jobs and at the counts of all queues, while anybody listens.
+    """Polls the newest 100 jobs and the counts of all queues while any client is connected.
 
-    ``job`` tells of a job among those that is new or has changed its status, attempt or progress; moves
-    that follow each other within a second are one. ``queues`` tells the counts of all queues, at the
-    beginning and whenever they change, so that nothing goes unnoticed, however much happens.
+    It sends ``job`` when one of these jobs is new or has changed its status, attempt or progress; changes
+    within one second are sent as one. It sends ``queues`` with the counts of all queues at the beginning
+    and whenever they change, so a client sees that something happened even if it gets no ``job`` for it.
     """
 
     def __init__(self, store: StoreGateway) -> None:
         self._store = store
-        self._listeners: set[StreamBuffer] = set()
-        self._looking: Task[None] | None = None
-        self._sight = FeedSnapshot(store)
+        self._buffers: set[StreamBuffer] = set()
+        self._polling: Task[None] | None = None
+        self._snapshot = FeedSnapshot(store)
 
-    def join(self, listener: StreamBuffer) -> None:
-        """Tell *listener* what happens. Whoever joins leaves again."""
-        if self._looking is None:
-            self._sight = FeedSnapshot(self._store)
-            self._looking = asyncio.get_running_loop().create_task(self._look(self._sight))
-        elif self._sight.queues:
-            listener.offer(self._sight.queues)
-        self._listeners.add(listener)
+    def join(self, buffer: StreamBuffer) -> None:
+        """Add events to *buffer* until `leave` is called with it."""
+        if self._polling is None:
+            self._snapshot = FeedSnapshot(self._store)
+            self._polling = asyncio.get_running_loop().create_task(self._poll(self._snapshot))
+        elif self._snapshot.queues:
+            buffer.offer(self._snapshot.queues)
+        self._buffers.add(buffer)
 
-    def leave(self, listener: StreamBuffer) -> None:
-        """Let go of a listener; with the last one the looking ends."""
-        self._listeners.discard(listener)
-        if not self._listeners and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+    def leave(self, buffer: StreamBuffer) -> None:
+        """Remove a buffer; stop polling if it was the last one."""
+        self._buffers.discard(buffer)
+        if not self._buffers and self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
 
-    async def _look(self, sight: FeedSnapshot) -> None:
+    async def _poll(self, snapshot: FeedSnapshot) -> None:
         while True:
             try:
-                events = await self._store.call(sight.changes)
-            except Exception as error:  # noqa: BLE001  whatever it was, the next look may fare better
-                _LOG.warning("cannot see what happens: %s", error)
+                events = await self._store.call(snapshot.changes)
+            except Exception as error:  # noqa: BLE001  the next poll may succeed
+                _LOG.warning("event feed: polling failed; retrying: %s", error)
             else:
-                self._notify_hooks(events)
+                self._publish(events)
             await asyncio.sleep(POLL_SECONDS)
 
-    def _notify_hooks(self, events: list[bytes]) -> None:
-        for listener in self._listeners:
+    def _publish(self, events: list[bytes]) -> None:
+        for buffer in self._buffers:
             for each in events:
-                listener.offer(each)
+                buffer.offer(each)
 
 
 class FeedSnapshot:
-    """What was seen at the last look."""
+    """The jobs and queue counts of the last poll."""
 
     def __init__(self, store: StoreGateway) -> None:
         self._store = store
@@ -187,14 +187,14 @@ class FeedSnapshot:
         self.queues = b""
 
     def changes(self) -> list[bytes]:
-        """Look, and return what is new since the last time."""
+        """Read jobs and counts, and return events for the changes since the last poll."""
         inspector, now = self._store.inspector, self._store.clock.now()
-        jobs = inspector.find(JobFilter(), limit=NEWEST).jobs
+        jobs = inspector.find(JobFilter(), limit=MAX_FEED_JOBS).jobs
         before, self._seen = self._seen, {job.id: _version(job) for job in jobs}
         changed = [] if before is None else [job for job in reversed(jobs) if before.get(job.id) != _version(job)]
         events = [event("job", job_view(job, now=now)) for job in changed]
         queues = [queue_view(each, now=now) for each in inspector.queues()]
-        counts = event("queues", {"queues": [_still(each) for each in queues]})
+        counts = event("queues", {"queues": [_without_age(each) for each in queues]})
         if counts != self.queues:
             self.queues = counts
             events.append(counts)
@@ -205,6 +205,6 @@ def _version(job: JobSummary) -> tuple[object, ...]:
     return job.status, job.attempt_count, job.life, job.scheduled_for, job.cancel_requested_at, job.progress
 
 
-def _still(queue: dict[str, object]) -> dict[str, object]:
-    """Leave out what changes by itself."""
+def _without_age(queue: dict[str, object]) -> dict[str, object]:
+    """Return *queue* without its age, which changes with every poll."""
     return {name: value for name, value in queue.items() if name != "oldest_age_seconds"}

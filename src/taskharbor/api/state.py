@@ -1,4 +1,4 @@
-"""What one application holds on to."""
+"""The state of one API application: open streams, the rule for API keys, the store and its event feed."""
 
 from __future__ import annotations
 
@@ -21,57 +21,57 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("taskharbor.api")
 MAX_OPEN: Final = 2_000
 MAX_OPEN_PER_KEY: Final = 500
-"""Of those, what one key may have open: so one client leaves places for the others."""
+"""How many of them one key may have open, so that one client cannot use them all."""
 KEYS_CHECK_SECONDS: Final = 3.0
-"""How long an API that was started without keys may answer without one after the first was made."""
+"""How long an API that was started without keys may accept requests without a key after the first key is created."""
 
 
 class OpenStreams:
-    """The waits and streams that are open: each is cheap, but not free, and each must end when the server does."""
+    """The open waits and streams: limits their number, and ends them when the server stops."""
 
-    def __init__(self, most: int = MAX_OPEN, most_per_key: int = MAX_OPEN_PER_KEY) -> None:
-        self.most = most
-        self.most_per_key = most_per_key
+    def __init__(self, max_open: int = MAX_OPEN, max_per_key: int = MAX_OPEN_PER_KEY) -> None:
+        self.max_open = max_open
+        self.max_per_key = max_per_key
         self._ends: dict[object, Callable[[], object]] = {}
         self._by_key: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
-        """How many are open."""
+        """The number of open waits and streams."""
         return len(self._ends)
 
     def enter(self, end: Callable[[], object], key_id: str | None) -> Callable[[], object]:
-        """Count one more of a key, which *end* ends, or refuse it; return what is to be called when it is over."""
-        if self.count >= self.most:
+        """Register a stream that *end* closes, or reject it; return a function to call when the stream has ended."""
+        if self.count >= self.max_open:
             raise HttpProblem(
-                HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", f"{self.most:,} waits and streams are open"
+                HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", f"{self.max_open:,} waits and streams are open"
             )
-        if key_id is not None and self._by_key[key_id] >= self.most_per_key:
-            detail = f"this key has {self.most_per_key:,} waits and streams open"
+        if key_id is not None and self._by_key[key_id] >= self.max_per_key:
+            detail = f"this key has {self.max_per_key:,} waits and streams open"
             raise HttpProblem(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", detail)
-        place = object()
-        self._ends[place] = end
+        entry = object()
+        self._ends[entry] = end
         if key_id is not None:
             self._by_key[key_id] += 1
-        return partial(self._leave, place, key_id)
+        return partial(self._leave, entry, key_id)
 
-    def _leave(self, place: object, key_id: str | None) -> None:
-        if self._ends.pop(place, None) is None or key_id is None:
+    def _leave(self, entry: object, key_id: str | None) -> None:
+        if self._ends.pop(entry, None) is None or key_id is None:
             return
         self._by_key[key_id] -= 1
         if not self._by_key[key_id]:
-            del self._by_key[key_id]  # or keys that are gone would be counted until the process ends
+            del self._by_key[key_id]  # otherwise the counter would keep every key ever used
 
     def close(self) -> None:
-        """End all of them."""
+        """End all open waits and streams."""
         for end in [*self._ends.values()]:
             end()
 
 
 class KeyRule:
-    """Whether requests need a key: always, never, or (None) from the time on that the store has a good one.
+    """Whether requests need a key: always, never, or (None) as soon as the store has a valid key.
 
-    Once they do, they do until the process ends, whatever becomes of that key.
+    Once keys are required, they stay required until the process ends, even if that key is revoked.
     """
 
     def __init__(self, needs_keys: bool | None, has_keys: Callable[[], Awaitable[bool]]) -> None:  # noqa: FBT001  three
@@ -80,19 +80,19 @@ class KeyRule:
         self._check_at = 0.0
 
     async def needs_keys(self) -> bool:
-        """Return whether a request needs a key now. The store is asked at most every few seconds."""
+        """Return whether a request needs a key now. The store is queried at most once every three seconds."""
         if self._needs_keys is None and time.monotonic() >= self._check_at:
             has_keys = await self._has_keys()
             self._check_at = time.monotonic() + KEYS_CHECK_SECONDS
             if has_keys and self._needs_keys is None:
                 self._needs_keys = True
-                _LOG.warning("there is an API key now: every request needs one")
+                _LOG.warning("an API key was created; requests without a key are now rejected")
         return bool(self._needs_keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppState:
-    """The store, who may use it, and how much of it at once."""
+    """The state that the requests of one application share: store, event feed, key rule and limits."""
 
     store: StoreGateway
     feed: EventFeed

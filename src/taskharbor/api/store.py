@@ -1,4 +1,4 @@
-"""What the API stands on, and how it calls a store that blocks."""
+"""Access to the store from the event loop: bounded threads, batched reads and writes, and a cached clock."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver, Inspector
     from taskharbor.watcher import JobWatcher
 
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 MAX_BATCH: Final = 500
 P = ParamSpec("P")
@@ -45,87 +45,87 @@ R = TypeVar("R")
 _LOG: Final = logging.getLogger("taskharbor.api")
 THREADS: Final = 8
 KEY_THREADS: Final = 2
-"""Keys are looked up apart, so that a flood of wrong ones keeps nobody from the store who is in."""
+"""Keys have their own threads, so that a flood of invalid keys does not delay authenticated requests."""
 PAGE_THREADS: Final = 2
-"""One writes its page while the other's is read: more would take the interpreter from each other, and from others."""
+"""One encodes its page while the other reads; more threads would only compete for the interpreter."""
 COMPUTE_THREADS: Final = 1
 """Large bodies are parsed and encoded here, one at a time: the event loop then competes with one thread."""
-LARGE_BYTES: Final = 16_384
-"""From this size on a value is parsed and encoded outside the event loop, which it would block for over 1 ms."""
+MIN_OFFLOAD_BYTES: Final = 16_384
+"""Values of at least this size are parsed and encoded in a thread; they would block the event loop for over 1 ms."""
 MAX_QUEUED_CALLS: Final = 1_000
-"""Store calls that may wait for a thread; whoever comes later is asked to come back."""
-CLOCK_TTL_SECONDS: Final = 10.0  # seconds
+"""Store calls that may wait for a thread; further requests get 503 with Retry-After."""
+CLOCK_TTL_SECONDS: Final = 10.0
 KEY_USE_SECONDS: Final = 60.0
-"""How often at most the use of a key is noted in the store."""
+"""The minimum interval between two records of a key's use in the store."""
 
 
-class RequestBatcher(Generic[Asked, Answer]):
-    """Asks one batch at a time; what comes meanwhile is the next batch.
+class RequestBatcher(Generic[Item, Result]):
+    """Processes one batch at a time; items that arrive meanwhile form the next batch.
 
-    So a single caller waits for nobody, and a thousand at once take a few statements and one thread.
+    A single caller does not wait for others, and a thousand concurrent callers need a few statements and one thread.
     """
 
-    def __init__(self, ask: Callable[[list[Asked]], Awaitable[Sequence[Answer]]]) -> None:
-        self._ask = ask
-        self._waiting: deque[tuple[Asked, Future[Answer]]] = deque()
+    def __init__(self, process: Callable[[list[Item]], Awaitable[Sequence[Result]]]) -> None:
+        self._process = process
+        self._waiting: deque[tuple[Item, Future[Result]]] = deque()
         self._running: Task[None] | None = None
 
-    def __call__(self, item: Asked) -> Future[Answer]:
-        """Return what will be the answer. It is under way from here on, awaited or not."""
+    def __call__(self, item: Item) -> Future[Result]:
+        """Return a future for the result of *item*. Processing starts even if the future is not awaited."""
         loop = asyncio.get_running_loop()
-        future: Future[Answer] = loop.create_future()
+        future: Future[Result] = loop.create_future()
         self._waiting.append((item, future))
         if self._running is None:
             self._running = loop.create_task(self._run())
         return future
 
     async def _run(self) -> None:
-        batch: list[tuple[Asked, Future[Answer]]] = []
+        batch: list[tuple[Item, Future[Result]]] = []
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
-                await self._answer(batch)
+                await self._resolve(batch)
         finally:
             self._running = None
-            for _, future in [*batch, *self._waiting]:  # none, unless the loop is closing
+            for _, future in [*batch, *self._waiting]:  # only if the event loop is closing
                 future.cancel()
 
-    async def _answer(self, batch: list[tuple[Asked, Future[Answer]]]) -> None:
+    async def _resolve(self, batch: list[tuple[Item, Future[Result]]]) -> None:
         try:
-            answers = await self._ask([item for item, _ in batch])
-        except Exception as error:  # noqa: BLE001  whatever it was, it is told to everybody who asked
+            results = await self._process([item for item, _ in batch])
+        except Exception as error:  # noqa: BLE001  every caller of the batch gets the error
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():  # nobody waits any more
-                future.set_result(answer)
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():  # done: its caller was cancelled
+                future.set_result(result)
 
 
 class ApiBackend(Protocol):
-    """What the API needs of a `taskharbor.harbor.Harbor`."""
+    """The part of `taskharbor.harbor.Harbor` that the API uses."""
 
     @property
     def driver(self) -> Driver:
-        """The store."""
+        """The driver of the store."""
 
     @property
     def client(self) -> Client:
-        """Accepts jobs."""
+        """The client that enqueues jobs."""
 
     @property
     def watcher(self) -> JobWatcher:
-        """Waits for jobs, any number in one thread."""
+        """Waits for any number of jobs in one thread."""
 
     @property
     def codec(self) -> Codec:
-        """Writes payloads."""
+        """The codec for payloads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a key, or whoever can reach an API that needs none."""
+    """The caller of a request: an API key, or an anonymous client of an API that needs no keys."""
 
     name: str
     scopes: frozenset[str]
@@ -133,44 +133,46 @@ class Caller:
 
 
 class StoreThreads:
-    """Runs what blocks in a bounded number of threads, each call with one of them at a time."""
+    """Runs blocking calls in a bounded number of threads."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._limiter = CapacityLimiter(threads)
 
     async def __call__(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         if self._limiter.statistics().tasks_waiting >= MAX_QUEUED_CALLS:
-            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", "too many requests wait for the store")
+            raise HttpProblem(
+                HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", "too many requests are waiting for the store"
+            )
         return await to_thread.run_sync(partial(call, *args, **options), limiter=self._limiter)
 
 
 class CachedStoreClock:
-    """Tells the store's time to a few milliseconds, without asking it each time."""
+    """The store's time, accurate to a few milliseconds, without a query for each reading."""
 
     def __init__(self, read: Callable[[], datetime]) -> None:
-        self._ask = read
-        self._reading = threading.Lock()
-        self._read: tuple[float, datetime] | None = None
+        self._query = read
+        self._lock = threading.Lock()
+        self._reading: tuple[float, datetime] | None = None
 
     def now(self) -> datetime:
-        """Return the store's time; it may ask the store."""
-        with self._reading:
-            if self._read is None or time.monotonic() - self._read[0] > CLOCK_TTL_SECONDS:
-                moment = self._ask()
-                self._read = (time.monotonic(), moment)
+        """Return the store's time; query the store if the last reading is too old."""
+        with self._lock:
+            if self._reading is None or time.monotonic() - self._reading[0] > CLOCK_TTL_SECONDS:
+                store_time = self._query()
+                self._reading = (time.monotonic(), store_time)
         return self.last()
 
     def last(self) -> datetime:
-        """Return the store's time by the last reading, without asking; by this machine's clock, before any."""
-        at, moment = self._read or (time.monotonic(), datetime.now(UTC))
-        return moment + timedelta(seconds=time.monotonic() - at)
+        """Return the store's time from the last reading, without a query; before any reading, the local time."""
+        at, store_time = self._reading or (time.monotonic(), datetime.now(UTC))
+        return store_time + timedelta(seconds=time.monotonic() - at)
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job as it was read, the failure it carries, and the store's time.
+    """A job, its last failure, and the store's time when it was read.
 
-    With its payload it is a `taskharbor.core.model.Job`.
+    A job that was read with its payload is a `taskharbor.core.model.Job`.
     """
 
     job: JobSummary
@@ -179,7 +181,7 @@ class JobSnapshot:
 
 
 class StoreGateway:
-    """A backend's store as endpoints use it."""
+    """A backend's store, as the endpoints use it."""
 
     def __init__(self, backend: ApiBackend) -> None:
         self.backend = backend
@@ -187,9 +189,9 @@ class StoreGateway:
         self.page = StoreThreads(PAGE_THREADS)
         self.compute = StoreThreads(COMPUTE_THREADS)
         self.clock = CachedStoreClock(self._now)
-        self._ring = KeyCache(lambda: backend.driver.inspector)
-        self._at_the_door = StoreThreads(KEY_THREADS)
-        own = StoreThreads(6)  # one for each batcher: what was committed already must not wait in line to be told
+        self._key_cache = KeyCache(lambda: backend.driver.inspector)
+        self._key_threads = StoreThreads(KEY_THREADS)
+        own = StoreThreads(6)  # one for each batcher: the response to a committed change must not wait for a thread
         self._jobs: RequestBatcher[JobId, JobSnapshot | None] = RequestBatcher(
             lambda ids: own(self._read, ids, with_payload=True)
         )
@@ -197,80 +199,80 @@ class StoreGateway:
             lambda ids: own(self._read, ids, with_payload=False)
         )
         self._audit: RequestBatcher[AuditEntry, None] = RequestBatcher(lambda entries: own(self._record, entries))
-        self._key_checks: RequestBatcher[None, bool] = RequestBatcher(lambda asked: own(self._look_for_keys, asked))
+        self._key_checks: RequestBatcher[None, bool] = RequestBatcher(lambda calls: own(self._check_for_keys, calls))
         self._key_uses: RequestBatcher[str, None] = RequestBatcher(lambda ids: own(self._note_uses, ids))
-        self._note_again_at: dict[str, float] = {}  # of keys that are good: there are as many as people made
-        self._readiness: RequestBatcher[None, None] = RequestBatcher(lambda asked: own(self._ask, asked))
+        self._note_again_at: dict[str, float] = {}  # of valid keys only, so it stays small
+        self._pings: RequestBatcher[None, None] = RequestBatcher(lambda calls: own(self._ping, calls))
 
     @property
     def inspector(self) -> Inspector:
-        """What requests read through: with connections and a time limit of its own, if the driver has such a one."""
+        """The inspector for requests: one with its own connections and a time limit, if the driver has one."""
         driver = self.backend.driver
         bounded: Inspector = getattr(driver, "bounded_inspector", driver.inspector)
         return bounded
 
     async def get(self, job_id: JobId, *, with_payload: bool = False) -> JobSnapshot:
         """Return a job, or raise `JobNotFound`; its payload and result are read only *with_payload*."""
-        return await self._existing(job_id, self._reading(job_id, with_payload=with_payload))
+        return await self._existing(job_id, self._start_read(job_id, with_payload=with_payload))
 
-    async def get_made(self, caller: Caller, job_id: JobId, *, with_payload: bool, **detail: str) -> JobSnapshot:
-        """Return a job that *caller* just made, once that is written down: both at the same time."""
-        reading = self._reading(job_id, with_payload=with_payload)
+    async def get_created(self, caller: Caller, job_id: JobId, *, with_payload: bool, **detail: str) -> JobSnapshot:
+        """Record that *caller* created a job and, at the same time, read the job; return it."""
+        reading = self._start_read(job_id, with_payload=with_payload)
         await self.record_audit(caller, "jobs.enqueue", str(job_id), **detail)
         return await self._existing(job_id, reading)
 
     async def read(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, datetime]:
-        """Return what a read gives, and the store's time."""
+        """Return the result of a read and the store's time."""
         return await self.call(self._read_now, partial(call, *args, **options))
 
-    async def ask(self) -> None:
-        """Return once the store has answered; however many ask, it is asked once at a time."""
-        await self._readiness(None)
+    async def ping(self) -> None:
+        """Check that the store answers; concurrent calls share one query."""
+        await self._pings(None)
 
     async def key(self, text: str) -> ApiKey | None:
-        """Return the key that *text* is, if it opens anything."""
-        is_known, key = self._ring.remembered(text)
+        """Return the valid API key for *text*, or None."""
+        is_known, key = self._key_cache.remembered(text)
         if not is_known:
-            key = await self._at_the_door(self._ring.find, text)
+            key = await self._key_threads(self._key_cache.find, text)
         if key is not None:
             self._note_use(key.id)
         return key
 
     def _note_use(self, key_id: str) -> None:
-        """Let the store know that a key is used, once a minute; the request does not wait for that."""
+        """Record the use of a key in the store, at most once a minute, without delaying the request."""
         now = time.monotonic()
         if now >= self._note_again_at.get(key_id, 0.0):
             self._note_again_at[key_id] = now + KEY_USE_SECONDS
             self._key_uses(key_id).add_done_callback(_log_failed_note)
 
     async def has_keys(self) -> bool:
-        """Return whether the store has a key that opens anything; it is asked once for all who ask at once."""
+        """Return whether the store has a valid key; concurrent calls share one query."""
         return await self._key_checks(None)
 
     async def record_audit(self, caller: Caller, action: str, target: str, **detail: str) -> None:
-        """Write down what was done. It is done: where that cannot be written, the log has to keep it."""
+        """Write an audit entry for an action that was done. If that fails, log the entry instead."""
         entry = AuditEntry(id=Token(new_job_id()), actor=caller.name, action=action, target=target, detail=detail)
         try:
             await self._audit(entry)
         except TaskHarborError as error:
-            _LOG.error("this was done and is not in the audit, %r: %s", entry, error)
+            _LOG.error("done, but the audit entry %r was not written: %s", entry, error)
 
-    def _reading(self, job_id: JobId, *, with_payload: bool) -> Future[JobSnapshot | None]:
+    def _start_read(self, job_id: JobId, *, with_payload: bool) -> Future[JobSnapshot | None]:
         return self._jobs(job_id) if with_payload else self._summaries(job_id)
 
     @staticmethod
     async def _existing(job_id: JobId, reading: Future[JobSnapshot | None]) -> JobSnapshot:
-        seen = await reading
-        if seen is None:
+        snapshot = await reading
+        if snapshot is None:
             raise JobNotFound(job_id)
-        return seen
+        return snapshot
 
     def _read_now(self, call: Callable[[], R]) -> tuple[R, datetime]:
         return call(), self.clock.now()
 
     def _read(self, job_ids: list[JobId], *, with_payload: bool) -> list[JobSnapshot | None]:
-        inspector, asked = self.inspector, list(dict.fromkeys(job_ids))
-        jobs: Mapping[JobId, JobSummary] = inspector.get(asked) if with_payload else inspector.summaries(asked)
+        inspector, unique = self.inspector, list(dict.fromkeys(job_ids))
+        jobs: Mapping[JobId, JobSummary] = inspector.get(unique) if with_payload else inspector.summaries(unique)
         failed = [job.id for job in jobs.values() if job.last_error is not None]
         by_job = groupby(inspector.attempts(failed) if failed else [], lambda attempt: attempt.job_id)
         failures = {job_id: last_failure(attempts) for job_id, attempts in by_job}
@@ -280,16 +282,16 @@ class StoreGateway:
     def _now(self) -> datetime:
         return self.backend.driver.inspector.now()
 
-    def _look_for_keys(self, asked: list[None]) -> Sequence[bool]:
-        return [has_valid_key(self.backend.driver.inspector)] * len(asked)
+    def _check_for_keys(self, calls: list[None]) -> Sequence[bool]:
+        return [has_valid_key(self.backend.driver.inspector)] * len(calls)
 
     def _note_uses(self, ids: list[str]) -> Sequence[None]:
         self.backend.driver.control.note_key_use(ids)
         return [None] * len(ids)
 
-    def _ask(self, asked: list[None]) -> Sequence[None]:
+    def _ping(self, calls: list[None]) -> Sequence[None]:
         self._now()
-        return asked
+        return calls
 
     def _record(self, entries: list[AuditEntry]) -> Sequence[None]:
         self.backend.driver.control.record_audit(entries)
@@ -299,4 +301,4 @@ class StoreGateway:
 def _log_failed_note(done: Future[None]) -> None:
     error = None if done.cancelled() else done.exception()
     if error is not None:
-        _LOG.warning("cannot note that a key was used; trying again at its next use in a minute: %s", error)
+        _LOG.warning("key use not recorded; retrying at its next use after one minute: %s", error)

@@ -1,4 +1,4 @@
-"""The command line: `taskharbor`, or `th`, or `python -m taskharbor.cli`."""
+"""The command-line interface: `taskharbor`, `th`, or `python -m taskharbor.cli`."""
 
 from taskharbor.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Commands that write payloads: with the codec of the app, into its store or another."""
+"""Finds and imports the user's app: a harbor, a mapping of handlers, or a function that registers handlers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 FILES: Final = ("tasks.py", "app.py", "jobs.py", "main.py")
 PYPROJECT: Final = "pyproject.toml"
 NAMES: Final = ("app", "harbor", "register", "handlers")
-"""What is looked for where no attribute is named, in this order."""
-WHERE: Final = "'taskharbor --debug worker ...' shows where"
+"""Attributes that are tried, in this order, if the app names none."""
+DEBUG_HINT: Final = "'taskharbor --debug worker ...' shows where"
 
 
 def find_app(folder: Path | None = None) -> str:
-    """Return the app of a project: `[tool.taskharbor] app` of its pyproject.toml, or the first file that is one."""
+    """Return the app of a project: `[tool.taskharbor] app` in pyproject.toml, or the first known file that exists."""
     folder = folder or Path.cwd()
     found = search_app(folder)
     if found is None:
@@ -41,7 +41,7 @@ def find_app(folder: Path | None = None) -> str:
 
 
 def search_app(folder: Path | None = None) -> str | None:
-    """Return what `find_app` returns, or None if there is no app: for commands that can do without one."""
+    """Return what `find_app` returns, or None if there is no app. For commands that do not require an app."""
     folder = folder or Path.cwd()
     return _configured(folder / PYPROJECT) or _first_file(folder)
 
@@ -56,7 +56,7 @@ def _configured(file: Path) -> str | None:
 
 
 def _first_file(folder: Path) -> str | None:
-    """Return the first of the usual files that speaks of us: importing any other could do anything."""
+    """Return the first known file that mentions taskharbor; importing any other could have side effects."""
     for name in FILES:
         file = folder / name
         if file.is_file() and "taskharbor" in file.read_text("utf-8", errors="replace"):
@@ -66,19 +66,19 @@ def _first_file(folder: Path) -> str | None:
 
 def load_app(app: str) -> LoadedApp:
     """Import *app*: a harbor, a mapping from types to handlers, or a function that registers them on a worker."""
-    place, attribute = _split(app)
-    module = _import(place)
-    value = _attribute(module, place, attribute) if attribute else _first_attribute(module, place)
+    module_name, attribute = _split(app)
+    module = _import(module_name)
+    value = _attribute(module, module_name, attribute) if attribute else _first_attribute(module, module_name)
     register = _registration(value)
     if register is None:
-        why = f"it is of type {type(value).__name__}"
-        way_out = "name a Harbor, a mapping from types to handlers, or a function that takes a worker"
-        raise AppNotLoaded(app, why, way_out)
+        reason = f"it is of type {type(value).__name__}"
+        fix = "name a Harbor, a mapping from types to handlers, or a function that takes a worker"
+        raise AppNotLoaded(app, reason, fix)
     return LoadedApp(app, register, value if isinstance(value, Harbor) else None)
 
 
 class LoadedApp:
-    """What was loaded: called with a worker, it registers its handlers there."""
+    """A loaded app. Calling it with a worker registers its handlers on that worker."""
 
     def __init__(self, name: str, register: Callable[[Worker], object], harbor: Harbor | None) -> None:
         self._name = name
@@ -89,23 +89,23 @@ class LoadedApp:
         try:
             self._register(worker)
         except (Exception, SystemExit) as error:
-            raise AppNotLoaded(self._name, _words(error), WHERE) from error
+            raise AppNotLoaded(self._name, _describe(error), DEBUG_HINT) from error
         if not worker.types:
-            # It would turn every job it meets into a dead letter.
-            raise AppNotLoaded(self._name, "it registers no handler", _way_to_register(self.harbor))
+            # Without handlers, the worker would turn every job into a dead letter.
+            raise AppNotLoaded(self._name, "it registers no handler", _how_to_register(self.harbor))
 
 
-def _way_to_register(harbor: Harbor | None) -> str:
-    return "call worker.register(type, handler) in it" if harbor is None else "put @harbor.task on a function of it"
+def _how_to_register(harbor: Harbor | None) -> str:
+    return "call worker.register(type, handler) in it" if harbor is None else "put @harbor.task on a function in it"
 
 
 def _split(app: str) -> tuple[str, str]:
-    place, colon, attribute = app.rpartition(":")
-    return (place, attribute) if colon and not app.endswith(".py") else (app, "")
+    module_name, colon, attribute = app.rpartition(":")
+    return (module_name, attribute) if colon and not app.endswith(".py") else (app, "")
 
 
 def _registration(value: object) -> Callable[[Worker], object] | None:
-    """Return how *value* is registered, or None if it cannot be."""
+    """Return a function that registers the handlers of *value*, or None if *value* has no known type."""
     if isinstance(value, Harbor):
         return value.register
     if isinstance(value, Mapping):
@@ -118,28 +118,28 @@ def _register_all(handlers: Mapping[str, Callable[..., Any]], worker: Worker) ->
         worker.register(type, handler)
 
 
-def _import(place: str) -> ModuleType:
+def _import(module_name: str) -> ModuleType:
     try:
-        return _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+        return _import_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name)
     except AppNotLoaded:
         raise
     except ModuleNotFoundError as error:
-        raise AppNotLoaded(place, _words(error), f"install {error.name!r} where taskharbor is installed") from error
+        raise AppNotLoaded(module_name, _describe(error), f"install {error.name!r}") from error
     except SystemExit as error:
-        way_out = "let it do so only under: if __name__ == '__main__'"
-        raise AppNotLoaded(place, f"importing it ends the process {_at(error)}".rstrip(), way_out) from error
+        fix = "move that code under: if __name__ == '__main__'"
+        raise AppNotLoaded(module_name, f"importing it ends the process {_location(error)}".rstrip(), fix) from error
     except Exception as error:
-        raise AppNotLoaded(place, _words(error), WHERE) from error
+        raise AppNotLoaded(module_name, _describe(error), DEBUG_HINT) from error
 
 
 def _import_file(file: Path) -> ModuleType:
     if not file.is_file():
-        raise AppNotLoaded(str(file), "there is no such file", _nearest_file(file))
-    # As for `python file.py`: what stands beside it can be imported.
+        raise AppNotLoaded(str(file), "file not found", _nearest_file(file))
+    # As with `python file.py`, modules in the same folder can be imported.
     _search_in(file.resolve().parent)
     name = file.stem if file.stem not in {*sys.modules, *sys.stdlib_module_names} else f"{file.stem}_app"
     spec = spec_from_file_location(name, file.resolve())
-    if spec is None or spec.loader is None:  # pragma: no cover  there is one for every file that ends with .py
+    if spec is None or spec.loader is None:  # pragma: no cover  every .py file has a loader
         raise ImportError(str(file))
     module = sys.modules[name] = module_from_spec(spec)
     try:
@@ -151,13 +151,13 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    _search_in(Path.cwd())  # the command itself is installed elsewhere
+    _search_in(Path.cwd())  # not on sys.path by default, since the command is an installed script
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and what it imports is not
-        raise AppNotLoaded(name, f"there is no module {error.name!r} in {Path.cwd()}", _file_for(name)) from error
+            raise  # the module exists, but one of its imports does not
+        raise AppNotLoaded(name, f"no module {error.name!r} in {Path.cwd()}", _file_for(name)) from error
 
 
 def _search_in(folder: Path) -> None:
@@ -167,39 +167,39 @@ def _search_in(folder: Path) -> None:
 
 def _nearest_file(file: Path) -> str:
     near = get_close_matches(file.name, [each.name for each in file.parent.glob("*.py")], n=1)
-    return f"did you mean {file.parent / near[0]}?" if near else f"this is {Path.cwd()}"
+    return f"did you mean {file.parent / near[0]}?" if near else f"the current folder is {Path.cwd()}"
 
 
 def _file_for(name: str) -> str:
     files = [Path(name + ".py"), Path(name.replace(".", "/") + ".py")]
     found = [file for file in files if file.is_file()]
-    return f"did you mean {found[0]}?" if found else "start in the folder that holds it, or name a file: tasks.py"
+    return f"did you mean {found[0]}?" if found else "run this in the folder that contains it, or name a file: tasks.py"
 
 
-def _attribute(module: ModuleType, place: str, attribute: str) -> Any:
+def _attribute(module: ModuleType, module_name: str, attribute: str) -> Any:
     try:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         near = get_close_matches(attribute, _candidates(module), n=1)
-        way_out = f"did you mean {place}:{near[0]}?" if near else _way_to_name(module, place)
-        raise AppNotLoaded(place, f"it has no {attribute!r}", way_out) from error
+        fix = f"did you mean {module_name}:{near[0]}?" if near else _how_to_name(module, module_name)
+        raise AppNotLoaded(module_name, f"it has no {attribute!r}", fix) from error
 
 
-def _first_attribute(module: ModuleType, place: str) -> Any:
+def _first_attribute(module: ModuleType, module_name: str) -> Any:
     for name in NAMES:
         if hasattr(module, name):
             return getattr(module, name)
-    raise AppNotLoaded(place, f"it has none of {', '.join(NAMES)}", _way_to_name(module, place))
+    raise AppNotLoaded(module_name, f"it has none of {', '.join(NAMES)}", _how_to_name(module, module_name))
 
 
-def _way_to_name(module: ModuleType, place: str) -> str:
-    """Say which names there are to choose from."""
+def _how_to_name(module: ModuleType, module_name: str) -> str:
+    """Return a hint with the names that could be an app."""
     names = ", ".join(_candidates(module)[:5])
-    return f"name one of its own, such as {place}:harbor" + (f" (it has {names})" if names else "")
+    return f"name an attribute, such as {module_name}:harbor" + (f" (it has {names})" if names else "")
 
 
 def _candidates(module: ModuleType) -> list[str]:
-    """Return the names of what the module itself made, and might be meant."""
+    """Return the names of values that the module itself defines and that could be an app."""
     return [
         name
         for name, value in vars(module).items()
@@ -209,21 +209,21 @@ def _candidates(module: ModuleType) -> list[str]:
     ]
 
 
-def _words(error: BaseException) -> str:
-    """Return an error of the user's code in one line, and where it is from."""
+def _describe(error: BaseException) -> str:
+    """Return an error of the user's code in one line, with its location."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
-    return f"{' '.join(str(Failure.of(error)).split())} {_at(error)}".rstrip()
+    return f"{' '.join(str(Failure.of(error)).split())} {_location(error)}".rstrip()
 
 
-def _at(error: BaseException) -> str:
-    ours = ("<frozen importlib", __file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+def _location(error: BaseException) -> str:
+    skipped = ("<frozen importlib", __file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(skipped)]
     return f"({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def harbor_for(app: str | None) -> Harbor:
-    """Return the harbor of *app*, or of the app that is found as a worker finds it; without either, a new one."""
+    """Return the harbor of *app*; without *app*, that of the app that a worker would find, or else a new one."""
     named = search_app() if app is None else app
     loaded = None if named is None else load_app(named)
     return Harbor() if loaded is None or loaded.harbor is None else loaded.harbor
@@ -231,7 +231,7 @@ def harbor_for(app: str | None) -> Harbor:
 
 @contextmanager
 def open_harbor(app: str | None, url: str | None) -> Iterator[Harbor]:
-    """Give that harbor for the length of a command, with the store at *url* if that is given."""
+    """Open the harbor of `harbor_for` for the duration of a command, with the store at *url* if given."""
     with harbor_for(app) as harbor:
         if url is not None:
             harbor.use_store(url)

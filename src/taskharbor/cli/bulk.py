@@ -1,4 +1,4 @@
-"""Many dead letters at once: which are meant, a look at them, a yes, and then a new life for all of them."""
+"""Bulk operations: select, preview, confirm, and requeue, purge or prune many jobs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from taskharbor.core.results import JobFilter
     from taskharbor.drivers.base import Driver
 
-SAMPLE: Final = 5
+MAX_PREVIEW: Final = 5
 PRUNE_BATCH: Final = 500
-COUNTED: Final = 10_000
-"""How many jobs that are kept by an event are counted; more are as many to a person."""
-WORDS: Final = {
+MAX_COUNTED: Final = 10_000
+"""The maximum number of jobs kept by an event that are counted."""
+KEPT_REASONS: Final = {
     Kept.NOT_FOUND: "not found",
     Kept.NOT_DEAD: "no longer dead",
     Kept.TOO_YOUNG: "ended too recently (finished jobs may be kept for up to a day longer)",
@@ -46,10 +46,10 @@ WORDS: Final = {
 
 
 class NoSelection(click.UsageError):
-    """Neither ids nor a filter: that would mean every dead letter there is."""
+    """Neither ids nor a filter were given."""
 
     def __init__(self) -> None:
-        super().__init__("name jobs or give a filter; --all means every dead letter there is")
+        super().__init__("give ids or a filter; --all selects every dead letter")
 
 
 def select_dead_letters(
@@ -58,9 +58,9 @@ def select_dead_letters(
     wanted: JobFilter,
     *,
     everything: bool,
-    is_meant: Callable[[JobSummary], bool] = lambda _: True,
+    is_selected: Callable[[JobSummary], bool] = lambda _: True,
 ) -> list[JobId]:
-    """Return the ids that a command is about: those named, or those that are like *wanted* now, and meant."""
+    """Return the given ids, or the ids of the dead letters that match *wanted* and *is_selected*, oldest first."""
     is_filtered = any((wanted.queue, wanted.type, wanted.fingerprint))
     if texts and (is_filtered or everything):
         raise ConflictingOptions("ids", "filters")
@@ -68,26 +68,26 @@ def select_dead_letters(
         return job_ids_of(driver, texts)
     if not is_filtered and not everything:
         raise NoSelection
-    with ProgressLine("looking", None) as progress:
-        return [*_found(driver, wanted, is_meant, progress)][::-1]  # whoever died first comes first
+    with ProgressLine("searching", None) as progress:
+        return [*_search(driver, wanted, is_selected, progress)][::-1]
 
 
 def died_before(driver: Driver, older_than: timedelta | None) -> Callable[[JobSummary], bool]:
-    """Return what tells of a dead letter whether it died longer ago than *older_than*."""
-    moment = driver.inspector.now() - (older_than or timedelta(0))
-    return lambda job: job.dead_at is not None and job.dead_at <= moment
+    """Return a predicate: whether a dead letter died longer ago than *older_than*."""
+    until = driver.inspector.now() - (older_than or timedelta(0))
+    return lambda job: job.dead_at is not None and job.dead_at <= until
 
 
 def preview(driver: Driver, found: Sequence[JobId]) -> None:
-    """Say what was found, some of it by name."""
-    for job in driver.inspector.summaries(found[:SAMPLE]).values():
+    """Print the first few of the found jobs and the number of the others."""
+    for job in driver.inspector.summaries(found[:MAX_PREVIEW]).values():
         echo_status(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
-    if len(found) > SAMPLE:
-        echo_status(f"  and {len(found) - SAMPLE:,} more")
+    if len(found) > MAX_PREVIEW:
+        echo_status(f"  and {len(found) - MAX_PREVIEW:,} more")
 
 
 class BulkRequeue:
-    """Gives dead letters a new life; with *rate*, so many of them become due in a second."""
+    """Requeues dead letters; with *rate*, that many of them become due per second."""
 
     def __init__(self, driver: Driver, *, budget: int | None, reason: str, rate: float | None) -> None:
         self._driver = driver
@@ -97,20 +97,20 @@ class BulkRequeue:
         self._by = current_actor()
 
     def run(self, found: Sequence[JobId], *, yes: bool, dry_run: bool, as_json: bool) -> None:
-        """Show what was found; unless it is a dry run, ask, requeue, and tell what became of it."""
+        """Print a preview; unless it is a dry run, ask for confirmation, requeue, and print the result."""
         preview(self._driver, found)
         refused: list[TaskHarborError] = []
         if found and not dry_run:
             confirm(f"requeue {len(found):,} dead letters", yes=yes or len(found) == 1)
             refused = self._requeue(found)
         done = 0 if dry_run else len(found) - len(refused)
-        facts = {"matched": len(found), "requeued": done, "dry_run": dry_run, "refused": list(map(_refusal, refused))}
-        echo_data(facts, as_json=as_json, plain=f"requeued {done} of {len(found)}")
+        result = {"matched": len(found), "requeued": done, "dry_run": dry_run, "refused": list(map(_refusal, refused))}
+        echo_data(result, as_json=as_json, plain=f"requeued {done} of {len(found)}")
         if refused:
             raise PartlyRefused(len(refused), len(found))
 
     def _requeue(self, found: Sequence[JobId]) -> list[TaskHarborError]:
-        """Requeue all, and return why some could not be."""
+        """Requeue all of them, and return the errors of those that could not be."""
         refused: list[TaskHarborError] = []
         with ProgressLine("requeued", len(found)) as progress:
             try:
@@ -118,16 +118,16 @@ class BulkRequeue:
                     refused += self._requeue_batch(batch, delay)
                     progress.advance(len(batch))
             finally:
-                # What was done is written down even where the rest of it could not be.
+                # Record the finished part even if a later batch failed.
                 if done := progress.done - len(refused):
                     record_audit(self._driver, "dead-letters.requeue", f"{done} jobs", why=self._reason)
         return refused
 
     def _requeue_batch(self, batch: Sequence[JobId], delay: timedelta) -> list[TaskHarborError]:
-        answers = self._driver.requeue(
+        results = self._driver.requeue(
             batch, token=new_token(), budget=self._budget, by=self._by, reason=self._reason, delay=delay
         )
-        errors = [answer for answer in answers if not isinstance(answer, Transitioned)]
+        errors = [result for result in results if not isinstance(result, Transitioned)]
         for error in errors:
             echo_status(str(error))
         return list(errors)
@@ -138,16 +138,16 @@ def _refusal(error: TaskHarborError) -> dict[str, str]:
     return {"code": code, "message": str(error)}
 
 
-def _found(
-    driver: Driver, wanted: JobFilter, is_meant: Callable[[JobSummary], bool], progress: ProgressLine
+def _search(
+    driver: Driver, wanted: JobFilter, is_selected: Callable[[JobSummary], bool], progress: ProgressLine
 ) -> Iterator[JobId]:
     for page in all_pages(driver, wanted):
-        yield from (job.id for job in page.jobs if is_meant(job))
+        yield from (job.id for job in page.jobs if is_selected(job))
         progress.advance(len(page.jobs))
 
 
 class BulkPurge:
-    """Removes dead letters that ended longer ago than *older_than*; with *unpublished*, their events are given up."""
+    """Removes dead letters that died longer ago than *older_than*; with *unpublished*, also unpublished events."""
 
     def __init__(self, driver: Driver, *, older_than: timedelta | None, unpublished: bool) -> None:
         self._driver = driver
@@ -155,14 +155,14 @@ class BulkPurge:
         self._gives_up = unpublished
 
     def run(self, found: Sequence[JobId], *, yes: bool, dry_run: bool, as_json: bool) -> None:
-        """Show what was found; unless it is a dry run, ask, remove it, and tell what became of it."""
+        """Print a preview; unless it is a dry run, ask for confirmation, remove, and print the result."""
         preview(self._driver, found)
         removed, kept = 0, Counter[Kept]()
         if found and not dry_run:
-            confirm(f"remove {len(found):,} dead letters for good", yes=yes)
+            confirm(f"permanently remove {len(found):,} dead letters", yes=yes)
             removed, kept = self._purge(found)
-        facts = {"matched": len(found), "removed": removed, "dry_run": dry_run, "kept": kept}
-        echo_data(facts, as_json=as_json, plain=f"removed {removed} of {len(found)}")
+        result = {"matched": len(found), "removed": removed, "dry_run": dry_run, "kept": kept}
+        echo_data(result, as_json=as_json, plain=f"removed {removed} of {len(found)}")
         if kept:
             echo_status(_why_kept(self._driver, kept))
             raise PartlyRefused(kept.total(), len(found))
@@ -173,9 +173,9 @@ class BulkPurge:
         with ProgressLine("removed", len(found)) as progress:
             try:
                 for batch, _ in paced_batches(found, None):
-                    answer = purge(self._driver, batch, older_than=self._older_than, give_up=give_up)
-                    removed += answer.count
-                    kept.update(answer.kept)
+                    result = purge(self._driver, batch, older_than=self._older_than, give_up=give_up)
+                    removed += result.count
+                    kept.update(result.kept)
                     progress.advance(len(batch))
             finally:
                 if removed:
@@ -186,8 +186,8 @@ class BulkPurge:
 
 
 def _why_kept(driver: Driver, kept: Mapping[Kept, int]) -> str:
-    """Say how many jobs were kept, why, and how to remove them all the same."""
-    parts = [f"{kept[reason]:,} kept: {words}" for reason, words in WORDS.items() if kept.get(reason)]
+    """Return how many jobs were kept, for which reasons, and how to remove them anyway."""
+    parts = [f"{kept[reason]:,} kept: {text}" for reason, text in KEPT_REASONS.items() if kept.get(reason)]
     if not kept.get(Kept.UNPUBLISHED):
         return "; ".join(parts)
     seen_at = driver.inspector.publisher_seen_at()
@@ -199,9 +199,8 @@ def prune_finished(
     driver: Driver, older_than: timedelta, *, unpublished: bool, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Remove jobs that succeeded or were canceled longer ago than *older_than*; with *unpublished*, give up events."""
-    driver.maintenance.roll_up(
-        keep=STATS_RETENTION
-    )  # the count comes from aggregates, which are old if no worker or janitor runs
+    # The count comes from aggregates, which are out of date if no worker or janitor runs.
+    driver.maintenance.roll_up(keep=STATS_RETENTION)
     found = _ended_before(driver, driver.inspector.now() - older_than)
     what = f"remove about {found:,} finished jobs that ended more than {span(older_than)} ago"
     removed, kept = 0, Counter[Kept]()
@@ -211,7 +210,7 @@ def prune_finished(
         confirm(what, yes=yes)
         _close_events(driver, older_than, give_up=f"pruned by {current_actor()}" if unpublished else None)
         removed = _prune(driver, older_than, found)
-        kept[Kept.UNPUBLISHED] = len(driver.inspector.kept_by_events(older_than=older_than, limit=COUNTED))
+        kept[Kept.UNPUBLISHED] = len(driver.inspector.kept_by_events(older_than=older_than, limit=MAX_COUNTED))
         kept[Kept.TOO_YOUNG] = max(0, found - removed - kept[Kept.UNPUBLISHED])
     kept = +kept
     plain = "; ".join([f"removed {removed}", *([_why_kept(driver, kept)] if kept else [])])
@@ -219,9 +218,9 @@ def prune_finished(
 
 
 def _close_events(driver: Driver, older_than: timedelta, *, give_up: str | None) -> None:
-    """Close the events that keep finished jobs, if no process will publish them, or if they are to be given up."""
+    """Close the events that keep finished jobs if no process publishes them; with *give_up*, close all of them."""
     while held := driver.inspector.kept_by_events(older_than=older_than, limit=PRUNE_BATCH):
-        closed = close_unpublished(driver, older_than=timedelta(0), limit=COUNTED, job_ids=held)
+        closed = close_unpublished(driver, older_than=timedelta(0), limit=MAX_COUNTED, job_ids=held)
         if give_up is not None:
             give_up_events(driver, held, give_up)
         elif not closed:
@@ -239,9 +238,9 @@ def _prune(driver: Driver, older_than: timedelta, found: int) -> int:
     return progress.done
 
 
-def _ended_before(driver: Driver, moment: datetime) -> int:
-    """Return about how many finished jobs ended before *moment*, from the aggregates: nothing is counted one by one."""
-    kinds = (Status.SUCCEEDED, Status.CANCELED)
-    held = sum(queue.counts[kind] for queue in driver.inspector.queues() for kind in kinds)
-    since = sum(each.count for each in driver.inspector.finished_counts(since=moment) if each.status in kinds)
+def _ended_before(driver: Driver, until: datetime) -> int:
+    """Return an estimate, from aggregates, of how many finished jobs ended before *until*."""
+    statuses = (Status.SUCCEEDED, Status.CANCELED)
+    held = sum(queue.counts[status] for queue in driver.inspector.queues() for status in statuses)
+    since = sum(each.count for each in driver.inspector.finished_counts(since=until) if each.status in statuses)
     return max(held - since, 0)

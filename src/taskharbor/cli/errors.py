@@ -1,4 +1,4 @@
-"""From an error to what people read, what scripts match, and the exit code."""
+"""The errors of commands, and the table that maps exceptions to exit codes and stable error codes."""
 
 from __future__ import annotations
 
@@ -27,78 +27,78 @@ if TYPE_CHECKING:
 
 
 class AppNotLoaded(TaskHarborError):
-    """The handlers to run could not be found, or not imported, or not registered."""
+    """The app could not be found or imported, or its handlers could not be registered."""
 
-    def __init__(self, app: str, reason: str, way_out: str) -> None:
-        super().__init__(app, reason, way_out)
-        self.app, self.reason, self.way_out = app, reason, way_out
+    def __init__(self, app: str, reason: str, hint: str) -> None:
+        super().__init__(app, reason, hint)
+        self.app, self.reason, self.hint = app, reason, hint
 
     def __str__(self) -> str:
-        return f"cannot load {self.app}: {self.reason}; {self.way_out}"
+        return f"cannot load {self.app}: {self.reason}; {self.hint}"
 
 
 class NoSuchName(TaskHarborError):
-    """Nothing of this kind has this name."""
+    """No queue, key or other object of this kind has this name."""
 
-    def __init__(self, kind: str, name: str, way_out: str) -> None:
-        super().__init__(kind, name, way_out)
-        self.kind, self.name, self.way_out = kind, name, way_out
+    def __init__(self, kind: str, name: str, hint: str) -> None:
+        super().__init__(kind, name, hint)
+        self.kind, self.name, self.hint = kind, name, hint
 
     def __str__(self) -> str:
-        return f"there is no {self.kind} {self.name!r}; {self.way_out}"
+        return f"{self.kind} {self.name!r} not found; {self.hint}"
 
 
 class NotAJobId(UsageError):
-    """What was typed is not the id of any job."""
+    """The given text is not a job id."""
 
-    def __init__(self, text: str, way_out: str) -> None:
-        super().__init__(text, way_out)
-        self.text, self.way_out = text, way_out
+    def __init__(self, text: str, hint: str) -> None:
+        super().__init__(text, hint)
+        self.text, self.hint = text, hint
 
     def __str__(self) -> str:
-        return f"{self.text!r} is no job id, which is a UUID; {self.way_out}"
+        return f"{self.text!r} is not a job id (a UUID); {self.hint}"
 
 
 class NotConfirmed(TaskHarborError):
-    """A person, or nobody, was asked, and did not say yes. Nothing was changed."""
+    """The operation was not confirmed. Nothing was changed."""
 
-    def __init__(self, what: str, way_out: str) -> None:
-        super().__init__(what, way_out)
-        self.what, self.way_out = what, way_out
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what, hint)
+        self.what, self.hint = what, hint
 
     def __str__(self) -> str:
-        return f"nothing was changed: {self.what} was not confirmed; {self.way_out}"
+        return f"not confirmed, nothing changed: {self.what}; {self.hint}"
 
 
 class CodecNotRecorded(TaskHarborError):
-    """The store has recorded another codec meanwhile, or cannot record any yet."""
+    """Another process recorded a different codec, or the store's schema cannot record one yet."""
 
     def __init__(self, name: str, recorded: str | None) -> None:
         super().__init__(name, recorded)
         self.name, self.recorded = name, recorded
 
     def __str__(self) -> str:
-        why = (
+        reason = (
             "this store has no table for it yet; run 'taskharbor migrate up'"
             if self.recorded is None
             else f"another process recorded {self.recorded!r} at the same time; try again"
         )
-        return f"the codec {self.name!r} was not recorded: {why}"
+        return f"codec {self.name!r} was not recorded: {reason}"
 
 
 class PartlyRefused(TaskHarborError):
-    """Some of what was named could not be moved; each was told of by itself."""
+    """Some of the named jobs could not be changed. The error of each was printed before."""
 
-    def __init__(self, left: int, asked: int) -> None:
-        super().__init__(left, asked)
-        self.left, self.asked = left, asked
+    def __init__(self, refused: int, total: int) -> None:
+        super().__init__(refused, total)
+        self.refused, self.total = refused, total
 
     def __str__(self) -> str:
-        return f"{self.left} of {self.asked} were left alone; the lines above say why"
+        return f"{self.refused} of {self.total} jobs not changed; see errors above"
 
 
 class NotInstalled(UsageError):
-    """A command needs a part that is an extra, and is not installed."""
+    """A command needs an optional extra that is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(what, extra)
@@ -109,7 +109,7 @@ class NotInstalled(UsageError):
 
 
 class NoApp(UsageError):
-    """Nobody said what to run, and it could not be found."""
+    """No app was given, and none was found."""
 
     def __init__(self, folder: str, names: tuple[str, ...]) -> None:
         super().__init__(folder, names)
@@ -117,25 +117,25 @@ class NoApp(UsageError):
 
     def __str__(self) -> str:
         return (
-            f"no app was named, and none found in {self.folder}; name one, such as tasks.py, or put "
-            f"[tool.taskharbor] app = 'tasks.py' into pyproject.toml (looked for {', '.join(self.names)})"
+            f"no app given, and none found in {self.folder} (tried {', '.join(self.names)}); name one, such as "
+            "tasks.py, or put [tool.taskharbor] app = 'tasks.py' into pyproject.toml"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorExit:
-    """How an error ends a command. ``code`` is for scripts and never changes."""
+    """The exit code and the stable error code of an error."""
 
     exit: ExitCode
     code: str
     _: KW_ONLY
-    way_out: str = ""  # where the error's own words do not name one
+    hint: str = ""  # for errors whose own message does not have one
 
 
 # fmt: off
-VERDICTS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
+ERROR_EXITS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
     Exception:                     ErrorExit(ExitCode.FAILURE, "unexpected",
-                                             way_out="'taskharbor --debug ...' shows where"),
+                                             hint="'taskharbor --debug ...' shows where"),
     click.ClickException:          ErrorExit(ExitCode.FAILURE, "failure"),
     click.UsageError:              ErrorExit(ExitCode.USAGE, "usage"),
     errors.TaskHarborError:        ErrorExit(ExitCode.FAILURE, "failure"),
@@ -149,31 +149,31 @@ VERDICTS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
     errors.PayloadNotDecodable:    ErrorExit(ExitCode.FAILURE, "payload-not-decodable"),
     errors.CallNotReadable:        ErrorExit(ExitCode.FAILURE, "call-not-readable"),
     errors.CodecMismatch:          ErrorExit(ExitCode.CONFLICT, "codec-mismatch"),
-    errors.ApiKeyRequired:        ErrorExit(ExitCode.REFUSED, "open-to-strangers"),
-    errors.AddressUnavailable:           ErrorExit(ExitCode.FAILURE, "cannot-listen"),
+    errors.ApiKeyRequired:         ErrorExit(ExitCode.REFUSED, "open-to-strangers"),
+    errors.AddressUnavailable:     ErrorExit(ExitCode.FAILURE, "cannot-listen"),
     errors.EnqueueRefused:         ErrorExit(ExitCode.CONFLICT, "enqueue-refused"),
-    errors.JobNotFound:            ErrorExit(ExitCode.NOT_FOUND, "job-not-found", way_out="check the id"),
+    errors.JobNotFound:            ErrorExit(ExitCode.NOT_FOUND, "job-not-found", hint="check the id"),
     errors.JobFailed:              ErrorExit(ExitCode.JOB_FAILED, "job-failed"),
     errors.ResultTimeout:          ErrorExit(ExitCode.TIMED_OUT_WAITING, "result-timeout"),
     errors.JobTimedOut:            ErrorExit(ExitCode.JOB_FAILED, "job-timed-out"),
     errors.LeaseLost:              ErrorExit(ExitCode.CONFLICT, "lease-lost"),
     errors.ScheduleNotFound:       ErrorExit(ExitCode.NOT_FOUND, "schedule-not-found"),
     errors.SchemaOutOfDate:        ErrorExit(ExitCode.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
-    errors.StoreUnavailable:       ErrorExit(ExitCode.CANNOT_CONNECT, "store-unavailable", way_out="check its URL"),
+    errors.StoreUnavailable:       ErrorExit(ExitCode.CANNOT_CONNECT, "store-unavailable", hint="check its URL"),
     connect.NotAUrl:               ErrorExit(ExitCode.USAGE, "not-a-url"),
     connect.UnknownStore:          ErrorExit(ExitCode.USAGE, "unknown-store"),
     connect.DriverNotInstalled:    ErrorExit(ExitCode.USAGE, "driver-not-installed"),
     TransportUnavailable:          ErrorExit(ExitCode.CANNOT_CONNECT, "transport-unavailable"),
     TransportRefused:              ErrorExit(ExitCode.USAGE, "transport-refused"),
     UrlMissing:                    ErrorExit(ExitCode.USAGE, "url-missing"),
-    AppNotLoaded:         ErrorExit(ExitCode.APP_IMPORT_FAILED, "app-not-loaded"),
-    PartlyRefused:            ErrorExit(ExitCode.CONFLICT, "left-alone"),
-    NoApp:                ErrorExit(ExitCode.USAGE, "no-app"),
-    NoSuchName:           ErrorExit(ExitCode.NOT_FOUND, "no-such-name"),
-    CodecNotRecorded:     ErrorExit(ExitCode.CONFLICT, "codec-not-recorded"),
-    NotAJobId:            ErrorExit(ExitCode.USAGE, "not-a-job-id"),
-    NotConfirmed:         ErrorExit(ExitCode.REFUSED, "not-confirmed"),
-    NotInstalled:         ErrorExit(ExitCode.USAGE, "not-installed"),
+    AppNotLoaded:                  ErrorExit(ExitCode.APP_IMPORT_FAILED, "app-not-loaded"),
+    PartlyRefused:                 ErrorExit(ExitCode.CONFLICT, "left-alone"),
+    NoApp:                         ErrorExit(ExitCode.USAGE, "no-app"),
+    NoSuchName:                    ErrorExit(ExitCode.NOT_FOUND, "no-such-name"),
+    CodecNotRecorded:              ErrorExit(ExitCode.CONFLICT, "codec-not-recorded"),
+    NotAJobId:                     ErrorExit(ExitCode.USAGE, "not-a-job-id"),
+    NotConfirmed:                  ErrorExit(ExitCode.REFUSED, "not-confirmed"),
+    NotInstalled:                  ErrorExit(ExitCode.USAGE, "not-installed"),
 })
 # fmt: on
 
@@ -181,28 +181,28 @@ _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 def report(error: Exception, *, as_json: bool, debug: bool) -> ExitCode:
-    """Tell on stderr what went wrong, and return the exit code it deserves."""
-    verdict = verdict_on(error)
-    message = "; ".join(filter(None, [_what(error), _way_out(error) or verdict.way_out]))
+    """Print *error* to stderr, and return its exit code."""
+    known = exit_for(error)
+    message = "; ".join(filter(None, [_describe(error), _hint(error) or known.hint]))
     try:
         if debug and not isinstance(error, click.ClickException):
             echo_status(_without_secrets("".join(traceback.format_exception(error)).rstrip()))
         if as_json:
-            echo_status(json.dumps({"error": {"code": verdict.code, "message": message}}))
+            echo_status(json.dumps({"error": {"code": known.code, "message": message}}))
         else:
             echo_status(f"{click.style('error:', fg='red', bold=True)} {message}")
     except BrokenPipeError:
-        # Nobody reads it. Python would try once more at its end, and then exit with 120.
+        # The reader is gone. Python would try to flush again at exit, and then exit with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    return verdict.exit
+    return known.exit
 
 
-def verdict_on(error: BaseException) -> ErrorExit:
-    """Return the verdict on the most specific class of *error* that has one."""
-    return next(VERDICTS[kind] for kind in type(error).__mro__ if kind in VERDICTS)
+def exit_for(error: BaseException) -> ErrorExit:
+    """Return the entry of the most specific class of *error* in `ERROR_EXITS`."""
+    return next(ERROR_EXITS[kind] for kind in type(error).__mro__ if kind in ERROR_EXITS)
 
 
-def _what(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     match error:
         case errors.TaskHarborError():
             return str(error) or type(error).__name__
@@ -215,12 +215,12 @@ def _what(error: Exception) -> str:
             return f"unexpected {type(error).__name__}: {_without_secrets(' '.join(str(error).split()))}"
 
 
-def _way_out(error: Exception) -> str:
+def _hint(error: Exception) -> str:
     match error:
         case click.NoSuchOption(possibilities=[str() as near, *_]):
             return f"did you mean {near!r}?"
         case click.NoSuchOption(ctx=click.Context() as ctx) if owner := _owner(error.option_name, ctx):
-            return f"it goes before the command: '{owner} {error.option_name} ...'"
+            return f"put it before the command: '{owner} {error.option_name} ...'"
         case NoSuchCommand() if found := get_close_matches(error.name, error.known, n=1):
             return f"did you mean {found[0]!r}?"
         case click.UsageError(ctx=click.Context() as ctx):
@@ -230,13 +230,13 @@ def _way_out(error: Exception) -> str:
 
 
 def _owner(option: str, ctx: click.Context) -> str | None:
-    """Return the path of the group above that has this option."""
-    above = ctx.parent
-    while above is not None and not any(option in parameter.opts for parameter in above.command.params):
-        above = above.parent
-    return None if above is None else above.command_path
+    """Return the command path of the nearest parent group that has this option."""
+    parent = ctx.parent
+    while parent is not None and not any(option in parameter.opts for parameter in parent.command.params):
+        parent = parent.parent
+    return None if parent is None else parent.command_path
 
 
 def _without_secrets(text: str) -> str:
-    """Mask URLs in words that are not ours: they may quote what was typed."""
+    """Mask the passwords of URLs in messages of other libraries, which may quote the input."""
     return _URL.sub(lambda url: connect.mask_url(url[0]), text)

@@ -1,4 +1,4 @@
-"""What became of jobs that a person wanted moved, one by one."""
+"""Printing of jobs: tables, details, JSON views, and the results of cancel and requeue."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from taskharbor.core.results import JobFilter
     from taskharbor.drivers.base import Driver
 
-SIZE: Final = 500
-TITLES: Final = ("id", "type", "queue", "status", "attempts", "due", "ended", "error")
-HISTORY: Final = ("life", "attempt", "outcome", "worker", "started", "ended", "error")
-_SHORT: Final = 60
+FIND_BATCH: Final = 500
+JOB_TITLES: Final = ("id", "type", "queue", "status", "attempts", "due", "ended", "error")
+ATTEMPT_TITLES: Final = ("life", "attempt", "outcome", "worker", "started", "ended", "error")
+_MAX_CELL_CHARS: Final = 60
 
 
 def full_page(driver: Driver, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
-    """Return *limit* jobs, newest first, or all that are left."""
+    """Return *limit* jobs, newest first, or fewer if there are no more."""
     page = driver.inspector.find(wanted, limit=limit, after=after)
     while page.after is not None and len(page.jobs) < limit:
         more = driver.inspector.find(wanted, limit=limit - len(page.jobs), after=page.after)
@@ -40,52 +40,52 @@ def full_page(driver: Driver, wanted: JobFilter, *, limit: int, after: JobId | N
 
 
 def page_under(driver: Driver, key: str) -> Page:
-    """Return the jobs that hold an idempotency key, one for each queue at most."""
+    """Return the jobs with an idempotency key, at most one per queue."""
     return Page(tuple(driver.inspector.summaries(driver.inspector.find_by_key(key)).values()), None)
 
 
 def all_pages(driver: Driver, wanted: JobFilter) -> Iterator[Page]:
-    """Give every job that matches, newest first; some pages may be empty."""
-    page = driver.inspector.find(wanted, limit=SIZE)
+    """Yield pages of all jobs that match, newest first; pages may be empty."""
+    page = driver.inspector.find(wanted, limit=FIND_BATCH)
     yield page
     while page.after is not None:
-        page = driver.inspector.find(wanted, limit=SIZE, after=page.after)
+        page = driver.inspector.find(wanted, limit=FIND_BATCH, after=page.after)
         yield page
 
 
 def show_job(driver: Driver, job: JobSummary, *, as_json: bool, plain: str) -> None:
-    """Print one job as the API shows it, or else *plain*."""
+    """Print one job as JSON, as the API returns it, or else *plain*."""
     echo_data(views_of(driver, [job])[0] if as_json else None, as_json=as_json, plain=plain)
 
 
 def show_page(driver: Driver, page: Page, *, as_json: bool, what: str, queue: str | None) -> None:
-    """Print a page of jobs, and how to see the next one; where there are none, that no *what* of *queue* was found."""
+    """Print a page of jobs and how to get the next one; if it is empty, print that no *what* matched."""
     if as_json:
         following = None if page.after is None else str(page.after)
         now = driver.inspector.now()
         echo_data({"jobs": [job_view(job, now=now) for job in page.jobs], "next": following}, as_json=True, plain="")
         return
     empty = "" if page.jobs else no_matches(driver, what, queue)
-    print_table(TITLES, [_row(job) for job in page.jobs], now=driver.inspector.now(), empty=empty)
+    print_table(JOB_TITLES, [_row(job) for job in page.jobs], now=driver.inspector.now(), empty=empty)
     if page.after is not None:
-        echo_status(f"there are more: --after {page.after}")
+        echo_status(f"more jobs: --after {page.after}")
 
 
 def show_job_details(driver: Driver, job: Job, *, with_payload: bool, as_json: bool) -> None:
-    """Print all that is known of one job."""
+    """Print all fields of one job and its attempts."""
     attempts, now = driver.inspector.attempts([job.id]), driver.inspector.now()
     if as_json:
         view = job_view(job, now=now, failure=last_failure(attempts), with_payload=with_payload)
         echo_data(view | {"attempts": list(map(attempt_view, attempts))}, as_json=True, plain="")
         return
-    print_facts([*_facts(job), *(_secrets(job) if with_payload else ())], now=now)
+    print_facts([*_facts(job), *(_payload_facts(job) if with_payload else ())], now=now)
     if attempts:
         click.echo()
-        print_table(HISTORY, [_attempt(each) for each in attempts], now=now, empty="")
+        print_table(ATTEMPT_TITLES, [_attempt(each) for each in attempts], now=now, empty="")
 
 
 def views_of(driver: Driver, jobs: Sequence[JobSummary]) -> list[dict[str, Any]]:
-    """Return jobs as the API shows them, reading once for all."""
+    """Return jobs as the API returns them; read their attempts in one query."""
     failed = [job.id for job in jobs if job.last_error is not None]
     history: defaultdict[JobId, list[Attempt]] = defaultdict(list)
     for attempt in driver.inspector.attempts(failed) if failed else ():
@@ -95,9 +95,9 @@ def views_of(driver: Driver, jobs: Sequence[JobSummary]) -> list[dict[str, Any]]
 
 
 def first_line(text: str | None) -> str:
-    """Return enough of *text* for a cell."""
+    """Return the first line of *text*, shortened for a table cell."""
     line = (text or "").strip().partition("\n")[0]
-    return line if len(line) <= _SHORT else line[: _SHORT - 1] + "…"
+    return line if len(line) <= _MAX_CELL_CHARS else line[: _MAX_CELL_CHARS - 1] + "…"
 
 
 def _row(job: JobSummary) -> list[Cell]:
@@ -120,13 +120,13 @@ def _facts(job: JobSummary) -> list[tuple[str, Cell]]:
         ("due", job.scheduled_for),
         ("started", job.processing_started_at),
         ("ended", job.completed_at),
-        ("cancel asked", job.cancel_requested_at),
+        ("cancel requested", job.cancel_requested_at),
         ("worker", job.worker_id),
         ("lease until", job.lease_expires_at),
         ("progress", _progress(job)),
         ("key", job.idempotency_key),
         ("tags", " ".join(f"{key}={value}" for key, value in sorted(job.metadata.items())) or None),
-        ("died of", job.dead_reason),
+        ("dead reason", job.dead_reason),
         ("error", job.last_error),
     ]
 
@@ -138,7 +138,7 @@ def _progress(job: JobSummary) -> str | None:
     return f"{job.progress.done:,}{of} {job.progress.note}".rstrip()
 
 
-def _secrets(job: Job) -> list[tuple[str, Cell]]:
+def _payload_facts(job: Job) -> list[tuple[str, Cell]]:
     result = None if job.result is None else json.dumps(stored_value(job.result), ensure_ascii=False)
     return [("payload", json.dumps(stored_value(job.payload), ensure_ascii=False)), ("result", result)]
 
@@ -158,28 +158,28 @@ def _attempt(attempt: Attempt) -> list[Cell]:
 
 def report_transitions(
     driver: Driver,
-    answers: Sequence[Transitioned | IllegalTransition | JobNotFound],
+    results: Sequence[Transitioned | IllegalTransition | JobNotFound],
     *,
     as_json: bool,
     note: Callable[[str], None],
 ) -> None:
-    """Print every job that was moved, say why others were not, and raise what ends the command.
+    """Print the jobs that were changed and the errors of the others; raise if there are any errors.
 
-    *note* is called for each that was moved, to write it down.
+    *note* is called with the id of each changed job, to write an audit entry.
     """
-    moved = [answer for answer in answers if isinstance(answer, Transitioned)]
-    refused = [answer for answer in answers if not isinstance(answer, Transitioned)]
-    for answer in moved:
-        note(str(answer.job_id))
+    changed = [result for result in results if isinstance(result, Transitioned)]
+    refused = [result for result in results if not isinstance(result, Transitioned)]
+    for result in changed:
+        note(str(result.job_id))
     if as_json:
-        jobs = driver.inspector.summaries([answer.job_id for answer in moved])
+        jobs = driver.inspector.summaries([result.job_id for result in changed])
         echo_data({"jobs": views_of(driver, list(jobs.values()))}, as_json=True, plain="")
     else:
-        for answer in moved:
-            click.echo(f"{answer.job_id}\t{answer.status}")
-    if len(answers) == 1 and refused:
+        for result in changed:
+            click.echo(f"{result.job_id}\t{result.status}")
+    if len(results) == 1 and refused:
         raise refused[0]
     for error in refused:
         echo_status(str(error))
     if refused:
-        raise PartlyRefused(len(refused), len(answers))
+        raise PartlyRefused(len(refused), len(results))

@@ -1,4 +1,4 @@
-"""The root of all commands, and the one place where a command line ends."""
+"""The root command, its lazily imported subcommands, exit codes, and the function that runs a command line."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "api": ("taskharbor.cli.commands.run:api", "Serve the HTTP API until a signal."),
-        "codec": ("taskharbor.cli.commands.codec:codec", "Show or change the codec that payloads are written with."),
-        "completion": ("taskharbor.cli.commands.meta:completion", "Print what lets a shell complete commands."),
-        "dead": ("taskharbor.cli.commands.dead:dead", "Look at dead letters, give them a new life, or remove them."),
-        "demo": ("taskharbor.cli.commands.dev:demo", "Watch jobs survive workers that are killed."),
+        "codec": ("taskharbor.cli.commands.codec:codec", "Show or change the codec for payloads."),
+        "completion": ("taskharbor.cli.commands.meta:completion", "Print a completion script for a shell."),
+        "dead": ("taskharbor.cli.commands.dead:dead", "List dead letters; requeue or remove them."),
+        "demo": ("taskharbor.cli.commands.dev:demo", "Run a demo: workers are killed, no job is lost."),
         "dev": (
             "taskharbor.cli.commands.dev:dev",
-            "Run everything for development, and reload on save.",
+            "Run worker and API for development; reload on save.",
         ),
-        "enqueue": ("taskharbor.cli.commands.jobs:enqueue", "Store a job, and print its id."),
+        "enqueue": ("taskharbor.cli.commands.jobs:enqueue", "Enqueue a job and print its id."),
         "enqueuer": ("taskharbor.cli.commands.run:enqueuer", "Send messages for due jobs until a signal."),
-        "janitor": ("taskharbor.cli.commands.run:janitor", "Keep the store in order until a signal."),
-        "jobs": ("taskharbor.cli.commands.jobs:jobs", "Look at jobs, and move them."),
-        "keys": ("taskharbor.cli.commands.keys:keys", "Give, list and revoke keys for the HTTP API."),
-        "migrate": ("taskharbor.cli.commands.migrate:migrate", "Bring the store's schema up to date, or look at it."),
+        "janitor": ("taskharbor.cli.commands.run:janitor", "Run maintenance of the store until a signal."),
+        "jobs": ("taskharbor.cli.commands.jobs:jobs", "List, show, cancel and requeue jobs."),
+        "keys": ("taskharbor.cli.commands.keys:keys", "Create, list and revoke keys for the HTTP API."),
+        "migrate": ("taskharbor.cli.commands.migrate:migrate", "Migrate the store's schema, or show its status."),
         "prune": ("taskharbor.cli.commands.dead:prune", "Remove finished jobs that are past their retention."),
-        "queues": ("taskharbor.cli.commands.queues:queues", "Look at queues, pause them, and let them go on."),
-        "schedules": ("taskharbor.cli.commands.schedules:schedules", "Look at schedules, run, pause and resume them."),
-        "sqs": ("taskharbor.cli.commands.sqs:sqs", "Make the queues of SQS, and look at them."),
-        "stats": ("taskharbor.cli.commands.queues:stats", "Show how much there is, and how fast jobs end."),
+        "queues": ("taskharbor.cli.commands.queues:queues", "List queues; pause and resume them."),
+        "schedules": ("taskharbor.cli.commands.schedules:schedules", "List schedules; run, pause and resume them."),
+        "sqs": ("taskharbor.cli.commands.sqs:sqs", "Create SQS queues and show their status."),
+        "stats": ("taskharbor.cli.commands.queues:stats", "Show job counts and recent throughput."),
         "top": ("taskharbor.cli.commands.queues:top", "Watch queues and workers live."),
-        "version": ("taskharbor.cli.commands.meta:version", "Say what is installed here."),
-        "workers": ("taskharbor.cli.commands.queues:workers", "Look at workers."),
+        "version": ("taskharbor.cli.commands.meta:version", "Show the installed version."),
+        "workers": ("taskharbor.cli.commands.queues:workers", "List workers."),
         "worker": ("taskharbor.cli.commands.run:worker", "Run jobs until a signal."),
     }
 )
@@ -59,11 +59,11 @@ class ExitCode(IntEnum):
     APP_IMPORT_FAILED = 10
     PROBLEMS_FOUND = 11
     SLOTS_LOST = 12
-    INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+    INTERRUPTED = 130  # as shells report a program ended by Ctrl-C
 
 
 class LazyGroup(click.Group):
-    """A group whose *lazy* commands are given as name → ("module:attribute", one line of help)."""
+    """A command group that imports its *lazy* commands on use: name → ("module:attribute", one line of help)."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Left alone, click answers a bare group with its help and exit 0 or 2, as its version has it.
+        # Without this, click exits with 0 or 2, depending on its version, for a group without a command.
         bare = not args and not ctx.resilient_parsing
         return super().parse_args(ctx, ["--help"] if bare else args)
 
@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
 
 
 class NoSuchCommand(click.UsageError):
-    """click has one of this name since 8.4; this one knows lazy commands too."""
+    """An unknown command. click 8.4 has an exception of this name; this one includes lazy commands."""
 
     def __init__(self, name: str, known: list[str], ctx: click.Context) -> None:
         super().__init__(f"no such command {name!r}", ctx=ctx)
@@ -110,7 +110,7 @@ class NoSuchCommand(click.UsageError):
 
 
 def main() -> int:
-    """Run the command line of this process, and return its exit code."""
+    """Run the command line of this process and return its exit code."""
     return run(cli, sys.argv[1:])
 
 
@@ -118,19 +118,19 @@ def main() -> int:
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 @click.version_option(__version__, prog_name="taskharbor", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Background jobs that are never lost and never run twice at once."""
+    """Durable background jobs, stored in your own database."""
 
 
 def run(group: click.Group, args: Sequence[str]) -> int:
-    """Run one command line, and return its exit code. What goes wrong is told on stderr."""
+    """Run one command line and return its exit code. Errors are printed to stderr."""
     try:
         code: int | None = group.main(list(args), standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001  the last stop: people get a line and an exit code, not a traceback
+    except Exception as error:  # noqa: BLE001  print one line and an exit code instead of a traceback
         from taskharbor.cli.errors import report
 
-        # Read from the words themselves: an error of parsing comes before any option has a value.
+        # Search the arguments directly: an error in parsing occurs before options have values.
         words = args[: args.index("--")] if "--" in args else args
         return report(error, as_json="--json" in words, debug="--debug" in words)
     return code or ExitCode.OK

@@ -1,4 +1,4 @@
-"""Options that many commands share, so that they have one name, one help and one meaning."""
+"""Options that several commands share, the parsers of their values, payload arguments, and confirmation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.results import JobFilter
 
-LONGEST: Final = timedelta(days=366)
+MAX_DURATION: Final = timedelta(days=366)
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 _EXAMPLE: Final = "2026-11-15T02:00Z"
 _LIMIT: Final = re.compile(r"[1-9]\d{0,8}", re.ASCII)
@@ -32,81 +32,81 @@ _UNITS: Final[Mapping[str, timedelta]] = MappingProxyType(
     }
 )
 F = TypeVar("F", bound="Callable[..., Any]")
-Asked: TypeAlias = Any
-"""What the options of a filter hold; `job_filter` knows each."""
+FilterValue: TypeAlias = Any
+"""The value of a filter option; `job_filter` and `dead_filter` have the types."""
 MAX_LIMIT: Final = 1_000
 
 
 class InvalidValue(click.BadParameter):
-    """What was typed cannot be read as what it should be."""
+    """A value that cannot be parsed."""
 
     def __init__(self, text: str, rule: str) -> None:
         super().__init__(f"{text!r}: {rule}")
 
 
 class ConflictingOptions(click.UsageError):
-    """Two ways to say one thing were used at once."""
+    """Two options that exclude each other were given."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(f"give {one} or {other}, not both")
 
 
 def duration(text: str) -> timedelta:
-    """Read a time with its unit, such as 25s, up to a year."""
+    """Parse a duration with its unit, such as 25s, up to 366 days."""
     parts = _DURATION.fullmatch(text.strip())
     if parts is None:
         raise InvalidValue(text, "write a duration with its unit, such as 500ms, 25s or 2m")
     value = float(parts[1]) * _UNITS[parts[2]]
-    if value > LONGEST:
-        raise InvalidValue(text, f"at most {LONGEST.days}d")
+    if value > MAX_DURATION:
+        raise InvalidValue(text, f"at most {MAX_DURATION.days}d")
     return value
 
 
-def duration_from(shortest: str) -> Callable[[str], timedelta]:
-    """Return what reads a duration of at least *shortest*."""
+def duration_from(minimum: str) -> Callable[[str], timedelta]:
+    """Return a parser of durations of at least *minimum*."""
 
-    def read(text: str) -> timedelta:
+    def parse(text: str) -> timedelta:
         value = duration(text)
-        if value < duration(shortest):
-            raise InvalidValue(text, f"at least {shortest}")
+        if value < duration(minimum):
+            raise InvalidValue(text, f"at least {minimum}")
         return value
 
-    return read
+    return parse
 
 
 def queues(text: str) -> dict[str, int | None]:
-    """Read queues such as mail:10,default: each with how many of its jobs run at once, or None."""
+    """Parse queues such as mail:10,default: each with the number of jobs that may run concurrently, or None."""
     limits: dict[str, int | None] = {}
     for part in text.split(","):
         name, colon, limit = part.strip().partition(":")
         if not name or (colon and _LIMIT.fullmatch(limit) is None):
             raise InvalidValue(part, "write a queue's name, or its name and a limit, such as mail:10")
         if name in limits:
-            raise InvalidValue(name, "a queue is named once")
+            raise InvalidValue(name, "a queue may be named only once")
         limits[name] = int(limit) if colon else None
     return limits
 
 
-def moment(text: str) -> datetime:
-    """Read a time with its zone, such as 2026-11-15T02:00Z."""
+def time_with_zone(text: str) -> datetime:
+    """Parse a time with its zone, such as 2026-11-15T02:00Z."""
     try:
         value = datetime.fromisoformat(text.strip())
     except ValueError:
         raise InvalidValue(text, f"write a time as {_EXAMPLE}") from None
     if value.tzinfo is None:
-        raise InvalidValue(text, f"say in which zone, as in {_EXAMPLE} or 2026-11-15T02:00+01:00")
+        raise InvalidValue(text, f"add the time zone, as in {_EXAMPLE} or 2026-11-15T02:00+01:00")
     return value.astimezone(UTC)
 
 
 def time_or_ago(text: str) -> datetime:
-    """Read a time with its zone, or how long ago it was, such as 2h."""
+    """Parse a time with its zone, or a duration before now, such as 2h."""
     if _DURATION.fullmatch(text.strip()):
         return datetime.now(UTC) - duration(text)
-    return moment(text)
+    return time_with_zone(text)
 
 
 def tag(text: str) -> tuple[str, str]:
-    """Read a key and its value, such as tenant=acme."""
+    """Parse a key and its value, such as tenant=acme."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise InvalidValue(text, "write a key and its value, such as tenant=acme")
@@ -114,23 +114,23 @@ def tag(text: str) -> tuple[str, str]:
 
 
 def read_payload(given: str) -> Any:
-    """Return the payload that *given* is as JSON, or that is found in ``@file``, or for ``-`` on stdin."""
+    """Return the payload: *given* is JSON, ``@file``, or ``-`` for stdin."""
     return _parsed(_text(given), given)
 
 
 def payload_of(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the object that the pairs make; without any, an empty one: a call without arguments."""
-    made: dict[str, Any] = {}
+    """Return the payload of KEY=VALUE pairs; without any, an empty object, which is a call without arguments."""
+    payload: dict[str, Any] = {}
     for pair in pairs:
         key, value = tag(pair)
-        if key in made:
+        if key in payload:
             raise InvalidValue(pair, f"{key} is given twice")
-        made[key] = _value(value)
-    return made
+        payload[key] = _value(value)
+    return payload
 
 
 def _text(payload: str) -> str:
-    """Return the JSON that *payload* is, or points at."""
+    """Return the JSON text of *payload*, read from a file or stdin if necessary."""
     if payload != "-" and not payload.startswith("@"):
         return payload
     try:
@@ -149,8 +149,8 @@ def _parsed(text: str, given: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse)
     except ValueError as error:
-        where = given if given.startswith("@") or given == "-" else text
-        raise InvalidValue(where, f"this is no JSON: {error}; the shell wants it in single quotes") from error
+        source = given if given.startswith("@") or given == "-" else text
+        raise InvalidValue(source, f"not valid JSON: {error}; in a shell, put it in single quotes") from error
 
 
 def _value(text: str) -> Any:
@@ -163,32 +163,32 @@ def _value(text: str) -> Any:
 
 
 def _refuse(constant: str) -> None:
-    """Refuse NaN and Infinity, which no JSON has."""
+    """Reject NaN and Infinity, which are not valid JSON."""
     raise ValueError(constant)
 
 
 def confirm_options(command: F) -> F:
     """Add `--yes` as ``yes`` and `--dry-run` as ``dry_run``."""
-    yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-    return yes(click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")(command))
+    yes = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+    return yes(click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")(command))
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask a person whether to do *what*, or raise `NotConfirmed`."""
+    """Ask for confirmation of *what*; raise `NotConfirmed` if it is refused or cannot be asked."""
     from taskharbor.cli.errors import NotConfirmed
     from taskharbor.cli.render import echo_status
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise NotConfirmed(what, "nobody can be asked here: look with --dry-run, then say --yes")
+        raise NotConfirmed(what, "not a terminal; preview with --dry-run, then pass --yes")
     echo_status(f"{what}?")
-    if not click.confirm("go on", err=True):
-        raise NotConfirmed(what, "'y' would have done it")
+    if not click.confirm("continue", err=True):
+        raise NotConfirmed(what, "answer 'y' to continue")
 
 
 def filter_options(command: F) -> F:
-    """Add the filters of a list of jobs; `job_filter` takes what they give."""
+    """Add the filter options of jobs; `job_filter` takes their values."""
     options = [
         click.option(
             "-s",
@@ -196,23 +196,28 @@ def filter_options(command: F) -> F:
             "statuses",
             type=click.Choice([status.value for status in Status], case_sensitive=False),
             multiple=True,
-            help="Only in this status; may be repeated.",
+            help="Only jobs in this status; may be repeated.",
         ),
-        click.option("-q", "--queue", help="Only of this queue."),
-        click.option("-t", "--type", help="Only of this type."),
-        click.option("--since", type=time_or_ago, metavar="TIME", help="Only made since this time, or since 2h ago."),
-        click.option("--until", type=time_or_ago, metavar="TIME", help="Only made before this time."),
-        click.option("--tag", type=tag, metavar="KEY=VALUE", help="Only with this in the metadata."),
+        click.option("-q", "--queue", help="Only jobs of this queue."),
+        click.option("-t", "--type", help="Only jobs of this type."),
+        click.option(
+            "--since",
+            type=time_or_ago,
+            metavar="TIME",
+            help="Only jobs created since this time, or 2h for 2 hours ago.",
+        ),
+        click.option("--until", type=time_or_ago, metavar="TIME", help="Only jobs created before this time."),
+        click.option("--tag", type=tag, metavar="KEY=VALUE", help="Only jobs with this in the metadata."),
     ]
     return _with(command, options)
 
 
 def dead_options(command: F) -> F:
-    """Add the filters of dead letters."""
+    """Add the filter options of dead letters; `dead_filter` takes their values."""
     options = [
-        click.option("-q", "--queue", help="Only of this queue."),
-        click.option("-t", "--type", help="Only of this type."),
-        click.option("-f", "--fingerprint", help="Only killed by this error; 'taskharbor dead groups' shows it."),
+        click.option("-q", "--queue", help="Only jobs of this queue."),
+        click.option("-t", "--type", help="Only jobs of this type."),
+        click.option("-f", "--fingerprint", help="Only jobs with this error; 'taskharbor dead groups' lists them."),
     ]
     return _with(command, options)
 
@@ -223,7 +228,7 @@ def page_options(command: F) -> F:
         click.option(
             "-n", "--limit", type=click.IntRange(1, MAX_LIMIT), default=50, show_default=True, help="How many to show."
         ),
-        click.option("--after", metavar="ID", help="Go on below this job."),
+        click.option("--after", metavar="ID", help="Continue after this job."),
     ]
     return _with(command, options)
 
@@ -250,38 +255,38 @@ def dead_filter(*, queue: str | None, type: str | None, fingerprint: str | None)
 
 
 def _with(command: F, options: Sequence[Callable[[F], F]]) -> F:
-    for option in reversed(options):  # click lists them in the order in which they were added last
+    for option in reversed(options):  # click lists the option that was added last first
         command = option(command)
     return command
 
 
 def json_option(command: F) -> F:
-    """Add `--json` as ``as_json``: for every command that prints data."""
-    return click.option("--json", "as_json", is_flag=True, help="Print data, and errors, as JSON.")(command)
+    """Add `--json` as ``as_json``, for every command that prints data."""
+    return click.option("--json", "as_json", is_flag=True, help="Print data and errors as JSON.")(command)
 
 
 def url_option(command: F) -> F:
-    """Add `--url` as ``url``, which is never missing: for every command that needs a store."""
-    # Not click's envvar: the environment is read in settings.py only.
+    """Add `--url` as ``url``, which is never None, for every command that needs a store."""
+    # Not click's envvar: only settings.py reads the environment.
     text = "The store, such as memory://  [default: TASKHARBOR_URL]"
     return click.option("--url", metavar="URL", callback=_given_or_set, help=text)(command)
 
 
 def url_of_app_option(command: F) -> F:
-    """Add `--url` as ``url``, which may be None: for commands whose app may name its store itself."""
-    text = "The store, such as sqlite:///jobs.db  [default: the app's own, else TASKHARBOR_URL]"
+    """Add `--url` as ``url``, which may be None, for commands whose app may name its store."""
+    text = "The store, such as sqlite:///jobs.db  [default: the app's store, else TASKHARBOR_URL]"
     return click.option("--url", metavar="URL", help=text)(command)
 
 
 def url_or_app_option(command: F) -> F:
-    """Add `--url` as ``url``, which may be None: for operating commands that take an app."""
-    text = "The store, such as sqlite:///jobs.db  [default: TASKHARBOR_URL, else the app's own]"
+    """Add `--url` as ``url``, which may be None, for operating commands that take an app."""
+    text = "The store, such as sqlite:///jobs.db  [default: TASKHARBOR_URL, else the app's store]"
     return click.option("--url", metavar="URL", callback=_given_or_set_or_none, help=text)(command)
 
 
 def app_option(command: F) -> F:
-    """Add `--app` as ``app``, which may be None: for commands that write payloads."""
-    text = "The app whose codec writes the payload, as for 'worker'.  [default: found as 'worker' finds it]"
+    """Add `--app` as ``app``, which may be None, for commands that write payloads."""
+    text = "The app whose codec encodes the payload, as for 'worker'.  [default: found as 'worker' finds it]"
     return click.option("--app", metavar="APP", help=text)(command)
 
 

@@ -1,4 +1,4 @@
-"""What a command that runs for long says on stderr, line by line."""
+"""Output of commands: data and status messages, tables, times, progress lines and log formats."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _UNITS: Final = (
     (timedelta(seconds=1), "s"),
 )
 # fmt: on
-_EXACT: Final = timedelta(seconds=10)
+_DECIMAL_BELOW: Final = timedelta(seconds=10)
+"""Shorter durations are shown with one decimal."""
 Cell = str | int | float | datetime | timedelta | None
 
-NOTHING: Final = "-"
-_UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
+EMPTY_CELL: Final = "-"
+_UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 _COLORS: Final = {
     Status.PROCESSING: "cyan",
     Status.FAILED: "yellow",
@@ -41,27 +42,29 @@ _COLORS: Final = {
     Status.DEAD: "red",
     Status.CANCELED: "magenta",
 }
-_ON_A_TERMINAL: Final = 0.2  # seconds between two updates of a line
-_ELSEWHERE: Final = 5.0  # seconds between two lines
-PLAIN: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_REDRAW_SECONDS: Final = 0.2
+"""Between two updates of a progress line on a terminal."""
+_LINE_SECONDS: Final = 5.0
+"""Between two progress lines elsewhere."""
+LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def echo_data(data: Any, *, as_json: bool, plain: str) -> None:
-    """Print *data* as one line of JSON, or else as *plain* text."""
+    """Print *data* to stdout as one line of JSON, or else *plain*."""
     click.echo(json.dumps(data) if as_json else plain, color=_color())
 
 
 def echo_status(text: str) -> None:
-    """Tell a person something that no program should read."""
+    """Print a message for people to stderr; programs should not parse it."""
     click.echo(text, err=True, color=_color())
 
 
 def _color() -> bool | None:
-    return False if Settings.from_env().no_color else None  # None: as the stream is
+    return False if Settings.from_env().no_color else None  # None: click decides by the stream
 
 
 def span(length: timedelta) -> str:
-    """Return a length of time in one or two units.
+    """Return a duration in one or two units.
 
     >>> [span(timedelta(seconds=n)) for n in (0.25, 5.5, 42, 90, 7200, 100_000)]
     ['250ms', '5.5s', '42s', '1m30s', '2h', '1d3h']
@@ -69,9 +72,9 @@ def span(length: timedelta) -> str:
     length = abs(length)
     if length < timedelta(seconds=1):
         return f"{length // timedelta(milliseconds=1)}ms"
-    if length < _EXACT:
+    if length < _DECIMAL_BELOW:
         return f"{length.total_seconds():.1f}".removesuffix(".0") + "s"
-    largest = next(place for place, (unit, _) in enumerate(_UNITS) if length >= unit)
+    largest = next(index for index, (unit, _) in enumerate(_UNITS) if length >= unit)
     text = ""
     for unit, letter in _UNITS[largest : largest + 2]:
         count, length = divmod(length, unit)
@@ -79,19 +82,19 @@ def span(length: timedelta) -> str:
     return text
 
 
-def relative(moment: datetime, now: datetime) -> str:
-    """Return how long ago *moment* was, or how far off it is.
+def relative(when: datetime, now: datetime) -> str:
+    """Return *when* relative to *now*.
 
     >>> from datetime import UTC, datetime
     >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     >>> relative(noon - timedelta(minutes=3), noon), relative(noon + timedelta(hours=2), noon)
     ('3m ago', 'in 2h')
     """
-    return f"{span(now - moment)} ago" if moment <= now else f"in {span(moment - now)}"
+    return f"{span(now - when)} ago" if when <= now else f"in {span(when - now)}"
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime, empty: str) -> None:
-    """Print *rows* to stdout in the form that its reader can use best; where there are none, say *empty*."""
+    """Print *rows* to stdout: as a table on a terminal, else tab-separated. If there are none, print *empty*."""
     if not rows:
         echo_status(empty)
         return
@@ -105,7 +108,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: d
 
 
 def print_facts(facts: Sequence[tuple[str, Cell]], *, now: datetime) -> None:
-    """Print what is known of one thing, a line for each fact; what is not known is left out."""
+    """Print names and values, one per line, without those that are None."""
     known = [(name, cell) for name, cell in facts if cell is not None]
     width = max(len(name) for name, _ in known)
     shown = (lambda cell: format_relative(cell, now)) if sys.stdout.isatty() else format_exact
@@ -113,7 +116,7 @@ def print_facts(facts: Sequence[tuple[str, Cell]], *, now: datetime) -> None:
 
 
 def format_exact(cell: Cell) -> str:
-    """Return *cell* for a program: exact, and on one line."""
+    """Return *cell* for programs: exact and on one line."""
     match cell:
         case None:
             return ""
@@ -126,10 +129,10 @@ def format_exact(cell: Cell) -> str:
 
 
 def format_relative(cell: Cell, now: datetime) -> str:
-    """Return *cell* for a person."""
+    """Return *cell* for people: relative times, short durations."""
     match cell:
         case None | "":
-            return NOTHING
+            return EMPTY_CELL
         case datetime():
             return relative(cell, now)
         case timedelta():
@@ -141,12 +144,12 @@ def format_relative(cell: Cell, now: datetime) -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* without what could move the cursor, colour the screen or break a line: others wrote it."""
-    return "".join(char if char.isprintable() else " " if char.isspace() else _UNSEEN for char in text)
+    """Return *text* without control characters, which could move the cursor or break a line; it may be untrusted."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else _UNPRINTABLE for char in text)
 
 
 def aligned(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime) -> str:
-    """Return rows in columns, numbers to the right."""
+    """Return *rows* as aligned columns, numbers to the right."""
     lines = [[title.upper() for title in titles], *([format_relative(cell, now) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     numbers = [is_number(column) for column in zip(*rows, strict=True)]
@@ -170,10 +173,10 @@ def rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: da
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title, column in zip(titles, zip(*rows, strict=True), strict=True):
-        # An id is copied: it is never cut or folded.
+        # Ids and queue names are never wrapped, so that they can be copied.
         table.add_column(title, justify="right" if is_number(column) else "left", no_wrap=title in {"id", "queue"})
     for row in rows:
-        # Text, and not str: words of others must not be read as markup.
+        # Text instead of str: untrusted values must not be interpreted as markup.
         table.add_row(*(Text(format_relative(cell, now), style=_cell_color(cell)) for cell in row))
     return table
 
@@ -195,30 +198,30 @@ def has_rich() -> bool:
 
 
 class ProgressLine:
-    """Tells how far *what* is. On a terminal one line is written over; elsewhere a line comes now and then."""
+    """Progress of an operation: one updated line on a terminal, a new line every five seconds elsewhere."""
 
     def __init__(self, what: str, total: int | None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._what, self._total = what, total
         self._monotonic = monotonic
         self._is_live = sys.stderr.isatty()
-        self._every = _ON_A_TERMINAL if self._is_live else _ELSEWHERE
-        self._start = self._told_at = monotonic()
-        self._was_told = False
+        self._interval = _REDRAW_SECONDS if self._is_live else _LINE_SECONDS
+        self._start = self._printed_at = monotonic()
+        self._was_printed = False
         self.done = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._was_told and self._is_live:
+        if self._was_printed and self._is_live:
             click.echo("\r\x1b[K", nl=False, err=True)
 
     def advance(self, count: int) -> None:
-        """Note that *count* more are done."""
+        """Add *count* finished items, and print the progress if it is due."""
         self.done += count
         now = self._monotonic()
-        if now - self._told_at >= self._every:
-            self._told_at, self._was_told = now, True
+        if now - self._printed_at >= self._interval:
+            self._printed_at, self._was_printed = now, True
             click.echo(f"\r\x1b[K{self}" if self._is_live else str(self), nl=not self._is_live, err=True)
 
     def __str__(self) -> str:
@@ -231,14 +234,14 @@ class ProgressLine:
 
 
 def log_to_stderr(*, as_json: bool) -> None:
-    """Show log lines from INFO on. An app that has set up logging by itself keeps what it chose."""
+    """Log to stderr from level INFO. An app that has configured logging keeps its configuration."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(PLAIN))
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON; one that a handler logs names its job and attempt."""
+    """Formats a record as one line of JSON; records of a running handler include its job and attempt."""
 
     def __init__(self) -> None:
         from taskharbor.worker.context import current_attempt

@@ -1,4 +1,4 @@
-"""Reaching SQS from a command line."""
+"""SQS for commands: the transport, the option for queue names, and the attributes of queues."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from taskharbor.delivery.transport import QueueSpec
 
 MAX_RECEIVES: Final = 1_000
-"""The most that SQS allows: a message may wait for a long job, and is not to be taken for one that nobody can read."""
+"""The maximum that SQS allows: a message that waits for a long job must not be treated as unreadable."""
 
 
 @contextmanager
 def sqs_transport(*, pollers: int = 1) -> Iterator[SqsTransport]:
-    """Open SQS as the environment says: its prefix and region; the rest is found as boto3 finds it."""
+    """Open an SQS transport with the prefix and region of the environment; boto3 finds the rest."""
     from taskharbor.delivery.sqs import PREFIX, SqsTransport
     from taskharbor.settings import Settings
 
@@ -36,14 +36,14 @@ def sqs_transport(*, pollers: int = 1) -> Iterator[SqsTransport]:
 
 
 def queue_names(text: str) -> tuple[str, ...]:
-    """Read queues such as mail,default."""
+    """Parse queue names such as mail,default."""
     from taskharbor.cli.options import InvalidValue
     from taskharbor.core.request import QUEUE_PATTERN
 
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if QUEUE_PATTERN.fullmatch(name) is None:
-            raise InvalidValue(name, f"a queue's name must match {QUEUE_PATTERN.pattern}")
+            raise InvalidValue(name, f"a queue name must match {QUEUE_PATTERN.pattern}")
     return names
 
 
@@ -54,23 +54,23 @@ queues_option = click.option(
     metavar="NAME,…",
     default="default",
     show_default=True,
-    help="Which queues.",
+    help="Names of the queues.",
 )
 
 
 def queue_shapes(queues: Sequence[str]) -> list[QueueSpec]:
-    """Return the specs of the queues: one for each of *queues*, and two of our own."""
+    """Return the specs of *queues* and of the two queues for unreadable messages and dead-letter events."""
     from datetime import timedelta
 
     from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE, QueueSpec
     from taskharbor.worker.config import VISIBILITY
 
-    keeps = timedelta(days=14)  # the most that SQS allows: people read these
+    max_retention = timedelta(days=14)  # the maximum of SQS; these two queues are read by people
     return [
-        QueueSpec(name=UNREADABLE_QUEUE, visibility=VISIBILITY, retention=keeps),
-        QueueSpec(name=DEAD_EVENTS_QUEUE, visibility=VISIBILITY, retention=keeps),
+        QueueSpec(name=UNREADABLE_QUEUE, visibility=VISIBILITY, retention=max_retention),
+        QueueSpec(name=DEAD_EVENTS_QUEUE, visibility=VISIBILITY, retention=max_retention),
         *(
-            # A message is worth nothing for long: the store sends another.
+            # A job message may be lost: the store sends another.
             QueueSpec(
                 name=name,
                 visibility=VISIBILITY,

@@ -1,4 +1,4 @@
-"""A look at everything, again and again: over the same screen on a terminal, one after the other elsewhere."""
+"""Printing of queues, workers and statistics, once or, for `top`, repeatedly."""
 
 from __future__ import annotations
 
@@ -26,11 +26,23 @@ if TYPE_CHECKING:
     from taskharbor.core.results import QueueStats
     from taskharbor.drivers.base import Driver
 
-QUEUES: Final = ("queue", "waiting", "running", "succeeded", "dead", "canceled", "oldest due", "paused")
+QUEUE_TITLES: Final = ("queue", "waiting", "running", "succeeded", "dead", "canceled", "oldest due", "paused")
 _HOUR: Final = timedelta(hours=1)
-WORKERS: Final = ("id", "host", "pid", "queues", "types", "jobs at once", "lost slots", "started", "seen", "alive")
+WORKER_TITLES: Final = (
+    "id",
+    "host",
+    "pid",
+    "queues",
+    "types",
+    "jobs at once",
+    "lost slots",
+    "started",
+    "seen",
+    "alive",
+)
 _CLEAR: Final = "\x1b[H\x1b[2J"
-_LEAVE: Final = {"q", "Q", "\x1b", ""}  # escape, too, and the end of the input
+_QUIT_KEYS: Final = {"q", "Q", "\x1b", ""}  # with escape and the end of the input
+_QUIT_HINT: Final = "press q to quit"
 
 
 def show_queues(driver: Driver, queues: Sequence[QueueStats], *, as_json: bool) -> None:
@@ -38,7 +50,7 @@ def show_queues(driver: Driver, queues: Sequence[QueueStats], *, as_json: bool) 
     if as_json:
         echo_data({"queues": [queue_view(queue, now=now) for queue in queues]}, as_json=True, plain="")
     else:
-        print_table(QUEUES, queue_rows(queues), now=now, empty="there are no queues: no job was stored yet")
+        print_table(QUEUE_TITLES, queue_rows(queues), now=now, empty="no queues; no job has been enqueued yet")
 
 
 def show_workers(driver: Driver, workers: Sequence[WorkerRecord], *, as_json: bool) -> None:
@@ -47,8 +59,8 @@ def show_workers(driver: Driver, workers: Sequence[WorkerRecord], *, as_json: bo
         views = [worker_view(worker) | {"is_alive": is_alive(worker, now)} for worker in workers]
         echo_data({"workers": views}, as_json=True, plain="")
     else:
-        empty = "no worker was heard of lately; 'taskharbor worker APP' starts one"
-        print_table(WORKERS, worker_rows(workers, now), now=now, empty=empty)
+        empty = "no live workers; 'taskharbor worker APP' starts one"
+        print_table(WORKER_TITLES, worker_rows(workers, now), now=now, empty=empty)
 
 
 def queue_rows(queues: Sequence[QueueStats]) -> list[list[Cell]]:
@@ -86,7 +98,7 @@ def worker_rows(workers: Sequence[WorkerRecord], now: datetime) -> list[list[Cel
 
 
 def show_stats(driver: Driver, *, as_json: bool) -> None:
-    """Print all counts, and how many jobs ended lately."""
+    """Print all counts, and how many jobs ended in the last hour."""
     found = stats_of(driver)
     if as_json:
         echo_data(found, as_json=True, plain="")
@@ -104,7 +116,7 @@ def show_stats(driver: Driver, *, as_json: bool) -> None:
 
 
 def headline(driver: Driver) -> str:
-    """Return the one line that says how things are."""
+    """Return a one-line summary of the statistics."""
     found = stats_of(driver)
     counts, age = found["counts"], found["oldest_age_seconds"]
     return " · ".join(
@@ -114,25 +126,25 @@ def headline(driver: Driver) -> str:
             f"{counts[Status.DEAD]:,} dead",
             f"{sum(found['finished_last_hour'].values()):,} ended in the last hour",
             f"{found['workers_alive']} workers",
-            "nothing is due" if age is None else f"the oldest is due for {span(timedelta(seconds=age))}",
+            "no job is due" if age is None else f"oldest due for {span(timedelta(seconds=age))}",
         ]
     )
 
 
 def stats_of(driver: Driver) -> dict[str, Any]:
-    """Return counts over all queues, who works, and how many jobs ended lately, as the API shows them."""
+    """Return the statistics of all queues and workers, as the API returns them."""
     inspector, now = driver.inspector, driver.inspector.now()
     alive = sum(is_alive(worker, now) for worker in inspector.workers())
     return stats_view(inspector.queues(), inspector.finished_counts(since=now - _HOUR), workers_alive=alive, now=now)
 
 
 def watch(driver: Driver, *, every: timedelta, count: int | None, as_json: bool) -> None:
-    """Look every so often, *count* times or until somebody has seen enough."""
+    """Print statistics repeatedly, *count* times or until the user quits."""
     is_live = sys.stdout.isatty() and not as_json
-    with _screen() if is_live else _lines(as_json=as_json) as draw, _keys() as was_told_to_end:
-        for look in counting(1):
+    with _screen() if is_live else _lines(as_json=as_json) as draw, _keys() as wait_for_quit:
+        for number in counting(1):
             draw(driver)
-            if look == count or was_told_to_end(every):
+            if number == count or wait_for_quit(every):
                 return
 
 
@@ -143,9 +155,9 @@ def _lines(*, as_json: bool) -> Iterator[Callable[[Driver], None]]:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[Driver], None]]:
-    """Give what draws over the whole screen."""
+    """Yield a function that redraws the whole screen."""
     if not has_rich():
-        yield lambda driver: click.echo(_CLEAR + _plain(driver))
+        yield lambda driver: click.echo(_CLEAR + _screen_text(driver))
         return
     from rich.console import Console, Group
     from rich.live import Live
@@ -157,25 +169,29 @@ def _screen() -> Iterator[Callable[[Driver], None]]:
             now = driver.inspector.now()
             queues, workers = queue_rows(driver.inspector.queues()), worker_rows(driver.inspector.workers(), now)
             tables = [
-                rich_table(titles, rows, now=now) for titles, rows in ((QUEUES, queues), (WORKERS, workers)) if rows
+                rich_table(titles, rows, now=now)
+                for titles, rows in ((QUEUE_TITLES, queues), (WORKER_TITLES, workers))
+                if rows
             ]
-            live.update(Group(Text(headline(driver)), *tables, Text("q ends this", style="dim")), refresh=True)
+            live.update(Group(Text(headline(driver)), *tables, Text(_QUIT_HINT, style="dim")), refresh=True)
 
         yield draw
 
 
-def _plain(driver: Driver) -> str:
+def _screen_text(driver: Driver) -> str:
     now = driver.inspector.now()
     queues, workers = queue_rows(driver.inspector.queues()), worker_rows(driver.inspector.workers(), now)
-    tables = [aligned(titles, rows, now=now) for titles, rows in ((QUEUES, queues), (WORKERS, workers)) if rows]
-    return "\n\n".join([headline(driver), *tables, "q ends this"])
+    tables = [
+        aligned(titles, rows, now=now) for titles, rows in ((QUEUE_TITLES, queues), (WORKER_TITLES, workers)) if rows
+    ]
+    return "\n\n".join([headline(driver), *tables, _QUIT_HINT])
 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[timedelta], bool]]:
-    """Give what waits for so long, and tells whether a key was pressed that means the end."""
+    """Yield a function that waits for a duration and returns whether the user pressed a key to quit."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        yield _just_wait
+        yield _wait
         return
     import select
     import termios
@@ -184,16 +200,16 @@ def _keys() -> Iterator[Callable[[timedelta], bool]]:
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
 
-    def pressed(length: timedelta) -> bool:
+    def wait_for_key(length: timedelta) -> bool:
         ready, _, _ = select.select([sys.stdin], [], [], length.total_seconds())
-        return bool(ready) and sys.stdin.read(1) in _LEAVE
+        return bool(ready) and sys.stdin.read(1) in _QUIT_KEYS
 
     try:
-        yield pressed
+        yield wait_for_key
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _just_wait(length: timedelta) -> bool:
+def _wait(length: timedelta) -> bool:
     wait(length)
     return False

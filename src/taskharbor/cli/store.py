@@ -1,4 +1,4 @@
-"""Waiting for jobs to end, but not for ever."""
+"""Store access for commands: opening it, looking up jobs, queues and schedules, audit entries, and waiting."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job, JobSummary, Schedule
     from taskharbor.drivers.base import Driver
 
-_RECENT: Final = 200  # jobs that a mistyped id is compared with
+_MAX_RECENT_JOBS: Final = 200  # compared with a mistyped id
 WAIT_TIMEOUT: Final = "10m"
-"""How long a command waits where nobody says."""
-_FIRST: Final = timedelta(milliseconds=20)
-_LONGEST: Final = timedelta(seconds=1)
+_FIRST_POLL: Final = timedelta(milliseconds=20)
+_MAX_POLL: Final = timedelta(seconds=1)
 
 
 def record_audit(driver: Driver, action: str, target: str, **detail: str) -> None:
-    """Leave a row that says who did what, and to what. Where that cannot be, say so: what was done, is done."""
+    """Write an audit entry. If that fails, only print a message: the action itself is done."""
     from taskharbor.core.errors import StoreUnavailable
     from taskharbor.core.ids import new_token
     from taskharbor.core.model import AuditEntry
@@ -41,12 +40,12 @@ def record_audit(driver: Driver, action: str, target: str, **detail: str) -> Non
     try:
         driver.control.record_audit([entry])
     except StoreUnavailable as error:
-        echo_status(f"it is done, but not written down: {error}")
+        echo_status(f"done, but the audit entry failed: {error}")
 
 
 @contextmanager
 def open_driver(url: str) -> Iterator[Driver]:
-    """Open the store at *url* for the length of a command."""
+    """Open the store at *url* for the duration of a command."""
     from taskharbor.drivers.connect import connect
 
     with closing(connect(url)) as driver:
@@ -54,16 +53,16 @@ def open_driver(url: str) -> Iterator[Driver]:
 
 
 def current_actor() -> str:
-    """Return who is asking: user@host, for the records."""
+    """Return the actor for audit entries: user@host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # a container may run with a user id that has no name
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
 
 
 def job_id_of(driver: Driver, text: str) -> JobId:
-    """Read a job's id, or raise `NotAJobId` with the nearest among recent ones."""
+    """Parse a job id; raise `NotAJobId` with the most similar recent id."""
     from taskharbor.core.ids import JobId
 
     try:
@@ -73,7 +72,7 @@ def job_id_of(driver: Driver, text: str) -> JobId:
 
 
 def job_ids_of(driver: Driver, texts: Sequence[str]) -> list[JobId]:
-    """Read the ids of different jobs, in the order given."""
+    """Parse job ids, in the given order and without duplicates."""
     return list(dict.fromkeys(job_id_of(driver, text) for text in texts))
 
 
@@ -98,26 +97,26 @@ def get_summary(driver: Driver, job_id: JobId) -> JobSummary:
 
 
 def require_name(kind: str, name: str, known: Collection[str]) -> None:
-    """Raise `NoSuchName`, with the nearest there is, unless *name* is known."""
+    """Raise `NoSuchName`, with the most similar known name, unless *name* is known."""
     if name not in known:
-        raise NoSuchName(kind, name, did_you_mean(name, known) or _there_are(kind, known))
+        raise NoSuchName(kind, name, did_you_mean(name, known) or _list_known(kind, known))
 
 
 def known_queues(driver: Driver) -> set[str]:
-    """Return the names of queues that hold jobs, are paused, or have a worker; as of some seconds ago."""
+    """Return the names of queues that have jobs, are paused, or have a worker, as of a few seconds ago."""
     served = (queue for worker in driver.inspector.workers() for queue in worker.queues)
     return {queue.name for queue in driver.inspector.queues()} | set(served)
 
 
 def no_matches(driver: Driver, what: str, queue: str | None) -> str:
-    """Say that nothing was found, and perhaps why: the queue may be mistyped."""
+    """Return the message for an empty result; it suggests another queue if *queue* may be mistyped."""
     known = known_queues(driver) if queue is not None else set()
     near = "" if queue is None or queue in known else did_you_mean(queue, known)
-    return f"no {what} is like that" + (f": there is no queue {queue!r}, {near}" if near else "")
+    return f"no matching {what}s" + (f": queue {queue!r} not found; {near}" if near else "")
 
 
 def require_schedules(driver: Driver, names: Sequence[str]) -> list[Schedule]:
-    """Return the schedules of these names, or raise `ScheduleNotFound` with the nearest there is."""
+    """Return the schedules of these names, or raise `ScheduleNotFound` with the most similar name."""
     from taskharbor.core.errors import ScheduleNotFound
 
     known = driver.inspector.schedules()
@@ -128,7 +127,7 @@ def require_schedules(driver: Driver, names: Sequence[str]) -> list[Schedule]:
 
 
 def did_you_mean(text: str, known: Collection[str]) -> str:
-    """Return a question that names what *text* may have meant, or nothing."""
+    """Return a question with the known name that is most similar to *text*, or an empty string."""
     near = [name for name in known if text and name.startswith(text)] or get_close_matches(text, known, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
@@ -136,36 +135,36 @@ def did_you_mean(text: str, known: Collection[str]) -> str:
 def _nearest_job(driver: Driver, text: str) -> str:
     from taskharbor.core.results import JobFilter
 
-    recent = [str(job.id) for job in driver.inspector.find(JobFilter(), limit=_RECENT).jobs]
+    recent = [str(job.id) for job in driver.inspector.find(JobFilter(), limit=_MAX_RECENT_JOBS).jobs]
     return did_you_mean(text.strip().lower(), recent) or "'taskharbor jobs list' shows the newest"
 
 
-def _there_are(kind: str, known: Collection[str], *, most: int = 5) -> str:
-    names = ", ".join(sorted(known)[:most])
+def _list_known(kind: str, known: Collection[str], *, limit: int = 5) -> str:
+    names = ", ".join(sorted(known)[:limit])
     if not names:
-        return f"there is no {kind} at all"
-    return f"there are {names}" + (" and others" if len(known) > most else "")
+        return f"there are no {kind}s"
+    return f"known: {names}" + (" and others" if len(known) > limit else "")
 
 
 def wait_until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> JobSummary:
     """Return the job when it has ended; raise `ResultTimeout` after *timeout*."""
-    ends, pause = time.monotonic() + timeout.total_seconds(), _FIRST
+    ends, pause = time.monotonic() + timeout.total_seconds(), _FIRST_POLL
     while not (job := get_summary(driver, job_id)).status.is_final:
         left = timedelta(seconds=ends - time.monotonic())
         if left <= timedelta(0):
             raise ResultTimeout(job_id, timeout)
         wait(min(pause, left))
-        pause = min(pause * 1.5, _LONGEST)
+        pause = min(pause * 1.5, _MAX_POLL)
     return job
 
 
 def require_success(job: JobSummary) -> None:
-    """Raise `JobFailed` where a job that has ended did not succeed."""
+    """Raise `JobFailed` if a finished job did not succeed."""
     if job.status is not Status.SUCCEEDED:
-        died_of = ": ".join(dict.fromkeys(filter(None, [job.dead_reason, job.last_error])))
-        raise JobFailed(job.id, job.status, printable(died_of) if job.dead_reason else "somebody called it off")
+        reason = ": ".join(dict.fromkeys(filter(None, [job.dead_reason, job.last_error])))
+        raise JobFailed(job.id, job.status, printable(reason) if job.dead_reason else "canceled")
 
 
 def wait(length: timedelta) -> None:
-    """Let so much time pass; Ctrl-C ends it."""
+    """Wait for *length*; Ctrl-C interrupts it."""
     threading.Event().wait(length.total_seconds())

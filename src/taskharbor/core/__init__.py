@@ -1,1 +1,1 @@
-"""What decides: pure values and functions. Standard library only, no I/O, time comes in as an argument."""
+"""Pure values and functions: standard library only, no I/O, and the current time is always an argument."""

@@ -1,4 +1,4 @@
-"""Who claims jobs, and why one cannot be claimed."""
+"""The rules that decide whether a worker may claim a job."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Claimant(NamedTuple):
-    """Who takes jobs, under which token, for how long, and of which types.
+    """A worker that claims jobs: its token, id, lease duration and handled types.
 
-    A waiting job of any other type is taken too once it has been due for *unhandled_after*.
+    A waiting job of another type may be claimed once it has been due for *unhandled_after*.
     """
 
     token: Token
@@ -29,7 +29,7 @@ class Claimant(NamedTuple):
     unhandled_after: timedelta | None = None
 
     def may_take(self, job: Job, now: datetime) -> bool:
-        """Return whether the job's type allows it. A lease that ended is reclaimed for its type alone."""
+        """Return whether the claimant may claim a job of this type. An expired lease needs a handled type."""
         if self.types is None or job.type in self.types:
             return True
         return (
@@ -39,18 +39,18 @@ class Claimant(NamedTuple):
         )
 
     def may_take_from(self, job: Job, now: datetime) -> datetime | None:
-        """Return when the type of a due job that is not handled stops to matter; None if it always will."""
+        """Return when a due job of an unhandled type may be claimed; None if never."""
         is_due = job.status.is_waiting and job.scheduled_for <= now
         return job.scheduled_for + self.unhandled_after if is_due and self.unhandled_after is not None else None
 
     def may_reclaim(self, job: Job) -> bool:
-        """Tell whether the lease of *job*, once it is over, may be reclaimed: never under its own token."""
+        """Return whether the job may be reclaimed once its lease expired: never under its own token."""
         return self.reclaims and job.lease_token != self.token
 
 
 def refusal_reason(
     job: Job,
-    taker: Claimant,
+    claimant: Claimant,
     *,
     queue: str,
     now: datetime,
@@ -58,24 +58,23 @@ def refusal_reason(
     attempts: int,
     is_paused: bool,
 ) -> tuple[RefusalReason, datetime | None] | None:
-    """Return the first reason why this job may not be claimed by its id for *queue*, and until when; None, if it may.
+    """Return the first reason why this job cannot be claimed by id from *queue*, and its end; None if it can.
 
-    *hold* is the end of a clock hold that lasts, *attempts* what counts once an attempt
-    that was lost to the clock is given back. A driver that was refused by its own
-    conditional statement finds the words for it here.
+    *hold* is the end of an active clock hold. *attempts* is the attempt count without an attempt
+    that was lost to a clock jump. A driver calls this when its conditional statement matched no row.
     """
     is_running = job.status is Status.PROCESSING
-    is_over = job.lease_expires_at is not None and job.lease_expires_at <= now
-    is_taken = is_running and (hold is not None or not is_over or not taker.may_reclaim(job))
+    is_expired = job.lease_expires_at is not None and job.lease_expires_at <= now
+    is_held = is_running and (hold is not None or not is_expired or not claimant.may_reclaim(job))
     checks = (
         (job.queue != queue, RefusalReason.OTHER_QUEUE, None),
         (job.status.is_final, RefusalReason.FINAL, None),
-        (is_taken, RefusalReason.LEASED, hold if is_over else job.lease_expires_at),
+        (is_held, RefusalReason.LEASED, hold if is_expired else job.lease_expires_at),
         (job.status in {Status.PENDING, Status.FAILED}, RefusalReason.NOT_ENQUEUED, None),
         (job.cancel_requested_at is not None, RefusalReason.CANCEL_REQUESTED, None),
-        (attempts >= job.max_attempts, RefusalReason.SPENT, None),
+        (attempts >= job.max_attempts, RefusalReason.EXHAUSTED, None),
         (is_paused, RefusalReason.PAUSED, None),
-        (not taker.may_take(job, now), RefusalReason.UNHANDLED, taker.may_take_from(job, now)),
+        (not claimant.may_take(job, now), RefusalReason.UNHANDLED, claimant.may_take_from(job, now)),
         (job.scheduled_for > now and not is_running, RefusalReason.NOT_DUE, job.scheduled_for),
     )
     return next(((reason, until) for holds, reason, until in checks if holds), None)

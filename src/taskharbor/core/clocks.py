@@ -1,6 +1,6 @@
-"""Between the clocks on the walls of a time zone and the one line of moments that they show.
+"""The clock protocol, and conversion between instants and the wall times of a time zone.
 
-When clocks go forward, some wall times never come (a gap); when they go back, some come twice (a fold).
+When clocks are set forward, some wall times do not occur (a gap); when they are set back, some occur twice (a fold).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ SECOND: Final = timedelta(seconds=1)
 
 
 class Clock(Protocol):
-    """Tells the time: an aware UTC datetime."""
+    """A source of the current time, as an aware UTC datetime."""
 
     def now(self) -> datetime: ...
 
 
-def wall_time(zone: tzinfo, moment: datetime) -> datetime:
-    """Return what clocks show at *moment*, without a zone."""
-    return moment.astimezone(zone).replace(tzinfo=None, fold=0)
+def wall_time(zone: tzinfo, instant: datetime) -> datetime:
+    """Return the wall time at *instant*, without a zone."""
+    return instant.astimezone(zone).replace(tzinfo=None, fold=0)
 
 
-def offset_at(zone: tzinfo, moment: datetime) -> timedelta:
-    """Return how far clocks are ahead of UTC at *moment*."""
-    return moment.astimezone(zone).utcoffset() or timedelta(0)
+def offset_at(zone: tzinfo, instant: datetime) -> timedelta:
+    """Return the UTC offset at *instant*."""
+    return instant.astimezone(zone).utcoffset() or timedelta(0)
 
 
 def unambiguous_instant(zone: tzinfo, wall: datetime) -> datetime:
-    """Return the one moment that stands for *wall*: of two the first, and of none the first after the gap.
+    """Return one instant for *wall*: in a fold the first of the two, in a gap the first instant after it.
 
-    Later wall times never have earlier moments.
+    A later wall time never has an earlier instant.
 
     >>> from zoneinfo import ZoneInfo
     >>> paris = ZoneInfo("Europe/Paris")
@@ -47,28 +47,28 @@ def unambiguous_instant(zone: tzinfo, wall: datetime) -> datetime:
     first = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if wall_time(zone, first) == wall:
         return first
-    # Inside a gap the two folds are read with the offsets of both its sides, so the change lies between them.
+    # In a gap, fold=0 and fold=1 use the offsets before and after it, so the change lies between the two instants.
     before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
     return next_offset_change(zone, before, first) or first
 
 
 def next_offset_change(zone: tzinfo, after: datetime, until: datetime) -> datetime | None:
-    """Return the first moment, later than *after* and no later than *until*, from which clocks run otherwise.
+    """Return the first instant in (*after*, *until*] with another UTC offset, or None.
 
-    None where there is none. Two changes that undo each other within a day would not be seen: no zone has them.
+    Two changes within a day that cancel each other are not detected; no zone has them.
     """
     low = after.replace(microsecond=0)
     while low < until:
         high = min(low + DAY, until)
         if offset_at(zone, high) != offset_at(zone, low):
-            return _first_otherwise(zone, low, high)
+            return _find_change(zone, low, high)
         low = high
     return None
 
 
-def _first_otherwise(zone: tzinfo, low: datetime, high: datetime) -> datetime:
-    """Halve the time between *low* and *high*, whose offsets differ, until the change is found to the second."""
+def _find_change(zone: tzinfo, low: datetime, high: datetime) -> datetime:
+    """Find the offset change between *low* and *high* by bisection, to the second."""
     before = offset_at(zone, low)
     seconds = range(-((low - high) // SECOND) + 1)
-    first = bisect_left(seconds, True, key=lambda second: offset_at(zone, low + second * SECOND) != before)  # noqa: FBT003  what is looked for
+    first = bisect_left(seconds, True, key=lambda second: offset_at(zone, low + second * SECOND) != before)  # noqa: FBT003  the value to find
     return low + first * SECOND

@@ -1,16 +1,16 @@
-"""How payloads and results become bytes, and come back as they were.
+"""Encode payloads and results as bytes and decode them without loss.
 
-Other languages read the JSON form too, and an HTTP API stores what it was sent: a
-plain JSON value is written as itself. What JSON lacks becomes an object with one
-key that begins with ``$``; a user's own key that does so gets one more ``$``::
+Other languages read the JSON form too, and the HTTP API stores JSON values that it receives,
+so a JSON value is written as itself. Types that JSON lacks become an object with one key that
+begins with ``$``. A user's own key that begins with ``$`` gets a second one::
 
     {"$datetime": "2024-02-29T12:00:00+01:00"}      {"$enum": ["Color", "RED"]}
     {"$date": "2024-02-29"}                         {"$dataclass": ["Point", {"x": 1, "y": 2}]}
     {"$decimal": "9.90"}                            {"$bytes": "aGk="}
     {"$uuid": "0190163d-…"}                         {"$$mine": "the user's own key $mine"}
 
-Whatever would come back as something else is refused on the way in, with its path:
-what fails at the enqueue is mended by its author, what fails in a worker is not.
+A value that would not decode to an equal value of the same type is refused at encoding, with
+its path: the author of the call sees an error at enqueue, but not one in a worker.
 """
 
 from __future__ import annotations
@@ -48,57 +48,57 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 MAX_BYTES: Final = 1_048_576
-"""The most bytes of an encoded payload or result, unless the codec was given another limit."""
+"""The default size limit of an encoded payload or result."""
 CODEC_SETTING: Final = "codec"
-"""The setting of a store that holds the name of the codec its payloads are written with."""
+"""The setting in which a store keeps the name of the codec of its payloads."""
 MAX_NAME_CHARS: Final = 200
 
 
 class Codec(Protocol):
-    """Turns values into the bytes a store keeps, and back.
+    """Encodes values as the bytes that a store keeps, and decodes them.
 
-    One codec serves all threads of a process, and other processes read what it wrote,
-    days later: keep no state between calls, and go on reading what earlier releases wrote.
+    All threads of a process share one codec, and other processes read its bytes days later. So
+    keep no state between calls, and keep reading what earlier releases wrote.
 
-    A store records the codec that its payloads are written with, by name, and a process with
-    another one is refused. ``name`` (text, an attribute or a property) says what ``encode``
-    writes. It stays the same when keys are rotated or types are added. A codec that reads
-    several formats has the name of the one that it writes. Without a ``name`` that belongs to
-    its ``encode``, a codec is called by its class: see `codec_name`.
+    A store records the name of the codec of its payloads and refuses a process with another
+    codec. ``name`` (text, an attribute or a property) identifies the format that ``encode``
+    writes. Keep it when keys are rotated or types are added. A codec that reads several formats
+    has the name of the one that it writes. Without a ``name`` that belongs to its ``encode``, a
+    codec is named after its class: see `codec_name`.
     """
 
     def encode(self, value: object, *, context: bytes) -> bytes:
-        """Return bytes from which ``decode`` makes an equal value of the same types.
+        """Return bytes that ``decode`` turns into an equal value of the same types.
 
-        Raise ``PayloadNotEncodable``, with the path of whatever would not come back as
-        it is, or ``PayloadTooLarge``. *context* names what the bytes belong to: the job's
-        id and type, and whether they are its payload or its result. A codec may bind the
-        bytes to it, so that they open nowhere else, or ignore it.
+        Raise ``PayloadNotEncodable``, with the path of a value that would not decode to itself,
+        or ``PayloadTooLarge``. *context* identifies the owner of the bytes: the job's id and
+        type, and whether they are its payload or its result. A codec may bind the bytes to the
+        context, so that they decode nowhere else, or ignore it.
         """
 
     def decode(self, data: bytes, *, context: bytes) -> Any:
-        """Return the value that ``encode`` was given with the same *context*.
+        """Return the value that was encoded with the same *context*.
 
-        Raise ``PayloadNotDecodable``, and nothing else, whatever *data* holds. Read bytes
-        over a size limit all the same: one lowered later must not strand what is stored.
+        Raise only ``PayloadNotDecodable``, whatever *data* holds. Do not apply a size limit: a
+        limit that was lowered must not make stored data unreadable.
         """
 
     def digest(self, value: object) -> bytes:
         """Return 32 bytes, the same for the same value in every process and release.
 
-        It tells whether a second enqueue under one idempotency key carries the same body.
-        The order of dict keys does not matter; types do (1, 1.0, True and "1" are four
-        values). Raise what ``encode`` raises, but for the size.
+        The digest shows whether a second enqueue with the same idempotency key has the same
+        payload. The order of dict keys does not matter; types do (1, 1.0, True and "1" are four
+        values). Raise what ``encode`` raises, except for the size.
         """
 
 
 class JsonCodec:
-    """Strict JSON in UTF-8, with dates, UUIDs, decimals, bytes, and the enums and dataclasses it is told of.
+    """Strict JSON in UTF-8, with dates, UUIDs, decimals, bytes, and registered enums and dataclasses.
 
-    *types* are those classes, or a mapping from the name each is stored under to the
-    class. After renaming a class, map both names to it until no job is stored under
-    the old one; the first name is written. No class is ever imported by its name.
-    An aware datetime keeps its offset, not its zone; a dataclass, what its constructor takes.
+    *types* are the registered classes, or a mapping from stored names to classes. After renaming
+    a class, map both names to it until no job is stored under the old one; the first name is
+    written. No class is ever imported by its name. An aware datetime keeps its offset but not its
+    zone. A dataclass keeps its constructor arguments.
 
     >>> from datetime import date
     >>> JsonCodec().encode({"day": date(2024, 2, 29), "n": 1}, context=b"")
@@ -117,9 +117,9 @@ class JsonCodec:
         self._to_json = tree_encoder(classes)
         self._from_json = TagReader(classes).walk
 
-    def encode(self, value: object, *, context: bytes) -> bytes:  # noqa: ARG002  plain JSON opens anywhere
+    def encode(self, value: object, *, context: bytes) -> bytes:  # noqa: ARG002  JSON is not bound to its context
         try:
-            data = "".join(_AS_GIVEN(self._to_json(value), 0)).encode()
+            data = "".join(_IN_ORDER(self._to_json(value), 0)).encode()
         except (NotRepresentable, RecursionError, ValueError) as error:
             raise _refusal(error) from None
         if len(data) > self._limit:
@@ -127,10 +127,10 @@ class JsonCodec:
         return data
 
     def encode_with_digest(self, value: object) -> tuple[bytes, bytes]:
-        """Return what ``encode`` and ``digest`` return, in three quarters of the time."""
+        """Return the results of ``encode`` and ``digest``, in three quarters of the time."""
         try:
             written = self._to_json(value)
-            data, ordered = "".join(_AS_GIVEN(written, 0)).encode(), "".join(_SORTED(written, 0)).encode()
+            data, ordered = "".join(_IN_ORDER(written, 0)).encode(), "".join(_SORTED(written, 0)).encode()
         except (NotRepresentable, RecursionError, ValueError) as error:
             raise _refusal(error) from None
         if len(data) > self._limit:
@@ -144,7 +144,7 @@ class JsonCodec:
             return parsed if _needs_no_walk(text) else self._from_json(parsed)
         except NotRepresentable as refused:
             raise PayloadNotDecodable(": ".join(refused.explained())) from refused.__cause__
-        except (RecursionError, ValueError) as error:  # not UTF-8, not JSON, or no stack left
+        except (RecursionError, ValueError) as error:  # not UTF-8, not JSON, or the stack is exhausted
             raise PayloadNotDecodable(TOO_DEEP if isinstance(error, RecursionError) else str(error)) from None
 
     def digest(self, value: object) -> bytes:
@@ -157,9 +157,9 @@ class JsonCodec:
 def codec_name(codec: Codec) -> str:
     """Return the name under which a store records *codec*.
 
-    It is ``codec.name``, unless a class overrides ``encode`` and inherits the name of another
-    ``encode``: such a class, like one without any name, is called by its ``__qualname__``. The
-    module is left out, since the same file is ``__main__`` in one process and not in another.
+    This is ``codec.name``, unless a class overrides ``encode`` but inherits its name from another
+    class. Such a class, and one without a name, is named by its ``__qualname__``. The module is
+    left out: the same file may be ``__main__`` in one process and not in another.
 
     >>> codec_name(JsonCodec())
     'json'
@@ -168,9 +168,9 @@ def codec_name(codec: Codec) -> str:
 
 
 def check_name(name: object) -> str:
-    """Return *name* if a codec can have it, or raise `UsageError`."""
+    """Return *name* if it is a valid codec name, or raise `UsageError`."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME_CHARS:
-        rule = f"it is text of 1 to {MAX_NAME_CHARS} printable characters"
+        rule = f"must be text of 1 to {MAX_NAME_CHARS} printable characters"
         raise UsageError(Problem(field="name of a codec", value=short(repr(name)), rule=rule))
     return name
 
@@ -180,14 +180,14 @@ def _given_name(codec: Codec) -> Any:
         return vars(codec)["name"]
     for kind in type(codec).__mro__:
         if "name" in vars(kind):
-            return getattr(codec, "name")  # noqa: B009  the protocol does not ask for it
+            return getattr(codec, "name")  # noqa: B009  not part of the protocol
         if "encode" in vars(kind):
             return kind.__qualname__
     return type(codec).__qualname__
 
 
 def check_codec(recorded: str, codec: Codec) -> None:
-    """Raise `CodecMismatch` unless *codec* writes what the store has *recorded*."""
+    """Raise `CodecMismatch` unless *codec* has the name that the store has *recorded*."""
     if recorded != (ours := codec_name(codec)):
         raise CodecMismatch(recorded, ours)
 
@@ -195,20 +195,20 @@ def check_codec(recorded: str, codec: Codec) -> None:
 def _refusal(error: Exception) -> PayloadNotEncodable:
     if isinstance(error, NotRepresentable):
         return PayloadNotEncodable(*error.explained())
-    # No stack is left, or Python's limit on digits was lowered.
+    # The stack is exhausted, or Python's limit on int digits was lowered.
     return PayloadNotEncodable("$", TOO_DEEP if isinstance(error, RecursionError) else str(error))
 
 
 def strict_json(data: bytes) -> Any:
-    """Return the JSON value that *data* is, by the rules of `JsonCodec` but with every tag left as it stands.
+    """Parse *data* by the rules of `JsonCodec`, but keep every tag as it is.
 
-    For what comes from outside: whatever this accepts, a `JsonCodec` can store. Raises `PayloadNotDecodable`.
+    For untrusted input: a `JsonCodec` can store every value that this accepts. Raises `PayloadNotDecodable`.
     """
     try:
         text = data.decode()
         parsed = _PARSER.decode(text)
         if not _needs_no_walk(text):
-            _PLAIN(parsed)
+            _STRICT(parsed)
     except NotRepresentable as refused:
         raise PayloadNotDecodable(": ".join(refused.explained())) from None
     except (RecursionError, ValueError) as error:
@@ -217,42 +217,42 @@ def strict_json(data: bytes) -> Any:
 
 
 def _needs_no_walk(text: str) -> bool:
-    """Tell, by mere searching, that *text* holds neither a tag nor an escaped surrogate nor too many levels."""
+    """Return whether *text* certainly holds no tag, no escaped surrogate and not too many levels."""
     return "$" not in text and "\\u" not in text and text.count("[") + text.count("{") <= MAX_DEPTH
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
         reject(f"an object has the key {short(key)} twice")
-    return made
+    return result
 
 
 def _parsed_int(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:  # before reading it, which takes time by the square of its length
+    if len(digits) > MAX_DIGITS:  # check before int(), whose time is quadratic in the length
         reject(f"an int of {len(digits):,} digits, over {MAX_BITS:,} bits")
     return checked_int(int(digits))
 
 
 def _encoder(*, sort_keys: bool) -> Callable[[object, int], Iterable[str]]:
-    """Return what writes JSON. ``json.JSONEncoder`` makes a new one for each value, at half the cost of the whole."""
+    """Return a function that writes JSON. ``json.JSONEncoder`` builds one per value, which is half of the cost."""
     form = json.JSONEncoder(
         ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), sort_keys=sort_keys
     )
-    if c_make_encoder is None:  # not every Python has it
+    if c_make_encoder is None:  # not every Python implementation has it
         return lambda value, _: form.iterencode(value)
-    skips_keys = takes_nan = False
-    made: Callable[[object, int], Iterable[str]] = c_make_encoder(
-        None, form.default, encode_basestring, None, form.key_separator, form.item_separator, sort_keys, skips_keys,
-        takes_nan,
+    skip_keys = allow_nan = False
+    encoder: Callable[[object, int], Iterable[str]] = c_make_encoder(
+        None, form.default, encode_basestring, None, form.key_separator, form.item_separator, sort_keys, skip_keys,
+        allow_nan,
     )  # fmt: skip
-    return made
+    return encoder
 
 
-_AS_GIVEN: Final = _encoder(sort_keys=False)
+_IN_ORDER: Final = _encoder(sort_keys=False)
 _SORTED: Final = _encoder(sort_keys=True)
-_PLAIN: Final = tree_encoder({})
+_STRICT: Final = tree_encoder({})
 _PARSER: Final = json.JSONDecoder(
     object_pairs_hook=_object,
     parse_int=_parsed_int,

@@ -1,4 +1,4 @@
-"""Whether a value fits its annotation, and how it is said where it does not."""
+"""Converters between annotated values and their stored form, the type checks they use, and their errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import date, datetime
 from typing import Any, get_args
 
 Walk = Callable[[Any, str], Any]
-"""Takes a value and its path, and returns the other form of it."""
+"""A function that converts a value, given with its path."""
 
 
 class TypeMismatch(Exception):
-    """A value does not fit its annotation."""
+    """A value does not match its annotation."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -22,11 +22,11 @@ class TypeMismatch(Exception):
 
 
 class AmbiguousType(TypeMismatch):
-    """A value fits its annotation, and would come back as something else."""
+    """A value matches its annotation but would be read back as another type."""
 
 
 class Converter:
-    """How values of one annotation are stored (`pack`) and come back (`unpack`)."""
+    """Converts values of one annotation to their stored form (`pack`) and back (`unpack`)."""
 
     __slots__ = ("pack", "unpack")
 
@@ -36,17 +36,17 @@ class Converter:
 
 
 def require_type(kind: type[Any], value: Any, path: str) -> Any:
-    """Return *value*, if it is a *kind*."""
+    """Return *value* if it is an instance of *kind*, or raise `TypeMismatch`."""
     is_other = (kind is int and isinstance(value, bool)) or (kind is date and isinstance(value, datetime))
     if not isinstance(value, kind) or is_other:
-        raise TypeMismatch(path, f"must be {type_name(kind)}, and is {type_name(type(value))}")
+        raise TypeMismatch(path, f"must be {type_name(kind)}, not {type_name(type(value))}")
     return value
 
 
 def require_number(value: Any, path: str) -> float:
-    """Return *value* as a float, if it is a number."""
+    """Return *value* as a float if it is a number, or raise `TypeMismatch`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeMismatch(path, f"must be float, and is {type_name(type(value))}")
+        raise TypeMismatch(path, f"must be float, not {type_name(type(value))}")
     try:
         return float(value)
     except OverflowError:
@@ -54,17 +54,17 @@ def require_number(value: Any, path: str) -> float:
 
 
 def require_exact_type(kind: type[Any], value: Any, path: str) -> Any:
-    """Return *value*, if it is a *kind* and of no class below: what such a class adds would not come back."""
+    """Return *value* if its type is *kind*, or raise `TypeMismatch`: what a subclass adds would not be stored."""
     if isinstance(value, kind) and type(value) is not kind:
         named = type_name(kind)
         raise TypeMismatch(
-            path, f"must be {named} itself, and is {type_name(type(value))}: it would come back as {named}"
+            path, f"must be {named} itself, not {type_name(type(value))}: it would be read back as {named}"
         )
     return require_type(kind, value, path)
 
 
 def type_name(kind: Any) -> str:
-    """Return an annotation as people write it."""
+    """Return an annotation as it is written in source code."""
     if kind is type(None):
         return "None"
     return str(kind.__name__) if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")

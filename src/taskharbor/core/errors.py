@@ -1,35 +1,35 @@
-"""Everything TaskHarbor raises on purpose.
+"""The exceptions that TaskHarbor raises.
 
 TaskHarborError
-├── UsageError                   the caller is wrong; trying again will not help
-│   ├── InvalidRequest           fields of a request break a rule; names each field, value and limit
-│   ├── IdempotencyConflict      the key is held by a job with another body
-│   ├── IllegalTransition        the job's state does not allow the move
+├── UsageError                   incorrect use; a retry will not help
+│   ├── InvalidRequest           fields of a request are invalid; names each field, value and limit
+│   ├── IdempotencyConflict      the key is held by a job with another type or payload
+│   ├── IllegalTransition        the job's status does not allow the transition
 │   ├── PayloadNotEncodable      a value has no JSON form; names its path
 │   │   └── PayloadTooLarge
-│   ├── CodecMismatch            the store's payloads are written with another codec
-│   ├── ApiKeyRequired           others could reach the API, and no key would keep them out
-│   └── PayloadNotDecodable      the stored bytes are not what this codec wrote
-│       └── CallNotReadable      the stored call does not fit the task, or the result what it returns
-├── AddressUnavailable           the API's address is taken, or not ours
-├── EnqueueRefused               some jobs of a batch were refused; says which, the others are stored
+│   ├── CodecMismatch            the store's payloads were written with another codec
+│   ├── ApiKeyRequired           the API's address is reachable from outside, and the store has no key
+│   └── PayloadNotDecodable      this codec did not write the stored bytes
+│       └── CallNotReadable      the stored call or result does not match the task
+├── AddressUnavailable           the API cannot bind its address
+├── EnqueueRefused               some jobs of a batch were refused; the others are stored
 ├── JobNotFound
-├── JobFailed                    somebody waited for its result, and it has none
-├── ResultTimeout                somebody waited for its result, and it did not end in time
-├── JobTimedOut                  the handler ran longer than the job may
-├── LeaseLost                    another worker owns the job, or nobody does
+├── JobFailed                    the job ended without a result
+├── ResultTimeout                the job did not finish before the caller's timeout
+├── JobTimedOut                  the handler ran longer than the job's timeout
+├── LeaseLost                    the lease no longer holds the job
 │   ├── JobNotInflight
 │   ├── LeaseExpired
 │   └── LeaseMismatch
 ├── OutcomeNotStorable           the store cannot hold the data of an outcome
 ├── ScheduleNotFound
-├── SchemaOutOfDate              the store's tables and this code do not fit; run the migrations
-└── StoreUnavailable             the store is out of reach; trying again may help
+├── SchemaOutOfDate              the store's schema does not match this code; run the migrations
+└── StoreUnavailable             the store cannot be reached; a retry may help
 
-`taskharbor.settings` and `taskharbor.drivers.connect` add usage errors of their own, about URLs.
+`taskharbor.settings` and `taskharbor.drivers.connect` define further usage errors, about URLs.
 
-Drivers *return* the errors that concern one item of a batch, in the place of that
-item's answer, so that one refusal never hides what happened to its neighbours.
+Drivers *return* an error that concerns one item of a batch, in the position of that item's
+result, so that one refusal does not hide the results of the other items.
 """
 
 from __future__ import annotations
@@ -45,27 +45,26 @@ if TYPE_CHECKING:
 
 
 class TaskHarborError(Exception):
-    """The root of everything raised on purpose.
+    """Base class of all TaskHarbor exceptions.
 
-    Facts stay in ``args``, so that an error survives copying between processes;
-    the wording is made from them in ``__str__``.
+    ``args`` holds the values and ``__str__`` builds the message from them, so that an error can be pickled.
     """
 
 
 class UsageError(TaskHarborError):
-    """The caller is wrong; trying again will not help."""
+    """Incorrect use of the API. A retry will not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One broken rule: which field, what it held, and what is allowed."""
+    """One invalid field: its name, its value and the rule that it breaks."""
 
     field: str
     value: str
     rule: str
 
     def within(self, place: str) -> Problem:
-        """Return the same problem, found in *place* of something larger."""
+        """Return the same problem with *place* in front of the field name."""
         return Problem(field=f"{place}.{self.field}", value=self.value, rule=self.rule)
 
     def __str__(self) -> str:
@@ -73,7 +72,7 @@ class Problem:
 
 
 class InvalidRequest(UsageError):
-    """One or more fields of a request break a rule. Nothing was stored."""
+    """One or more fields of a request are invalid. Nothing was stored."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(problems)
@@ -98,7 +97,7 @@ class IdempotencyConflict(UsageError):
 
 
 class IllegalTransition(UsageError):
-    """The job's state does not allow the move. Nothing changed."""
+    """The job's status does not allow the transition. Nothing changed."""
 
     def __init__(self, job_id: JobId, status: str, event: str) -> None:
         super().__init__(job_id, status, event)
@@ -109,7 +108,7 @@ class IllegalTransition(UsageError):
 
 
 class PayloadNotEncodable(UsageError):
-    """A value inside a payload or result has no form that can be stored."""
+    """A value inside a payload or result cannot be stored."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -120,7 +119,7 @@ class PayloadNotEncodable(UsageError):
 
 
 class PayloadTooLarge(PayloadNotEncodable):
-    """The encoded payload or result is over the limit."""
+    """The encoded payload or result is larger than the limit."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
@@ -131,7 +130,7 @@ class PayloadTooLarge(PayloadNotEncodable):
 
 
 class PayloadNotDecodable(UsageError):
-    """The stored bytes are not what this codec wrote."""
+    """This codec did not write the stored bytes."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -142,7 +141,7 @@ class PayloadNotDecodable(UsageError):
 
 
 class CallNotReadable(PayloadNotDecodable):
-    """What is stored does not fit the task: it was written by another version of it, or by hand."""
+    """The stored call or result does not match the task, such as when another version of the task wrote it."""
 
     def __init__(self, task: str, reason: str) -> None:
         super().__init__(reason)
@@ -150,11 +149,11 @@ class CallNotReadable(PayloadNotDecodable):
         self.task = task
 
     def __str__(self) -> str:
-        return f"what is stored does not fit task {self.task!r}: {self.reason}"
+        return f"stored data does not match task {self.task!r}: {self.reason}"
 
 
 class CodecMismatch(UsageError):
-    """The payloads in the store are written with another codec. Nothing was stored."""
+    """The payloads in the store were written with another codec. Nothing was stored."""
 
     def __init__(self, recorded: str, ours: str) -> None:
         super().__init__(recorded, ours)
@@ -162,14 +161,14 @@ class CodecMismatch(UsageError):
 
     def __str__(self) -> str:
         return (
-            f"the payloads in this store are written with the codec {self.recorded!r}, not with {self.ours!r}: "
-            "name the app that has that codec, or in Python pass codec=…; "
-            "'taskharbor codec --help' says how to change the codec of a store"
+            f"the payloads in this store were written with codec {self.recorded!r}, not {self.ours!r}: "
+            "name the app that uses that codec, or pass codec=… in Python; "
+            "to change the codec of a store, see 'taskharbor codec --help'"
         )
 
 
 class ApiKeyRequired(UsageError):
-    """The API's address can be reached from outside, and the store has no key that would keep anybody out."""
+    """The API's address is reachable from other hosts, and the store has no API key."""
 
     def __init__(self, host: str) -> None:
         super().__init__(host)
@@ -177,13 +176,13 @@ class ApiKeyRequired(UsageError):
 
     def __str__(self) -> str:
         return (
-            f"refused to listen on {self.host!r}: others can reach it, and this store has no API key; "
-            "make one with 'taskharbor keys create', or listen on 127.0.0.1"
+            f"refused to listen on {self.host!r}: other hosts can reach it, and this store has no API key; "
+            "create one with 'taskharbor keys create', or listen on 127.0.0.1"
         )
 
 
 class AddressUnavailable(TaskHarborError):
-    """The API cannot have this address."""
+    """The API server cannot bind this address."""
 
     def __init__(self, host: str, port: int, reason: str) -> None:
         super().__init__(host, port, reason)
@@ -194,10 +193,9 @@ class AddressUnavailable(TaskHarborError):
 
 
 class EnqueueRefused(TaskHarborError):
-    """Some jobs of a batch were refused; every other job of it is stored.
+    """Some jobs of a batch were refused; the other jobs of the batch are stored.
 
-    ``answers`` has one entry for each request, in order: what was stored, or the
-    error that says why not.
+    ``answers`` has one entry per request, in order: an `Enqueued`, or the error that refused the job.
     """
 
     def __init__(self, answers: Sequence[object]) -> None:
@@ -206,7 +204,7 @@ class EnqueueRefused(TaskHarborError):
 
     @property
     def refused(self) -> dict[int, TaskHarborError]:
-        """The refused requests, by their place in the batch."""
+        """The errors of the refused requests, by position in the batch."""
         return {n: answer for n, answer in enumerate(self.answers) if isinstance(answer, TaskHarborError)}
 
     def __str__(self) -> str:
@@ -216,18 +214,18 @@ class EnqueueRefused(TaskHarborError):
 
 
 class JobNotFound(TaskHarborError):
-    """There is no job with this id: it never was, or retention removed it."""
+    """No job has this id. It never existed, or retention removed it."""
 
     def __init__(self, job_id: JobId) -> None:
         super().__init__(job_id)
         self.job_id = job_id
 
     def __str__(self) -> str:
-        return f"there is no job {self.job_id}"
+        return f"job {self.job_id} not found"
 
 
 class JobFailed(TaskHarborError):
-    """The job ended without a result: it is a dead letter, or it was canceled."""
+    """The job ended without a result: it is dead or canceled."""
 
     def __init__(self, job_id: JobId, status: str, error: str) -> None:
         super().__init__(job_id, status, error)
@@ -238,14 +236,14 @@ class JobFailed(TaskHarborError):
 
 
 class ResultTimeout(TaskHarborError):
-    """The job did not end in time. It goes on."""
+    """The job did not finish before the timeout. It is still running."""
 
     def __init__(self, job_id: JobId, timeout: timedelta) -> None:
         super().__init__(job_id, timeout)
         self.job_id, self.timeout = job_id, timeout
 
     def __str__(self) -> str:
-        return f"job {self.job_id} did not end within {self.timeout}; it goes on"
+        return f"job {self.job_id} did not finish within {self.timeout}; still running"
 
 
 class JobTimedOut(TaskHarborError):
@@ -260,18 +258,18 @@ class JobTimedOut(TaskHarborError):
 
 
 class LeaseLost(TaskHarborError):
-    """The lease no longer gives the right to run the job. Nothing changed."""
+    """The lease no longer holds the job. Nothing changed."""
 
     def __init__(self, job_id: JobId) -> None:
         super().__init__(job_id)
         self.job_id = job_id
 
     def __str__(self) -> str:
-        return f"the lease on job {self.job_id} is lost"
+        return f"lease on job {self.job_id} lost"
 
 
 class JobNotInflight(LeaseLost):
-    """Nobody is running the job."""
+    """No worker holds the job."""
 
     def __str__(self) -> str:
         return f"job {self.job_id} is not being processed"
@@ -285,14 +283,14 @@ class LeaseMismatch(LeaseLost):
 
 
 class LeaseExpired(LeaseLost):
-    """The lease ended before the call."""
+    """The lease expired before the call."""
 
     def __str__(self) -> str:
-        return f"the lease on job {self.job_id} is over"
+        return f"lease on job {self.job_id} expired"
 
 
 class OutcomeNotStorable(TaskHarborError):
-    """The store cannot hold the data of this outcome, now or later. Nothing changed; the lease still holds."""
+    """The store can never hold the data of this outcome. Nothing changed; the lease is still valid."""
 
     def __init__(self, job_id: JobId, reason: str) -> None:
         super().__init__(job_id, reason)
@@ -303,18 +301,18 @@ class OutcomeNotStorable(TaskHarborError):
 
 
 class ScheduleNotFound(TaskHarborError):
-    """There is no schedule of this name; *near* is one that was perhaps meant."""
+    """No schedule has this name. *near* is the closest existing name."""
 
     def __init__(self, name: str, near: str | None = None) -> None:
         super().__init__(name, near)
         self.name, self.near = name, near
 
     def __str__(self) -> str:
-        return f"there is no schedule {self.name!r}" + (f"; did you mean {self.near!r}?" if self.near else "")
+        return f"schedule {self.name!r} not found" + (f"; did you mean {self.near!r}?" if self.near else "")
 
 
 class SchemaOutOfDate(TaskHarborError):
-    """The store's schema does not fit this code."""
+    """The store's schema does not match this code."""
 
     def __init__(self, found: str, wanted: str, remedy: str) -> None:
         super().__init__(found, wanted, remedy)
@@ -325,10 +323,10 @@ class SchemaOutOfDate(TaskHarborError):
 
 
 class StoreUnavailable(TaskHarborError):
-    """The store is out of reach. Whether the last write took effect may be unknown.
+    """The store cannot be reached. It may be unknown whether the last write took effect.
 
-    *retry_in* is set if the store is known to be away: this call did not wait for it, and the
-    next one fails as fast until then. Otherwise it is None, and a repeat may succeed at once.
+    *retry_in* is set if the store is known to be unavailable: this call failed without waiting,
+    and calls before then will too. If it is None, an immediate retry may succeed.
     """
 
     def __init__(self, reason: str, *, retry_in: timedelta | None = None) -> None:
@@ -338,4 +336,4 @@ class StoreUnavailable(TaskHarborError):
 
     def __str__(self) -> str:
         wait = "" if self.retry_in is None else f"; try again in {self.retry_in.total_seconds():.2g} s"
-        return f"the store is out of reach: {self.reason}{wait}"
+        return f"store unavailable: {self.reason}{wait}"

@@ -1,4 +1,4 @@
-"""What is kept of an error that a handler raised."""
+"""The stored form of an exception that a handler raised."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An error as data: it is stored and shown, and never turned back into a class.
+    """An exception as data, to store and display; never turned back into an exception.
 
-    ``fingerprint`` is equal for errors of one kind from one place in the code,
-    whatever their message says, so that a thousand dead letters make one group.
+    ``fingerprint`` is equal for errors of the same type from the same place in the code, whatever
+    their message, so that similar dead letters can be grouped.
     """
 
     type: str = ""
@@ -33,21 +33,21 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Describe *error*, whatever its ``__str__`` does: recording a failure must not fail."""
+        """Return the failure of *error*. Never raises, even if its ``__str__`` does: recording must not fail."""
         name = _type_name(error)
         return cls(
             type=make_storable(name, limit=200),
             message=_first(lambda: str(error), lambda: f"(a {name} that cannot be printed)"),
             traceback=_first(
                 lambda: "".join(traceback.format_exception(error)),
-                lambda: "".join(traceback.format_tb(error.__traceback__)),  # ours to print even when the error is not
+                lambda: "".join(traceback.format_tb(error.__traceback__)),  # works even if the error cannot be printed
             ),
             fingerprint=_fingerprint(name, error),
         )
 
     @property
     def is_timeout(self) -> bool:
-        """The handler ran longer than its job may."""
+        """Whether the handler ran longer than the job's timeout."""
         return self.type == _TIMED_OUT
 
     def __str__(self) -> str:
@@ -57,11 +57,11 @@ class Failure:
 _TIMED_OUT: Final = "taskharbor.JobTimedOut"
 
 
-def _first(*ways: Callable[[], str]) -> str:
-    """Return what the first way gives that works, made storable; nothing, where none does."""
-    for way in ways:
-        with suppress(Exception, SystemExit):  # the error is a user's object: its methods may raise anything
-            return make_storable(way())
+def _first(*builders: Callable[[], str]) -> str:
+    """Return the first text that can be built, made storable; empty if none can."""
+    for build in builders:
+        with suppress(Exception, SystemExit):  # a user's exception class may raise anything
+            return make_storable(build())
     return ""
 
 
@@ -69,7 +69,7 @@ def _type_name(error: BaseException) -> str:
     kind = type(error)
     if kind.__module__ == "builtins":
         return kind.__qualname__
-    # Stored, and hashed below: it must not change when a module of ours is renamed.
+    # The name is stored and hashed, so it must not change when a TaskHarbor module is renamed.
     module = "taskharbor" if _is_ours(kind.__module__) else kind.__module__
     return f"{module}.{kind.__qualname__}"
 
@@ -79,10 +79,10 @@ def _is_ours(module: object) -> bool:
 
 
 def _fingerprint(name: str, error: BaseException) -> str:
-    """Hash the kind of error and the functions it passed through, each once.
+    """Hash the error type and the functions of its traceback, each once.
 
-    Not the lines, which change with every deploy, nor the depth of a recursion, nor functions of
-    TaskHarbor itself: an upgrade must not split a group of dead letters.
+    Line numbers are left out because they change with every deploy. Recursion depth and TaskHarbor's
+    own functions are left out so that an upgrade does not split a group of dead letters.
     """
     places = [
         f"{module}.{frame.f_code.co_qualname}"

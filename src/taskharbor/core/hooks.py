@@ -1,7 +1,6 @@
-"""What happened, told to whoever watches: plain functions that take a fact.
+"""Hook events. A hook is a function that receives them after they are committed.
 
-A hook sees facts after they are committed. It may count, log or trace; nothing it
-does changes a job.
+A hook may count, log or trace. It cannot change a job.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnqueued:
-    """A job was stored, or was found under its idempotency key."""
+    """A job was stored, or a job with its idempotency key existed."""
 
     job_id: JobId
     type: str
@@ -31,7 +30,7 @@ class JobEnqueued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobClaimed:
-    """A worker took a job."""
+    """A worker claimed a job."""
 
     claim: Claim
 
@@ -46,7 +45,7 @@ class JobSucceeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailed:
-    """An attempt failed, and where that left its job."""
+    """An attempt failed; ``status`` is the job's status after it."""
 
     job: Job
     status: Status
@@ -56,7 +55,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptReturned:
-    """An attempt was snoozed or released: it does not count."""
+    """An attempt was snoozed or released, and is not counted."""
 
     job: Job
     status: Status
@@ -64,14 +63,14 @@ class AttemptReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCanceled:
-    """A job was called off."""
+    """A job was canceled."""
 
     job_id: JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDead:
-    """A job became a dead letter, by a worker's outcome or by the janitor. ``job`` is what the worker had claimed."""
+    """A job became a dead letter by a worker's outcome or by the janitor. ``job`` is the worker's claimed job."""
 
     job_id: JobId
     type: str
@@ -84,14 +83,14 @@ class JobDead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLost:
-    """A worker found that it holds a job no longer; it stops, and records nothing."""
+    """A worker lost its lease. It stops the handler and records nothing."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRejected:
-    """A message of *queue* named a job of another queue: it claimed nothing, and is deleted."""
+    """A message of *queue* named a job of another queue. Nothing was claimed, and the message is deleted."""
 
     queue: str
     job_id: JobId

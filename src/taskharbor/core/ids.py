@@ -1,4 +1,4 @@
-"""Names for jobs and leases."""
+"""Job ids and lease tokens, and fast construction of their UUIDs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Token = NewType("Token", UUID)
 
 
 def new_token() -> Token:
-    """Return a lease token that was never used before, in any process: what ``uuid4`` does, in half its time."""
+    """Return a new random lease token. Same as ``uuid4``, in half the time."""
     return Token(uuid_from_int(int.from_bytes(os.urandom(16)) & _RANDOM | _VERSION_4))
 
 
 class JobIdGenerator:
-    """Makes UUIDv7 job ids that grow within a process, whatever its clock does.
+    """Generator of UUIDv7 job ids that increase within a process, even if its clock moves back.
 
-    A v7 id is 48 bits of milliseconds and 74 random bits. Within one millisecond
-    (and while the clock runs behind the last id) the random part grows by a
-    random step instead of being drawn anew, so ids stay ordered, and hard to guess.
+    A v7 id is 48 bits of milliseconds and 74 random bits. Within one millisecond, and while the
+    clock is behind the last id, the random part is increased by a random step instead of drawn
+    again. So ids stay ordered and hard to guess.
     """
 
     def __init__(
@@ -39,64 +39,64 @@ class JobIdGenerator:
     ) -> None:
         self._nanoseconds = nanoseconds
         self._entropy = entropy
-        self._chances: list[int] = []
-        self._lock = threading.RLock()  # a signal handler that enqueues must not wait for the code it interrupted
+        self._randoms: list[int] = []
+        self._lock = threading.RLock()  # reentrant: a signal handler may enqueue while it interrupts this code
         self._last_time = -1
         self._last_tail = 0
-        # A child must neither wait for a lock that some thread of its parent held
-        # nor go on from the parent's last id, from which the parent goes on too.
-        if hasattr(os, "register_at_fork"):  # not where there is no fork
-            os.register_at_fork(after_in_child=self._forget)
+        # A child must neither wait for a lock that a thread of its parent held nor continue from the
+        # parent's last id, as the parent does.
+        if hasattr(os, "register_at_fork"):  # missing on platforms without fork
+            os.register_at_fork(after_in_child=self._reset)
 
     def __call__(self) -> JobId:
         with self._lock:
-            chance = self._chances.pop() if self._chances else self._draw()
-            moment, tail = self._nanoseconds() // 1_000_000, chance >> (80 - _TAIL_BITS + 1)
-            if moment <= self._last_time:
-                moment, grown = self._last_time, self._last_tail + 1 + chance % (1 << _STEP_BITS)
-                # Where the random part has no room left to grow, the time part moves on.
-                moment, tail = (moment + 1, tail) if grown >> _TAIL_BITS else (moment, grown)
-            self._last_time, self._last_tail = moment, tail
-            value = moment << 80 | 0x7 << 76 | 0b10 << 62 | tail >> 62 << 64 | tail & _LOW
-        uuid = _new(UUID)  # what uuid_from_int does, without its frame
+            random = self._randoms.pop() if self._randoms else self._draw()
+            time_part, tail = self._nanoseconds() // 1_000_000, random >> (80 - _TAIL_BITS + 1)
+            if time_part <= self._last_time:
+                time_part, increased = self._last_time, self._last_tail + 1 + random % (1 << _STEP_BITS)
+                # If the random part overflows, increase the time part instead.
+                time_part, tail = (time_part + 1, tail) if increased >> _TAIL_BITS else (time_part, increased)
+            self._last_time, self._last_tail = time_part, tail
+            value = time_part << 80 | 0x7 << 76 | 0b10 << 62 | tail >> 62 << 64 | tail & _LOW
+        uuid = _new(UUID)  # uuid_from_int, without its frame
         _set_int(uuid, value)
         _set_safety(uuid, _UNKNOWN)
         return uuid  # type: ignore[return-value]
 
     def many(self, count: int) -> list[JobId]:
-        """Return *count* ids of one moment, in a third of the time: the clock is asked once, and so is chance."""
+        """Return *count* ids of one millisecond, in a third of the time: the clock and the entropy are read once."""
         if count == 0:
             return []
         with self._lock:
             first = self()
             steps = unpack(f"!{count - 1}I", self._entropy(_STEP_BITS // 8 * (count - 1)))
-            grown = sum(steps) + len(steps)
-            if (self._last_tail & _LOW) + grown > _LOW:  # the bits above are not the tail's
+            increase = sum(steps) + len(steps)
+            if (self._last_tail & _LOW) + increase > _LOW:  # it would carry into the version and variant bits
                 return [first, *(self() for _ in steps)]
-            self._last_tail += grown
+            self._last_tail += increase
         return uuids_from_ints(accumulate((1 + step for step in steps), initial=first.int), count)  # type: ignore[return-value]
 
     def _draw(self) -> int:
-        """Ask for entropy once for many ids: each time costs as much as all the rest of an id."""
-        drawn = self._entropy(10 * _DRAWN)
-        self._chances = [int.from_bytes(drawn[start : start + 10]) for start in range(0, len(drawn), 10)]
-        return self._chances.pop()
+        """Read entropy for many ids at once: each read costs as much as the rest of an id."""
+        drawn = self._entropy(10 * _ENTROPY_BATCH)
+        self._randoms = [int.from_bytes(drawn[start : start + 10]) for start in range(0, len(drawn), 10)]
+        return self._randoms.pop()
 
-    def _forget(self) -> None:
-        self._chances = []
+    def _reset(self) -> None:
+        self._randoms = []
         self._lock = threading.RLock()
         self._last_time = -1
         self._last_tail = 0
 
 
-_DRAWN: Final = 64
+_ENTROPY_BATCH: Final = 64
 _TAIL_BITS: Final = 74
 _STEP_BITS: Final = 32
 _LOW: Final = (1 << 62) - 1
 
 
 def uuid_from_int(value: int) -> UUID:
-    """Return what ``UUID(int=value)`` does, in a third of its time: that one has to find out what it was given."""
+    """Return ``UUID(int=value)`` in a third of the time, by skipping the constructor's argument checks."""
     uuid = _new(UUID)
     _set_int(uuid, value)
     _set_safety(uuid, _UNKNOWN)
@@ -104,7 +104,7 @@ def uuid_from_int(value: int) -> UUID:
 
 
 def uuids_from_ints(values: Iterable[int], count: int) -> list[UUID]:
-    """Return what `uuid_from_int` does of each of *values*, in half the time: no step of it is Python's own."""
+    """Return `uuid_from_int` of each of *values*, in half the time: all loops run in C."""
     uuids = [*map(_new, repeat(UUID, count))]
     deque(map(_set_int, uuids, values), maxlen=0)
     deque(map(_set_safety, uuids, repeat(_UNKNOWN)), maxlen=0)
@@ -112,12 +112,12 @@ def uuids_from_ints(values: Iterable[int], count: int) -> list[UUID]:
 
 
 _new: Final = object.__new__
-# The slots themselves: what keeps a UUID from being changed is a method of its class.
+# Set the slots directly: UUID.__setattr__ refuses changes.
 _set_int: Final = vars(UUID)["int"].__set__
 _set_safety: Final = vars(UUID)["is_safe"].__set__
 _VERSION_4: Final = 0x4 << 76 | 0b10 << 62
 _RANDOM: Final = (1 << 128) - 1 & ~(0xF << 76 | 0b11 << 62)
-_UNKNOWN: Final = SafeUUID.unknown  # to ask the enum for it takes as long as all the rest
+_UNKNOWN: Final = SafeUUID.unknown  # an enum lookup takes as long as the rest of the function
 
-# One for the whole process: two factories could not keep ids ordered between them.
+# One per process: two generators could not keep ids ordered between them.
 new_job_id: Final = JobIdGenerator()

@@ -1,7 +1,7 @@
-"""How much there is in a JSON text, counted before it is parsed.
+"""Limit the number of keys and values of a JSON text before parsing it.
 
-The parser of the standard library is written in C: it builds every value of a text, and no other thread of the
-process runs meanwhile, 200 ms for 4 MB of empty lists. This count takes 5 ms for any 4 MB.
+The standard library's parser holds the GIL while it builds all values: 200 ms for 4 MB of empty lists.
+This count takes 5 ms for any 4 MB.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from taskharbor.core.errors import PayloadNotDecodable
 
 
 def check_json_limits(data: bytes, *, max_keys: int, max_values: int) -> None:
-    """Raise `PayloadNotDecodable` if *data*, as JSON, has more keys of objects or more values than that.
+    """Raise `PayloadNotDecodable` if the JSON text *data* has more object keys or values than allowed.
 
-    Whitespace and what stands inside strings change nothing. A text that is not JSON may pass.
+    Whitespace and the content of strings do not count. A text that is not JSON may pass.
 
     >>> check_json_limits(b'{"a" : "b,:[{", "c": [1, 2]}', max_keys=2, max_values=5)
     >>> check_json_limits(b'{"a" : 1, "b"  : 2}', max_keys=1, max_values=5)
@@ -20,9 +20,9 @@ def check_json_limits(data: bytes, *, max_keys: int, max_values: int) -> None:
         ...
     taskharbor.core.errors.PayloadNotDecodable: cannot decode the stored bytes: over 1 keys
     """
-    why = _excess(data, max_keys, max_values)
-    if why is not None:
-        raise PayloadNotDecodable(why)
+    reason = _excess(data, max_keys, max_values)
+    if reason is not None:
+        raise PayloadNotDecodable(reason)
 
 
 def _excess(data: bytes, max_keys: int, max_values: int) -> str | None:
@@ -33,6 +33,6 @@ def _excess(data: bytes, max_keys: int, max_values: int) -> str | None:
     outside = b"".join(data.split(b'"')[::2])
     if outside.count(b":") > max_keys:
         return f"over {max_keys:,} keys"
-    # Each value but the first is behind a comma or begins a list or an object; an empty one counts twice.
+    # Each value but the first follows a comma or opens a list or an object; an empty container counts twice.
     values = 1 + outside.count(b",") + outside.count(b"[") + outside.count(b"{")
     return f"over {max_values:,} values" if values > max_values else None

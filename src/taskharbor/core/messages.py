@@ -1,7 +1,7 @@
-"""The message that rings for a job, and what a worker does with it.
+"""The wire format of messages, and the rules that decide what a worker does with one.
 
-A message is a hint: it carries no payload and no authority. Whatever it says, the
-store decides; so a message may be lost, doubled, late or forged without harm.
+A message is only a hint that a job is due; it carries no payload, and the store decides whether the
+job can be claimed. So messages may be lost, duplicated, delayed or forged without harm.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ OVERDUE_AFTER: Final = timedelta(seconds=60)
 """How long a sent job waits for its message before a polling worker may claim it."""
 VERSION: Final = 1
 MAX_MESSAGE_CHARS: Final = 1_000
-"""Longer than any message of ours: what is longer is not read."""
+"""The size limit of a message. Longer texts are unreadable; TaskHarbor's own messages are shorter."""
 
 SEQ_RANGE: Final = range(1, 2**31)
-"""The numbers that a message can have: every store counts the sends of a job up to there."""
+"""The valid sequence numbers: the range of the stores' ``sends`` column."""
 
 MAX_UNKNOWN_RECEIVES: Final = 3
-"""How often a message for an unknown job may be seen: its insert may not have committed yet."""
+"""How often a message for an unknown job is left in the queue: the insert may not be committed yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Job *job_id* is due. *seq* is the job's ``sends`` when it was sent."""
+    """A message that job *job_id* is due. *seq* is the job's ``sends`` when it was sent."""
 
     job_id: JobId
     seq: int
 
 
 def encode_message(message: Message) -> str:
-    """Return the message as it goes over the wire.
+    """Return the wire format of the message.
 
     >>> encode_message(Message(JobId(UUID(int=7)), 1))
     '{"v":1,"id":"00000000-0000-0000-0000-000000000007","seq":1}'
@@ -51,7 +51,7 @@ def encode_message(message: Message) -> str:
 
 
 def parse_message(text: str) -> Message | None:
-    """Return the message in *text*, or None where there is none we can read.
+    """Return the message in *text*, or None if it is unreadable.
 
     >>> parse_message("hello") is None
     True
@@ -61,7 +61,7 @@ def parse_message(text: str) -> Message | None:
     try:
         match json.loads(text):
             case {"v": int(v), "id": str(job_id), "seq": int(seq)} if v == VERSION and seq in SEQ_RANGE:
-                is_number = not isinstance(v, bool) and not isinstance(seq, bool)  # to Python, True is a 1
+                is_number = not isinstance(v, bool) and not isinstance(seq, bool)  # True == 1 in Python
                 return Message(JobId(UUID(job_id)), seq) if is_number else None
     except (ValueError, RecursionError):
         return None
@@ -69,15 +69,15 @@ def parse_message(text: str) -> Message | None:
 
 
 class MessageFinding(StrEnum):
-    """What a worker found behind a message, other than a refusal."""
+    """The result of processing a message, other than a refusal."""
 
     UNREADABLE = "unreadable"
     SETTLED = "settled"
-    """Claimed, and its settlement, of whatever kind, is committed."""
+    """Claimed, and the settlement is committed."""
     UNSETTLED = "unsettled"
-    """Claimed, and its settlement is not known to be committed."""
+    """Claimed, but the settlement is not known to be committed."""
     CLAIM_UNKNOWN = "claim unknown"
-    """The claim's reply was lost, and reading back did not help."""
+    """The claim's reply was lost, and reading back failed."""
     STORE_AWAY = "store away"
 
 
@@ -86,13 +86,13 @@ class MessageAction(StrEnum):
 
     DELETE = "delete"
     DECLINE = "decline"
-    """Tell the store that it must ring again, then delete."""
+    """Record in the store that the message must be resent, then delete it."""
     LEAVE = "leave"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDecision:
-    """What to do with a message; where it is left, how long it stays hidden (None: as it is)."""
+    """What to do with a message. *hidden_for* is the new visibility of one that is left (None: unchanged)."""
 
     action: MessageAction
     hidden_for: timedelta | None = None
@@ -106,11 +106,11 @@ def decide_message(
     visibility: timedelta,
     now: datetime,
 ) -> MessageDecision:
-    """Return what to do with a message, by what was found behind it.
+    """Return what to do with a message, given the result of processing it.
 
-    A message is deleted only after its outcome is committed, or when the store will
-    ring again by itself, or when it names a job of another queue, which has messages of its own.
-    *receives* is how often this message was delivered so far.
+    A message is deleted only if its outcome is committed, if the store will resend it, or if it
+    names a job of another queue, which has its own messages. *receives* is how often this message
+    was delivered so far.
     """
     if isinstance(found, MessageFinding):
         return MessageDecision(
@@ -118,7 +118,7 @@ def decide_message(
             if found in {MessageFinding.UNREADABLE, MessageFinding.SETTLED}
             else MessageAction.LEAVE
         )
-    if found.reason is RefusalReason.OTHER_QUEUE:  # a decline would reach into that queue
+    if found.reason is RefusalReason.OTHER_QUEUE:  # a decline would affect that queue
         return MessageDecision(MessageAction.DELETE)
     if found.reason is RefusalReason.NOT_FOUND:
         return MessageDecision(MessageAction.DELETE if receives > MAX_UNKNOWN_RECEIVES else MessageAction.LEAVE)
@@ -134,12 +134,12 @@ def decide_message(
 
 @lru_cache(maxsize=128)
 def resend_interval(resends: int, *, first: timedelta, cap: timedelta) -> timedelta:
-    """Return how long after its *resends*-th sending an unclaimed job is sent again.
+    """Return the time from the *resends*-th send of an unclaimed job to the next.
 
     >>> [resend_interval(n, first=timedelta(minutes=1), cap=timedelta(minutes=10)).seconds for n in (1, 2, 3, 99)]
     [60, 120, 240, 600]
     """
-    # In whole microseconds, which cannot overflow; a hundred doublings reach any cap there is.
+    # Whole microseconds as int cannot overflow; a hundred doublings reach any timedelta.
     doublings = min(max(resends, 1) - 1, 100)
     return timedelta.resolution * min(first // timedelta.resolution << doublings, cap // timedelta.resolution)
 

@@ -1,4 +1,4 @@
-"""A job, and what is kept about it."""
+"""Jobs, leases, attempts, events, workers, schedules and keys as the stores keep them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 def mutable_twin(frozen: type[Any]) -> Any:
-    """Return a class whose objects become instances of *frozen* by a change of their class.
+    """Return a class with the slots of *frozen* whose instances are made frozen by assigning ``__class__``.
 
-    A frozen class sets each of its fields by a call: 5 µs for a job, a tenth of its whole way through
-    SQLite. So they are set on a twin of the same slots that is not frozen: 0.5 µs.
+    A frozen dataclass sets each field through a method call: 5 µs for a job, a tenth of its cost in
+    SQLite. Setting the slots of an unfrozen class and then changing the class takes 0.5 µs.
     """
-    name = f"Thawed{frozen.__name__}"
+    name = f"Mutable{frozen.__name__}"
     if frozen.__bases__ == (object,):
         return make_dataclass(name, [each.name for each in fields(frozen)], slots=True)
-    # An object changes its class only to one of the same bases, and a dataclass that is not frozen has no frozen one.
-    # Both methods, or Python would call one of them for every field: 10 µs for a job.
-    plain = {"__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
-    return type(name, frozen.__bases__, {"__slots__": frozen.__slots__, **plain})
+    # __class__ assignment needs equal bases, and an unfrozen dataclass cannot inherit from a frozen one. Both methods
+    # are set: with only one, Python would still call a method for each field (10 µs for a job).
+    unfrozen = {"__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+    return type(name, frozen.__bases__, {"__slots__": frozen.__slots__, **unfrozen})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job that was accepted but is not stored yet: what the client hands to a driver.
+    """A validated job that is not stored yet: the input of `Driver.insert`.
 
-    ``scheduled_for`` is the given moment; where it is None the store stamps its own
-    time plus ``delay``. ``digest`` stands for type and payload, and tells a repeat
-    under the same idempotency key from another job that happens to use it.
+    If ``scheduled_for`` is None, the store sets it to its own time plus ``delay``. ``digest`` is
+    a hash of type and payload. It distinguishes a repeated request from a different job with the
+    same idempotency key.
     """
 
     id: JobId
@@ -59,19 +59,19 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a handler says it is: *done* of *total* (None: nobody knows), and what it is at."""
+    """A handler's progress: *done* of *total* (None if unknown), and a note."""
 
     done: int
     total: int | None = None
     note: str = ""
 
 
-_UNDECODED: Final = ...  # no payload decodes to it, and a copy of it is itself
+_UNDECODED: Final = ...  # no payload decodes to it, and copying it returns the same object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """A job without its payload and result: what lists and waits read, since both may be large."""
+    """A job without its payload and result, which may be large. Lists and waits read this."""
 
     id: JobId
     type: str
@@ -106,7 +106,7 @@ class JobSummary:
 
     @property
     def is_exhausted(self) -> bool:
-        """No attempt is left."""
+        """Whether no attempts are left."""
         return self.attempt_count >= self.max_attempts
 
 
@@ -114,7 +114,7 @@ class JobSummary:
 class Job(JobSummary):
     """One durable unit of work, as its row was when it was read.
 
-    ``payload`` is what is stored, ``data`` what was enqueued.
+    ``payload`` holds the stored bytes, ``data`` the decoded value.
     """
 
     payload: bytes = field(repr=False)
@@ -124,7 +124,7 @@ class Job(JobSummary):
 
     @property
     def data(self) -> Any:
-        """The decoded payload. Raises `PayloadNotDecodable` where the codec cannot read it."""
+        """The decoded payload. Raises `PayloadNotDecodable` if the codec cannot read it."""
         if self._data is _UNDECODED:
             decoded = self.codec.decode(self.payload, context=payload_context(self.id, self.type))
             object.__setattr__(self, "_data", decoded)
@@ -135,17 +135,17 @@ class Job(JobSummary):
         return JobSummary(**{name: getattr(self, name) for name in JobSummary.__slots__})
 
 
-_bare: Final = object.__new__  # a twin's own constructor would pass on and count what is set here at once
-_ThawedSummary: Final = mutable_twin(JobSummary)
-_ThawedJob: Final = mutable_twin(Job)
-_ThawedNewJob: Final = mutable_twin(NewJob)
+_new: Final = object.__new__  # skip __init__: assigning slots directly takes 0.5 µs, not 5
+_MutableSummary: Final = mutable_twin(JobSummary)
+_MutableJob: Final = mutable_twin(Job)
+_MutableNewJob: Final = mutable_twin(NewJob)
 _CODEC: Final = JsonCodec()
 
 
 # fmt: off
 def job_from_values(values: Sequence[Any]) -> Job:
-    """Return the job whose columns, from ``id`` to ``metadata`` in the order of the table, have these *values*."""
-    job = _bare(_ThawedJob)
+    """Return the job with these column *values*, from ``id`` to ``metadata`` in table order."""
+    job = _new(_MutableJob)
     (
         job.id, job.type, job.queue, job.priority, job.payload, job.status, job.scheduled_for, job.timeout,
         job.created_at, job.attempt_count, job.max_attempts, job.last_error, job.failed_at, job.lease_token,
@@ -153,14 +153,14 @@ def job_from_values(values: Sequence[Any]) -> Job:
         job.dispatch_at, job.sent_at, job.sends, job.resends, job.releases, job.dead_reason, job.dead_at,
         job.cancel_requested_at, job.idempotency_key, job.result, job.progress, job.metadata,
     ) = values
-    job.codec, job._data = _CODEC, _UNDECODED  # noqa: SLF001  it is a job's own
+    job.codec, job._data = _CODEC, _UNDECODED  # noqa: SLF001  a field of Job
     job.__class__ = Job
     return job  # type: ignore[no-any-return]
 
 
 def stored_summary(values: Sequence[Any]) -> JobSummary:
-    """Return the summary whose fields, from ``id`` to ``metadata``, have these *values*."""
-    job = _bare(_ThawedSummary)
+    """Return the summary with these field *values*, from ``id`` to ``metadata``."""
+    job = _new(_MutableSummary)
     (
         job.id, job.type, job.queue, job.priority, job.status, job.scheduled_for, job.timeout,
         job.created_at, job.attempt_count, job.max_attempts, job.last_error, job.failed_at, job.lease_token,
@@ -173,8 +173,8 @@ def stored_summary(values: Sequence[Any]) -> JobSummary:
 
 
 def new_job(values: Sequence[Any]) -> NewJob:
-    """Return the new job whose fields, from ``id`` to ``metadata``, have these *values*."""
-    job = _bare(_ThawedNewJob)
+    """Return the new job with these field *values*, from ``id`` to ``metadata``."""
+    job = _new(_MutableNewJob)
     (
         job.id, job.type, job.queue, job.payload, job.created_at, job.max_attempts, job.scheduled_for, job.delay,
         job.timeout, job.priority, job.idempotency_key, job.digest, job.metadata,
@@ -185,23 +185,23 @@ def new_job(values: Sequence[Any]) -> NewJob:
 
 
 def payload_context(job_id: JobId, job_type: str) -> bytes:
-    """Return what a codec may bind a payload to, so that its bytes are of no use in another job."""
-    return b"payload:%b:%b" % (job_id.int.to_bytes(16), job_type.encode())  # quicker than its .bytes
+    """Return the context that a codec may bind a payload to, so that its bytes cannot be used in another job."""
+    return b"payload:%b:%b" % (job_id.int.to_bytes(16), job_type.encode())  # faster than .bytes
 
 
 def result_context(job_id: JobId) -> bytes:
-    """Return what a codec may bind a result to."""
+    """Return the context that a codec may bind a result to."""
     return b"result:%b" % job_id.bytes
 
 
 def schedule_context(name: str, job_type: str) -> bytes:
-    """Return what a codec may bind the payload of a schedule to, from which each of its jobs gets its own."""
+    """Return the context that a codec may bind a schedule's payload to. Its jobs use `payload_context`."""
     return b"schedule:%b:%b" % (name.encode(), job_type.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The timed, fenced right to run a job: valid while ``expires_at`` is later than the store's now."""
+    """The timed, fenced right to run a job. It is valid while ``expires_at`` is later than the store's time."""
 
     job_id: JobId
     token: Token
@@ -210,29 +210,29 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job and the lease under which it was taken."""
+    """A job and the lease under which it was claimed."""
 
     job: Job
     lease: Lease
 
 
-_ThawedLease: Final = mutable_twin(Lease)
-_ThawedClaim: Final = mutable_twin(Claim)
+_MutableLease: Final = mutable_twin(Lease)
+_MutableClaim: Final = mutable_twin(Claim)
 
 
 def claim_from_job(job: Job) -> Claim:
-    """Return *job*, which was just taken, with its lease."""
-    lease = _bare(_ThawedLease)
+    """Return the claim of *job*, which was just leased."""
+    lease = _new(_MutableLease)
     lease.job_id, lease.token, lease.expires_at = job.id, job.lease_token, job.lease_expires_at
     lease.__class__ = Lease
-    claim = _bare(_ThawedClaim)
+    claim = _new(_MutableClaim)
     claim.job, claim.lease = job, lease
     claim.__class__ = Claim
     return claim  # type: ignore[no-any-return]
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended, for people. A plain success leaves no row."""
+    """How an attempt ended, as shown to operators. A success stores no attempt."""
 
     FAILED = "FAILED"
     TIMED_OUT = "TIMED_OUT"
@@ -241,17 +241,17 @@ class AttemptOutcome(StrEnum):
     CANCELED = "CANCELED"
     LOST = "LOST"
     CLOCK = "CLOCK"
-    """Lost to a jump of the store's clock, and given back."""
+    """Lost to a jump of the store's clock. Not counted."""
     REQUEUED = "REQUEUED"
-    """No attempt: a person gave the job a new life. ``worker_id`` says who, the failure's message why."""
+    """Not an attempt: the job was requeued. ``worker_id`` is the actor, the failure's message the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One line of a job's history, written once under (job id, token) and never changed.
+    """One row of a job's history, written once per (job id, token) and never changed.
 
-    ``attempt`` is a label: it repeats after an attempt was given back. ``event`` is
-    what ended the attempt and ``status`` where that led.
+    ``attempt`` is not unique: it repeats after an attempt that was not counted. ``event`` ended
+    the attempt, and ``status`` is the job's status after it.
     """
 
     job_id: JobId
@@ -269,7 +269,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadTaskEvent:
-    """Tells the world that a job died. One for each death: a job requeued may die again."""
+    """The published event of a dead job. A requeued job may die again, so there is one per life."""
 
     job_id: JobId
     life: int
@@ -283,19 +283,19 @@ class DeadTaskEvent:
 
     @property
     def event_id(self) -> str:
-        """Equal for every repeat of one death, so that a consumer can drop duplicates."""
+        """Equal for every delivery of the same event, so that a consumer can drop duplicates."""
         return f"{self.job_id}:{self.life}"
 
 
 PUBLISHER_NOTED: Final = timedelta(minutes=1)
-"""How often a store notes that a publisher takes events, however many do."""
+"""How often a store records that a publisher is active."""
 PUBLISHER_AWAY: Final = timedelta(days=7)
-"""For how long events wait for a publisher that is away. A store in which none was ever noted has none."""
+"""How long after its last activity a publisher is expected to return. A store that never recorded one has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRow:
-    """A death's event, and how far its publishing got."""
+    """A dead-letter event and the state of its publication."""
 
     event: DeadTaskEvent
     next_at: datetime
@@ -306,15 +306,15 @@ class OutboxRow:
 
     @property
     def is_done(self) -> bool:
-        """Nobody needs to publish it any more."""
+        """Whether the event was published or given up."""
         return self.published_at is not None or self.given_up_at is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker process that says it is alive.
+    """A worker process, as its heartbeat recorded it.
 
-    ``lost_slots`` counts the slots that sync handlers keep long after their timeout. It is 0 on schema version 1.
+    ``lost_slots`` counts the slots held by sync handlers long after their timeout. It is 0 on schema version 1.
     """
 
     id: str
@@ -330,7 +330,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A job that is made again and again. ``next_at`` is the next fire time; None while there is none."""
+    """A recurring job. ``next_at`` is the next fire time, or None if there is none."""
 
     name: str
     cron: str
@@ -347,9 +347,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """Who may use the API. The key itself is not stored: ``digest`` is its SHA-256.
+    """An API key. The key itself is not stored: ``digest`` is its SHA-256.
 
-    ``used_at`` is when it was last noted that it was used, to a minute; None before.
+    ``used_at`` is the last recorded use, accurate to a minute; None if never used.
     """
 
     id: str
@@ -364,7 +364,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """A write that a person or a key asked for: who did what to what, and when by the store's clock."""
+    """A write requested by a user or an API key: actor, action, target, and time by the store's clock."""
 
     id: Token
     at: datetime | None = None

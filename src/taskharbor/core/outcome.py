@@ -1,4 +1,4 @@
-"""How an attempt ended."""
+"""The outcome of an attempt: its constructors, the exceptions that request one, and how an error becomes one."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
 
 MAX_RELEASES: Final = 10
-"""How often a shutdown may hand a job back for free: then something is wrong with the job, not with its workers."""
+"""How many releases count no attempt. A job released more often is itself the likely cause of the shutdowns."""
 
-ATTEMPTS_EXHAUSTED: Final = "attempts spent"
-"""The reason of a death by retry, release or expiry on the last attempt."""
+ATTEMPTS_EXHAUSTED: Final = "attempts exhausted"
+"""The dead reason of a job whose last attempt ended in a retry, a release or an expired lease."""
 
 LEASE_LOST: Final = "lease lost"
-"""The error of an attempt whose worker went silent."""
+"""The error of an attempt whose lease expired."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Outcome:
-    """How an attempt ended. Made by its named constructors only, so that no impossible one exists.
+    """How an attempt ended. Use the named constructors; they make only valid outcomes.
 
     >>> Outcome.retry(after=timedelta(seconds=5)).event
     <Event.RETRY: 'retry'>
@@ -49,44 +49,44 @@ class Outcome:
 
     @classmethod
     def ack(cls, result: bytes | None = None) -> Outcome:
-        """It succeeded; *result* is encoded already."""
-        return _PLAIN_ACK if result is None else _make(Event.ACK, result=result)
+        """Return the outcome of a success. *result* is already encoded."""
+        return _ACK_WITHOUT_RESULT if result is None else _make(Event.ACK, result=result)
 
     @classmethod
     def retry(cls, *, after: timedelta, failure: Failure | None = None) -> Outcome:
-        """It failed, and shall be tried again *after* a while; a spent job dies instead."""
+        """Return the outcome of a failure to retry *after* a delay. If no attempts are left, the job becomes DEAD."""
         return _make(Event.RETRY, delay=after, failure=failure)
 
     @classmethod
     def fail(cls, reason: str, *, failure: Failure | None = None) -> Outcome:
-        """It failed for good: a dead letter, with the *reason* for a person to read."""
+        """Return the outcome of a permanent failure. The job becomes a dead letter with this *reason*."""
         return _make(Event.FAIL, reason=reason, failure=failure)
 
     @classmethod
     def snooze(cls, *, after: timedelta) -> Outcome:
-        """It was too early: come back *after* a while, and count no attempt."""
+        """Return the outcome that runs the job again *after* a delay and counts no attempt."""
         return _make(Event.SNOOZE, delay=after)
 
     @classmethod
     def release(cls, *, bound: int = MAX_RELEASES) -> Outcome:
-        """The worker had to stop: let another one run it at once. Past *bound* times it counts as an attempt."""
+        """Return the outcome of a shutdown: the job is due at once. More than *bound* releases count as attempts."""
         return _make(Event.RELEASE, bound=bound)
 
     @classmethod
     def cancel(cls, reason: str | None = None) -> Outcome:
-        """It was called off while it ran."""
+        """Return the outcome of a job that was canceled while it ran."""
         return _make(Event.CANCEL, reason=reason)
 
     @property
     def recorded_failure(self) -> Failure | None:
-        """What the attempt's row says of the error; a reason alone is one without a type."""
+        """The failure to store with the attempt. A reason without a failure becomes one without a type."""
         if self.failure is None and self.reason is not None:
             return Failure(message=self.reason)
         return self.failure
 
     @property
     def attempt_outcome(self) -> AttemptOutcome:
-        """What the attempt's row says; an ack leaves none."""
+        """The outcome to store with the attempt. An ack stores no attempt."""
         if self.failure is not None and self.failure.is_timeout:
             return AttemptOutcome.TIMED_OUT
         return _ATTEMPT_OUTCOMES[self.event]
@@ -111,7 +111,7 @@ def _make(
     bound: int = 0,
 ) -> Outcome:
     outcome = object.__new__(Outcome)
-    # A delay out of range is bent into it, not refused: recording an outcome must not fail.
+    # Clamp an out-of-range delay instead of raising: recording an outcome must not fail.
     fields = {
         "event": event,
         "delay": min(max(delay, timedelta(0)), MAX_DELAY),
@@ -125,11 +125,11 @@ def _make(
     return outcome
 
 
-_PLAIN_ACK: Final = _make(Event.ACK)  # most outcomes are this one
+_ACK_WITHOUT_RESULT: Final = _make(Event.ACK)  # shared: most outcomes are this one
 
 
 class Retry(Exception):
-    """Raised by a handler: this attempt failed, try again, *after* a while if given."""
+    """Raised by a handler to fail this attempt and retry the job, *after* a delay if given."""
 
     after: timedelta | None = None
 
@@ -141,7 +141,7 @@ class Retry(Exception):
 
 
 class Snooze(Exception):
-    """Raised by a handler: too early; come back *after* a while or not before *until*. No attempt is counted."""
+    """Raised by a handler to run the job again *after* a delay or not before *until*. Counts no attempt."""
 
     after: timedelta | None = None
     until: datetime | None = None
@@ -157,23 +157,23 @@ class Snooze(Exception):
         self.after, self.until = after, until
 
     def delay(self, now: datetime) -> timedelta | None:
-        """Return how long that is, seen from *now*."""
+        """Return the delay, counted from *now*."""
         return self.after if self.until is None else self.until - now
 
 
-def _has_zone(moment: object) -> bool:
-    return isinstance(moment, datetime) and moment.utcoffset() is not None
+def _has_zone(value: object) -> bool:
+    return isinstance(value, datetime) and value.utcoffset() is not None
 
 
 class Cancel(Exception):
-    """Raised by a handler: the job is called off."""
+    """Raised by a handler to cancel the job."""
 
     def __init__(self, reason: object = "") -> None:
         super().__init__(reason)
 
 
 class DeadLetter(Exception):
-    """Raised by a handler: the job cannot succeed; keep it for a person."""
+    """Raised by a handler to make the job a dead letter without further attempts."""
 
     def __init__(self, reason: object) -> None:
         super().__init__(reason)
@@ -183,9 +183,9 @@ DEFAULT_POLICY: Final = RetryPolicy()
 
 
 def decide_outcome(job: Job, error: BaseException, now: datetime, *, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
-    """Return how an attempt ends that raised *error*. Never raises: an outcome must be recorded.
+    """Return the outcome of an attempt that raised *error*. Never raises: an outcome must be recorded.
 
-    *now* is the store's time as the worker knows it; only a `Snooze(until=…)` needs it.
+    *now* is the worker's estimate of the store's time; only `Snooze(until=…)` needs it.
     """
     failure = Failure.of(error)
     match error:
@@ -202,8 +202,8 @@ def decide_outcome(job: Job, error: BaseException, now: datetime, *, policy: Ret
 
 
 def _snooze_delay(error: Snooze, now: datetime) -> timedelta | None:
-    """Return what the snooze asks for; None, where a user's subclass asks for nothing sensible."""
-    with suppress(Exception):  # its attributes are a user's
+    """Return the delay of a snooze, or None if a user's subclass returns no valid one."""
+    with suppress(Exception):  # a subclass may override anything
         delay: object = error.delay(now)
         return delay if isinstance(delay, timedelta) else None
     return None
@@ -218,8 +218,8 @@ def _fail_or_retry(job: Job, failure: Failure, delay: timedelta | None) -> Outco
 
 
 def _policy_delay(job: Job, error: BaseException, policy: RetryPolicy) -> timedelta | None:
-    """Ask the policy, or the default one where the user's breaks: a job must not hang on it."""
-    with suppress(Exception):  # the policy is a user's function, and may return anything
+    """Return the delay of the user's policy, or of the default policy if the user's fails: the job must be settled."""
+    with suppress(Exception):  # user code: it may raise or return anything
         delay: object = policy.delay(job.id, job.attempt_count, error)
         if delay is None or (isinstance(delay, timedelta) and delay > timedelta(0)):
             return delay

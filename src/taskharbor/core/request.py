@@ -1,4 +1,4 @@
-"""What a caller asks for, and the rules it must keep."""
+"""Job requests and their validation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
 
 MAX_DELAY: Final = timedelta(days=3650)
-"""The longest delay. A longer one is a mistake, and its time may not be storable."""
+"""The maximum delay. A longer one is likely a mistake, and its time may not be storable."""
 TYPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 QUEUE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 PRIORITY_RANGE: Final = range(-32_768, 32_768)
@@ -26,21 +26,21 @@ ATTEMPTS_RANGE: Final = range(1, 1_000_001)
 MAX_TIMEOUT: Final = timedelta(days=366)
 MAX_KEY_CHARS: Final = 255
 MAX_METADATA: Final = 32
-MAX_METADATA_KEY: Final = 64
-MAX_METADATA_VALUE: Final = 1_024
+MAX_METADATA_KEY_CHARS: Final = 64
+MAX_METADATA_VALUE_CHARS: Final = 1_024
 MIN_SCHEDULED_FOR: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_SCHEDULED_FOR: Final = datetime(9000, 1, 1, tzinfo=UTC)
-_SHOWN: Final = 60
+_MAX_SHOWN_CHARS: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job somebody wants done.
+    """A request to run a job.
 
-    *scheduled_for* or *delay* says when it may start; without either it is due at
-    once. Of due jobs the lowest *priority* number runs first. *max_attempts* comes
-    from the retry policy where it is not given. A second request with the same
-    *idempotency_key* in the same queue does not make a second job.
+    *scheduled_for* or *delay* sets when the job is due; without either it is due at once. Due jobs
+    run in order of *priority*, lowest number first. If *max_attempts* is not given, it comes from
+    the retry policy. A second request with the same *idempotency_key* in the same queue does not
+    create a second job.
 
     >>> JobRequest(type="email.send", payload={"to": "a@b.c"}, delay=timedelta(minutes=5)).queue
     'default'
@@ -59,19 +59,19 @@ class JobRequest:
 
 
 def validate(request: JobRequest) -> None:
-    """Raise `InvalidRequest`, naming every field that breaks its rule, what it holds and what is allowed."""
+    """Raise `InvalidRequest` with every invalid field, its value and its rule."""
     if not is_simple(request) and (problems := list(_problems(request))):
         raise InvalidRequest(problems)
 
 
 def is_simple(request: JobRequest) -> bool:
-    """Return whether a request needs no `validate`: every field but its key has a default or a checked type."""
+    """Return whether a request is certainly valid, by a fast check of the common case."""
     return (
         request.scheduled_for is None
         and request.delay is None
         and request.timeout is None
         and request.max_attempts is None
-        and (request.idempotency_key is None or _is_plain_key(request.idempotency_key))
+        and (request.idempotency_key is None or _is_valid_key(request.idempotency_key))
         and type(request.priority) is int
         and request.priority == 0
         and type(request.metadata) is dict
@@ -81,7 +81,7 @@ def is_simple(request: JobRequest) -> bool:
     )
 
 
-def _is_plain_key(key: str) -> bool:
+def _is_valid_key(key: str) -> bool:
     return type(key) is str and 0 < len(key) <= MAX_KEY_CHARS and is_storable(key)
 
 
@@ -91,16 +91,16 @@ def _are_names(job_type: str, queue: str) -> bool:
 
 
 def validate_attempts(attempts: int, *, field: str) -> None:
-    """Raise `InvalidRequest` where *attempts* is no number of attempts a job may have."""
+    """Raise `InvalidRequest` if *attempts* is not a valid number of attempts."""
     if problems := list(_number(attempts, field, ATTEMPTS_RANGE)):
         raise InvalidRequest(problems)
 
 
 def validate_requeue(job_ids: Sequence[JobId], *, budget: int, payload: bytes | None) -> None:
-    """Raise `InvalidRequest` where jobs cannot be given such a new life."""
+    """Raise `InvalidRequest` if the arguments of a requeue are invalid."""
     validate_attempts(budget, field="budget")
     if payload is not None and len(job_ids) > 1:
-        rule = "a codec may bind it to its job, so requeue them one by one"
+        rule = "a codec may bind a payload to its job: requeue the jobs one by one"
         raise InvalidRequest([Problem(field="payload", value=f"given for {len(job_ids):,} jobs", rule=rule)])
 
 
@@ -119,20 +119,21 @@ def _problems(request: JobRequest) -> Iterator[Problem]:
 
 
 def _when(request: JobRequest) -> Iterator[Problem]:
-    moment: object = request.scheduled_for
+    scheduled_for: object = request.scheduled_for
     delay = request.delay
-    if moment is not None and delay is not None:
+    if scheduled_for is not None and delay is not None:
         yield _problem("delay", delay, "give scheduled_for or delay, not both")
     if delay is not None:
         yield from _duration(delay, "delay", least=timedelta(0), most=MAX_DELAY)
-    if moment is None:
+    if scheduled_for is None:
         return
-    if not isinstance(moment, datetime):
-        yield _problem("scheduled_for", moment, "must be a datetime")
-    elif moment.tzinfo is None or moment.utcoffset() is None:
-        yield _problem("scheduled_for", moment, "needs a time zone, such as datetime.now(UTC)")
-    elif not MIN_SCHEDULED_FOR <= moment < MAX_SCHEDULED_FOR:
-        yield _problem("scheduled_for", moment, f"must be from {MIN_SCHEDULED_FOR:%Y} to before {MAX_SCHEDULED_FOR:%Y}")
+    if not isinstance(scheduled_for, datetime):
+        yield _problem("scheduled_for", scheduled_for, "must be a datetime")
+    elif scheduled_for.tzinfo is None or scheduled_for.utcoffset() is None:
+        yield _problem("scheduled_for", scheduled_for, "needs a time zone, such as datetime.now(UTC)")
+    elif not MIN_SCHEDULED_FOR <= scheduled_for < MAX_SCHEDULED_FOR:
+        rule = f"must be from {MIN_SCHEDULED_FOR:%Y} to before {MAX_SCHEDULED_FOR:%Y}"
+        yield _problem("scheduled_for", scheduled_for, rule)
 
 
 def _name(value: object, name: str, pattern: re.Pattern[str]) -> Iterator[Problem]:
@@ -146,9 +147,9 @@ def _text(value: object, name: str, *, least: int, most: int) -> Iterator[Proble
     if not isinstance(value, str):
         yield _problem(name, value, "must be a str")
     elif not least <= len(value) <= most:
-        yield _problem(name, value, f"must have {least} to {most:,} characters, and has {len(value):,}")
+        yield _problem(name, value, f"must have {least} to {most:,} characters, not {len(value):,}")
     elif not is_storable(value):
-        yield _problem(name, value, "must hold no NUL and no lone surrogate")
+        yield _problem(name, value, "must not contain NUL or a lone surrogate")
 
 
 def _number(value: object, name: str, allowed: range) -> Iterator[Problem]:
@@ -174,8 +175,8 @@ def _metadata(metadata: object) -> Iterator[Problem]:
     if len(items) > MAX_METADATA:
         yield _problem("metadata", f"{len(items):,} entries", f"must have at most {MAX_METADATA}")
     for key, value in items[:MAX_METADATA]:
-        yield from _text(key, "metadata key", least=1, most=MAX_METADATA_KEY)
-        yield from _text(value, f"metadata[{_shown(key)}]", least=0, most=MAX_METADATA_VALUE)
+        yield from _text(key, "metadata key", least=1, most=MAX_METADATA_KEY_CHARS)
+        yield from _text(value, f"metadata[{_shown(key)}]", least=0, most=MAX_METADATA_VALUE_CHARS)
 
 
 def _problem(name: str, value: object, rule: str) -> Problem:
@@ -183,10 +184,10 @@ def _problem(name: str, value: object, rule: str) -> Problem:
 
 
 def _shown(value: object) -> str:
-    """Show enough of *value* to recognise it."""
+    """Return enough of *value* to recognize it."""
     try:
         text = value if isinstance(value, str) else str(value) if isinstance(value, timedelta) else repr(value)
-    except Exception:  # noqa: BLE001  it is a user's object, or an int of too many digits
+    except Exception:  # noqa: BLE001  a user's __repr__, or an int of too many digits
         text = f"a {type(value).__name__} that cannot be shown"
-    short = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    short = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 3]}..."
     return repr(short) if isinstance(value, str) else short

@@ -1,7 +1,6 @@
-"""What a driver is asked and what it answers, item by item.
+"""The inputs and per-item results of driver calls.
 
-An item that was refused is answered by an error of `taskharbor.core.errors`,
-returned in its place and not raised.
+For a refused item, a driver returns an error of `taskharbor.core.errors` in the item's position.
 """
 
 from __future__ import annotations
@@ -24,35 +23,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The job is stored. ``existed``: it was before, under this id; or an earlier one holds its key, and is named."""
+    """The job is stored. ``existed``: this id was stored before, or ``id`` is an earlier job with the same key."""
 
     id: JobId
     existed: bool
 
 
 _bare: Final = object.__new__
-_ThawedEnqueued: Final = mutable_twin(Enqueued)
+_MutableEnqueued: Final = mutable_twin(Enqueued)
 
 
 def new_enqueued(job_id: JobId) -> Enqueued:
-    """Return ``Enqueued(job_id, existed=False)``, in half its time: there may be thousands at once."""
-    answer = _bare(_ThawedEnqueued)
+    """Return ``Enqueued(job_id, existed=False)`` in half the time: a bulk insert makes thousands."""
+    answer = _bare(_MutableEnqueued)
     answer.id, answer.existed = job_id, False
     answer.__class__ = Enqueued
     return answer  # type: ignore[no-any-return]
 
 
 class RefusalReason(StrEnum):
-    """Why a claim by id was refused; where several hold, the first of this list is told."""
+    """Why a claim by id was refused. If several reasons apply, the first in this order is returned."""
 
     NOT_FOUND = "not found"
     OTHER_QUEUE = "other queue"
-    """The job belongs to another queue than the one the claim is for."""
+    """The job is not in the queue of the claim."""
     FINAL = "final"
     LEASED = "leased"
     NOT_ENQUEUED = "not enqueued"
     CANCEL_REQUESTED = "cancel requested"
-    SPENT = "spent"
+    EXHAUSTED = "exhausted"
     PAUSED = "paused"
     UNHANDLED = "unhandled"
     NOT_DUE = "not due"
@@ -62,8 +61,8 @@ class RefusalReason(StrEnum):
 class Refused:
     """The job was not claimed.
 
-    ``until`` is when asking again may help, where the store knows: the end of the
-    other's lease, or the due time. ``sends`` is the seq of the newest message.
+    ``until`` is when a new claim may succeed, if known: the end of the current lease, or the due
+    time. ``sends`` is the seq of the newest message.
     """
 
     job_id: JobId
@@ -74,7 +73,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The lease runs on; somebody may have asked for the job to be canceled."""
+    """The lease was extended. ``cancel_requested`` is whether the job should be canceled."""
 
     lease: Lease
     cancel_requested: bool
@@ -82,14 +81,14 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The row is locked by another transaction: neither extended nor settled this time, and not lost."""
+    """The row was locked by another transaction: not extended or settled, but the lease is not lost."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How the attempt under this lease ended."""
+    """The outcome of the attempt under this lease."""
 
     lease: Lease
     outcome: Outcome
@@ -97,7 +96,7 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The outcome is committed under this lease's token, and left the job in ``status``."""
+    """The outcome is committed under the lease's token; the job is in ``status``."""
 
     job_id: JobId
     status: Status
@@ -105,7 +104,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Transitioned:
-    """An operator's call took effect, and the job is in ``status`` now."""
+    """An operator's call took effect; the job is in ``status``."""
 
     job_id: JobId
     status: Status
@@ -123,7 +122,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The message went out; without a claim it is sent again after ``retry_in``."""
+    """The message was sent. If the job is not claimed, it is resent after ``retry_in``."""
 
     dispatch: Dispatch
     retry_in: timedelta
@@ -131,14 +130,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """The message certainly did not go out."""
+    """The message was certainly not sent."""
 
     dispatch: Dispatch
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A message was given back unclaimed: the store shall ring again when the job can run."""
+    """A message was declined: the store must resend it when the job can run."""
 
     job_id: JobId
     seq: int
@@ -146,7 +145,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A job that became a dead letter, and what a report of that needs."""
+    """A job that became a dead letter, with the data that its report needs."""
 
     job_id: JobId
     type: str
@@ -158,7 +157,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """An expired lease that was ended, and where its job went. ``death`` is set if that is DEAD."""
+    """An expired lease that was ended, and its job's new status. ``death`` is set if that is DEAD."""
 
     job_id: JobId
     token: Token
@@ -168,14 +167,14 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The event with this id reached its queue."""
+    """The event with this id was published."""
 
     event_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """The event did not get through: try again after ``retry_in``, or never (None: given up)."""
+    """The event was not published. It is retried after ``retry_in``, or given up if that is None."""
 
     event_id: str
     error: str
@@ -183,7 +182,7 @@ class Unpublished:
 
 
 class Kept(StrEnum):
-    """Why a job was not removed by a prune or a purge; if several hold, the first of this list is given."""
+    """Why a prune or a purge kept a job. If several reasons apply, the first in this order is returned."""
 
     NOT_FOUND = "not_found"
     NOT_DEAD = "not_dead"
@@ -202,10 +201,9 @@ class Removed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs to list. None asks for all; the bounds are of ``created_at``, *until* excluded.
+    """Which jobs to list. None matches all. *since* and *until* (exclusive) apply to ``created_at``.
 
-    *tag* is a key and the value that the metadata must have for it. *fingerprint* is of the error
-    that killed a dead letter.
+    *tag* is a metadata key and its value. *fingerprint* is that of a dead letter's last error.
     """
 
     queue: str | None = None
@@ -219,31 +217,31 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some jobs, newest id first, and where to go on: None at the end, and only there."""
+    """A page of jobs, newest id first. ``after`` is the cursor of the next page, None on the last one."""
 
     jobs: tuple[JobSummary, ...]
     after: JobId | None
 
     @classmethod
     def of(cls, found: Sequence[JobSummary], *, limit: int, edge: JobId | None) -> Self:
-        """Return the first *limit* of *found*; *edge* is the last job that was looked at, None if none lies behind."""
+        """Return the first *limit* of *found*. *edge* is the last job scanned, None if there are no more jobs."""
         jobs = tuple(found[:limit])
         return cls(jobs, jobs[-1].id if jobs and len(found) > limit else edge)
 
 
-_REACH: Final = 1_000
+_MIN_SCANNED_JOBS: Final = 1_000
 
 
 def scan_limit(limit: int) -> int:
-    """Return how many jobs a store looks at for a page of *limit*: a filter that fits nobody ends there, too."""
-    return max(_REACH, limit + 1)  # one more tells whether there is a next page
+    """Return how many jobs a store scans for a page of *limit*, so that a filter without matches stays cheap."""
+    return max(_MIN_SCANNED_JOBS, limit + 1)  # one more shows whether there is a next page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """A queue as people see it.
+    """The statistics of a queue.
 
-    ``counts`` has every status, ``oldest_due`` is the due time of the job that has waited longest.
+    ``counts`` has every status. ``oldest_due`` is the due time of the job that has waited longest.
     """
 
     name: str
@@ -265,7 +263,7 @@ class FinishedCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterGroup:
-    """Dead letters of one queue and type that died of the same error, as of the last roll-up or newer."""
+    """Dead letters of one queue and type with the same error, at least as new as the last roll-up."""
 
     queue: str
     type: str

@@ -1,4 +1,4 @@
-"""When a failed job is tried again."""
+"""Retry policies: how often and after which delays a failed job is retried."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DEFAULT_MAX_ATTEMPTS: Final = 20
 
 
 class Backoff(Protocol):
-    """How long to wait after the given attempt; None to give up.
+    """The delay after an attempt; None to give up.
 
-    *chance* is a number in [0, 1) for jitter: equal for the same job and attempt,
-    so that a decision can be repeated, and different between jobs.
+    *chance* is a number in [0, 1) for jitter. It is equal for the same job and attempt, so that a
+    decision can be repeated, and differs between jobs.
     """
 
     def delay(self, attempt: int, *, chance: float) -> timedelta | None: ...
@@ -31,10 +31,10 @@ class Backoff(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Wait *base* after the first attempt and *factor* times longer after each next one, up to *cap*.
+    """Wait *base* after the first attempt and *factor* times longer after each further one, up to *cap*.
 
-    *jitter* is the part of a delay that chance may take away, so that jobs which
-    failed together do not come back together.
+    *jitter* is the fraction of a delay that is subtracted at random, so that jobs that failed
+    together are not retried together.
 
     >>> [Exponential(jitter=0).delay(n, chance=0) // timedelta(seconds=1) for n in (1, 2, 3, 10**6)]
     [5, 10, 20, 3600]
@@ -53,7 +53,7 @@ class Exponential:
         _require(0 <= self.jitter < 1, "jitter", self.jitter, "at least 0 and below 1")
 
     def delay(self, attempt: int, *, chance: float) -> timedelta:
-        # The exponent is compared before the power is taken: 2 ** 1024 has no float.
+        # Compare exponents first: 2.0 ** 1024 overflows.
         steps = max(attempt, 1) - 1
         reaches_cap = self.factor > 1 and steps >= math.log(self.cap / self.base, self.factor)
         full = self.cap if reaches_cap else self.base * self.factor**steps
@@ -69,7 +69,7 @@ class Fixed:
     def __post_init__(self) -> None:
         _require_duration("wait", self.wait)
 
-    def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  it depends on neither
+    def delay(self, attempt: int, *, chance: float) -> timedelta:  # noqa: ARG002  part of the protocol
         return self.wait
 
 
@@ -77,18 +77,17 @@ class Fixed:
 class Never:
     """Give up at the first failure."""
 
-    def delay(self, attempt: int, *, chance: float) -> None:  # noqa: ARG002  it depends on neither
+    def delay(self, attempt: int, *, chance: float) -> None:  # noqa: ARG002  part of the protocol
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often, and after which delays, a failed job is tried again.
+    """How often and after which delays a failed job is retried.
 
-    *backoff* is one of `Exponential`, `Fixed`, `Never`, or a function from the number
-    of the attempt to a delay (None to give up). *rules* gives errors of some classes
-    a backoff of their own; *give_up_on* lists classes that are not worth a retry. The
-    class nearest to the error's own decides.
+    *backoff* is one of `Exponential`, `Fixed` and `Never`, or a function from the attempt number to
+    a delay (None to give up). *rules* maps error classes to their own backoff. Errors of the classes
+    in *give_up_on* are not retried. The class closest to the error's own in its MRO decides.
 
     >>> RetryPolicy(rules={TimeoutError: Fixed(timedelta(seconds=1))}, give_up_on=(ValueError,), max_attempts=5)
     ... # doctest: +ELLIPSIS
@@ -146,6 +145,6 @@ def _require_duration(name: str, value: object) -> None:
     _require(is_duration, name, value, "above zero, as a timedelta")
 
 
-def _require(holds: bool, name: str, value: object, rule: str) -> None:  # noqa: FBT001  it is the claim itself
+def _require(holds: bool, name: str, value: object, rule: str) -> None:  # noqa: FBT001  the checked condition
     if not holds:
         raise UsageError(Problem(field=name, value=repr(value), rule=rule))

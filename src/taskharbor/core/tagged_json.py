@@ -1,4 +1,4 @@
-"""The JSON form of a value: what is copied, what is tagged, and what is refused with its path."""
+"""Convert values to JSON trees with tags for types that JSON lacks, and back; refuse other values with their path."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from taskharbor.core.failure import Failure
 from taskharbor.core.text import make_storable
 
 MAX_DEPTH: Final = 200
-"""The most lists, dicts and dataclasses inside each other: few enough to leave the caller its share of the stack."""
+"""The maximum nesting of lists, dicts and dataclasses, low enough to leave stack for the caller."""
 
 
 class TreeWalk:
-    """Copies a value, giving every part of it to the step for its exact type.
+    """Copies a tree, converting each part with the step for its exact type.
 
-    The copy costs no more than finding out whether one is needed, and what was
-    checked is what gets written even while another thread changes the original.
+    A copy costs no more than checking whether one is needed. It also ensures that the checked value
+    is the one written, even if another thread changes the original.
     """
 
     def __init__(self, special_key: Callable[[Any], str]) -> None:
@@ -52,7 +52,7 @@ class TreeWalk:
         steps = self.steps
         try:
             for item in items:
-                copy.append(steps.get(type(item), _unknown)(item, depth + 1))  # noqa: PERF401  its length is asked below
+                copy.append(steps.get(type(item), _unknown)(item, depth + 1))  # noqa: PERF401  the except clause needs its length
         except NotRepresentable as refused:
             refused.trail.append((items, f"[{len(copy)}]"))
             raise
@@ -75,14 +75,14 @@ class TreeWalk:
 
 
 class NotRepresentable(Exception):
-    """Carries a refusal out of a walk; each container it passes adds itself and the step that led on from it."""
+    """A value cannot be converted. Each enclosing container adds itself and the path step to the trail."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.trail: list[tuple[object, str]] = []
 
     def explained(self) -> tuple[str, str]:
-        """Return the path of what was refused, and why. A container found inside itself is a cycle, not depth."""
+        """Return the path of the refused value, and the reason. A container inside itself is reported as a cycle."""
         path, above = "$", dict[int, str]()
         for container, step in reversed(self.trail):
             if id(container) in above:
@@ -97,14 +97,14 @@ def reject(reason: str) -> NoReturn:
 
 
 def _step_to(key: object) -> str:
-    """Return the piece of a path that leads to *key*; none for what cannot be a key, which is its dict's own fault."""
+    """Return the path step to *key*; empty if it is not a str, since the error then concerns the dict."""
     if type(key) is not str:
         return ""
-    return f".{key}" if key.isidentifier() and len(key) <= _MAX_NAME else f"[{short(key)}]"
+    return f".{key}" if key.isidentifier() and len(key) <= _MAX_NAME_CHARS else f"[{short(key)}]"
 
 
 def short(name: str) -> str:
-    return repr(name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "…")
+    return repr(name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS] + "…")
 
 
 def _text(value: str, _depth: int = 0) -> str:
@@ -127,8 +127,8 @@ def _decimal(value: Decimal | str) -> Decimal:
     return number if (number := Decimal(value)).is_finite() else reject("not a finite number")
 
 
-def _written_moment(value: datetime) -> str:
-    if (value.utcoffset() or timedelta()).microseconds:  # Python itself reads +00:00:00.000001 as UTC
+def _write_datetime(value: datetime) -> str:
+    if (value.utcoffset() or timedelta()).microseconds:  # Python parses +00:00:00.000001 as UTC
         reject("an offset of a fraction of a second")
     return value.isoformat()
 
@@ -138,10 +138,10 @@ def _unknown(value: object, _depth: int) -> NoReturn:
     if isinstance(value, Enum) or is_dataclass(kind):
         reject(f"{name} is not registered: JsonCodec(types=[{name}])")
     if isinstance(value, tuple | set | frozenset):
-        reject(f"a {name} would come back as a list: use a list")
+        reject(f"a {name} would be read back as a list: use a list")
     for known in _ACCEPTED:
         if isinstance(value, known):
-            reject(f"{name} would come back as {known.__name__}: pass a plain {known.__name__}")
+            reject(f"{name} would be read back as {known.__name__}: pass a {known.__name__}")
     accepted = ", ".join(known.__name__ for known in _ACCEPTED)
     reject(f"{kind.__qualname__} has no JSON form; accepted are None, {accepted}, registered enums and dataclasses")
 
@@ -150,7 +150,7 @@ def tree_encoder(classes: Mapping[str, type]) -> TreeWalk:
     walk = TreeWalk(_written_key)
     for tag, (kind, write, _) in _SCALARS.items():
         walk.steps[kind] = partial(_write_scalar, tag, write)
-    for name, cls in reversed([*classes.items()]):  # so that of several names the first stays
+    for name, cls in reversed([*classes.items()]):  # reversed, so that the first of several names wins
         if issubclass(cls, Enum):
             walk.steps[cls] = partial(_write_enum, name)
         else:
@@ -160,7 +160,7 @@ def tree_encoder(classes: Mapping[str, type]) -> TreeWalk:
 
 def _written_key(key: object) -> str:
     if type(key) is not str:
-        reject(f"a key of type {type(key).__name__}: keys must be plain str")
+        reject(f"a key of type {type(key).__name__}: keys must be str")
     return f"${_text(key)}" if key.startswith("$") else _text(key)
 
 
@@ -204,14 +204,14 @@ class TagReader:
         values = self.walk.pairs(stored, depth)
         try:
             return self._dataclasses[name](**values)
-        except Exception as error:  # the constructor is the user's: it may raise anything
-            why = f"{name} does not take the stored fields: {Failure.of(error)}"
-            raise NotRepresentable(why) from error
+        except Exception as error:  # the constructor is user code
+            reason = f"{name} does not accept the stored fields: {Failure.of(error)}"
+            raise NotRepresentable(reason) from error
 
 
 def _read_key(key: str) -> str:
     if key.startswith("$") and not key.startswith("$$"):
-        reject("no tag known here, or not alone in its object; a key of one's own takes a second $")
+        reject("unknown tag, or not the only key of its object; start your own key with $$")
     return _text(key.removeprefix("$"))
 
 
@@ -219,7 +219,7 @@ def _read_scalar(tag: str, read: Callable[[str], object], held: object, _depth: 
     with suppress(ValueError, ArithmeticError):  # the latter from Decimal
         if isinstance(held, str):
             return read(held)
-    return reject(f"what {tag} holds is malformed")
+    return reject(f"malformed {tag}")
 
 
 def _named(tag: str, held: object, kind: type, classes: Mapping[str, type]) -> tuple[str, Any]:
@@ -229,7 +229,7 @@ def _named(tag: str, held: object, kind: type, classes: Mapping[str, type]) -> t
                 return name, content
             name = short(name)
             reject(f"no class {name} is registered: JsonCodec(types=[…]), or types={{{name}: …}} if it was renamed")
-    return reject(f"what {tag} holds is malformed")
+    return reject(f"malformed {tag}")
 
 
 def types_by_name(types: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
@@ -237,9 +237,9 @@ def types_by_name(types: Iterable[type] | Mapping[str, type]) -> dict[str, type]
     classes: dict[str, type] = {}
     for name, cls in named:
         if not isinstance(cls, type) or not (issubclass(cls, Enum) or is_dataclass(cls)):
-            _misuse(repr(cls), "must be the class of an enum or a dataclass, as in JsonCodec(types=[Color])")
+            _misuse(repr(cls), "must be an enum class or a dataclass, as in JsonCodec(types=[Color])")
         if classes.setdefault(name, cls) is not cls:
-            _misuse(name, "names two classes; pass a mapping from names of your own choice to classes")
+            _misuse(name, "two classes have this name; pass a mapping from unique names to classes")
     return classes
 
 
@@ -248,7 +248,7 @@ def _init_fields(cls: Any) -> list[str]:
     try:
         inspect.signature(cls).bind(**dict.fromkeys(names))
     except (TypeError, ValueError) as error:
-        _misuse(cls.__name__, f"could not be built again from its fields ({error})")
+        _misuse(cls.__name__, f"its constructor does not accept its fields ({error})")
     return names
 
 
@@ -256,15 +256,15 @@ def _misuse(value: str, rule: str) -> NoReturn:
     raise UsageError(Problem(field="types", value=value, rule=rule)) from None
 
 
-_Step = Callable[[Any, int], Any]  # takes a value of one exact type and how deep it stands
-MAX_BITS: Final = 8192  # Python refuses to read an int of more than 4,300 digits, some 14,000 bits
-_MAX_NAME: Final = 60
+_Step = Callable[[Any, int], Any]  # converts a value of one exact type at a depth
+MAX_BITS: Final = 8192  # Python refuses to parse an int of more than 4,300 digits, about 14,000 bits
+_MAX_NAME_CHARS: Final = 60
 _cut = partial(make_storable, limit=200)
 MAX_DIGITS: Final = len(str(-(2**MAX_BITS)))
-TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels, or than the stack has room for"
-# What JSON lacks, by its tag: the type, how it becomes a str, how it comes back.
+TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels, or deeper than the stack allows"
+# Tags of types that JSON lacks: the type, its writer and its reader.
 _SCALARS: Final[Mapping[str, tuple[type, Callable[[Any], str], Callable[[str], object]]]] = {
-    "$datetime": (datetime, _written_moment, datetime.fromisoformat),
+    "$datetime": (datetime, _write_datetime, datetime.fromisoformat),
     "$date": (date, date.isoformat, date.fromisoformat),
     "$uuid": (UUID, str, UUID),
     "$decimal": (Decimal, lambda value: str(_decimal(value)), _decimal),

@@ -1,9 +1,9 @@
-"""Annotated values as what a codec can store, and back.
+"""Convert annotated values to values that a codec can store, and back.
 
-A codec knows values, not annotations: it would refuse a tuple, because a list would come
-back. Where a function says what it takes, more can be stored, in plain JSON that other
-languages can write too: a dataclass as an object, an enum as its value, a tuple as a list.
-What does not fit its annotation is refused on the way in and on the way out, with its path.
+A codec does not know annotations, so it refuses a tuple, which it would read back as a list. With an
+annotation more types can be stored, as JSON that other languages can write: a dataclass as an object, an
+enum as its value, a tuple as a list. A value that does not match its annotation is refused in both
+directions, with its path.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from taskharbor.core.pydantic_models import model
 
 
 def converter_for(annotation: Any) -> Converter:  # noqa: PLR0911  one for each kind of annotation
-    """Return how values of *annotation* are stored.
+    """Return the converter for values of *annotation*.
 
     >>> converter_for(tuple[int, ...]).pack((1, 2), "$")
     [1, 2]
@@ -72,24 +72,24 @@ def converter_for(annotation: Any) -> Converter:  # noqa: PLR0911  one for each 
 
 
 def type_hints_of(annotated: Any, names: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Return the annotations of a function or class; *names* are those that its module does not have."""
+    """Return the annotations of a function or class. *names* are additional names, such as local ones."""
     try:
         return get_type_hints(annotated, localns=names and dict(names), **options)
     except NameError as error:
         if names is None and isinstance(annotated, type):
-            # It holds itself, and was defined inside of a function. Not at once: its attributes are names too.
+            # A recursive class defined inside a function. Only as a fallback: extra names hide the class's attributes.
             return type_hints_of(annotated, {annotated.__name__: annotated}, **options)
-        rule = f"{error}; define or import that name where a module is loaded, outside of 'if TYPE_CHECKING'"
+        rule = f"{error}; define or import that name at module level, outside of 'if TYPE_CHECKING'"
         raise UsageError(Problem(field="annotation", value=f"of {annotated.__qualname__}", rule=rule)) from error
 
 
 def _plain(kind: type[Any], arguments: tuple[Any, ...] = ()) -> Converter:  # noqa: PLR0911  as above
     if is_typeddict(kind):
-        return _Record(kind, arguments, required=_required_keys).shape
+        return _Record(kind, arguments, required=_required_keys).converter
     if is_dataclass(kind):
-        return _Record(kind, arguments, required=_required_fields).shape
+        return _Record(kind, arguments, required=_required_fields).converter
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return _Record(kind, arguments, required=_required_items).shape
+        return _Record(kind, arguments, required=_required_items).converter
     if hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump"):
         return model(kind)
     if issubclass(kind, Enum):
@@ -114,7 +114,7 @@ def _leaf(kind: type[Any]) -> Converter:
 def _seconds(value: Any, path: str) -> float:
     seconds: float = require_type(timedelta, value, path).total_seconds()
     if _time_span(seconds, path) != value:
-        raise TypeMismatch(path, "is too long to be stored to the microsecond")
+        raise TypeMismatch(path, "too long to be stored to the microsecond")
     return seconds
 
 
@@ -122,57 +122,59 @@ def _time_span(value: Any, path: str) -> timedelta:
     try:
         return timedelta(seconds=require_number(value, path))
     except OverflowError:
-        raise TypeMismatch(path, "is longer than a timedelta can be") from None
+        raise TypeMismatch(path, "exceeds the range of timedelta") from None
 
 
 def _literal(allowed: tuple[Any, ...]) -> Converter:
     stored = [each.value if isinstance(each, Enum) else each for each in allowed]
 
-    def walk(ways: Sequence[tuple[Any, Any]], value: Any, path: str) -> Any:
-        for one, other in ways:
-            if value == one and type(value) is type(one):
-                return other
-        raise TypeMismatch(path, f"must be one of {', '.join(map(repr, (one for one, _ in ways)))}")
+    def convert(pairs: Sequence[tuple[Any, Any]], value: Any, path: str) -> Any:
+        for known, result in pairs:
+            if value == known and type(value) is type(known):
+                return result
+        raise TypeMismatch(path, f"must be one of {', '.join(map(repr, (known for known, _ in pairs)))}")
 
-    there, back = [*zip(allowed, stored, strict=True)], [*zip(stored, allowed, strict=True)]
-    return Converter(lambda value, path: walk(there, value, path), lambda value, path: walk(back, value, path))
+    packing, unpacking = [*zip(allowed, stored, strict=True)], [*zip(stored, allowed, strict=True)]
+    return Converter(
+        lambda value, path: convert(packing, value, path), lambda value, path: convert(unpacking, value, path)
+    )
 
 
-def _union(shapes: Sequence[Converter], annotation: Any) -> Converter:
-    packs = [partial(_packed_as, place, shapes, annotation) for place in range(len(shapes))]
-    return Converter(_first(packs, annotation), _first([each.unpack for each in shapes], annotation))
+def _union(converters: Sequence[Converter], annotation: Any) -> Converter:
+    packs = [partial(_pack_as, index, converters, annotation) for index in range(len(converters))]
+    return Converter(_first(packs, annotation), _first([each.unpack for each in converters], annotation))
 
 
 def _first(walks: Sequence[Walk], annotation: Any) -> Walk:
     def walk(value: Any, path: str) -> Any:
-        refusals = []
+        mismatches = []
         for each in walks:
             try:
                 return each(value, path)
             except AmbiguousType:
                 raise
-            except TypeMismatch as refused:
-                refusals.append(refused)
-        deepest = max(refusals, key=lambda refused: len(refused.path))
+            except TypeMismatch as mismatch:
+                mismatches.append(mismatch)
+        deepest = max(mismatches, key=lambda mismatch: len(mismatch.path))
         if deepest.path != path:
             raise deepest
-        raise TypeMismatch(path, f"must be {type_name(annotation)}, and is {type_name(type(value))}")
+        raise TypeMismatch(path, f"must be {type_name(annotation)}, not {type_name(type(value))}")
 
     return walk
 
 
-def _packed_as(place: int, shapes: Sequence[Converter], annotation: Any, value: Any, path: str) -> Any:
-    """Return how one alternative stores *value*, if none before it would take that for its own."""
-    packed = shapes[place].pack(value, path)
-    for earlier in shapes[:place]:
+def _pack_as(index: int, converters: Sequence[Converter], annotation: Any, value: Any, path: str) -> Any:
+    """Pack *value* as one alternative, and check that no earlier alternative would unpack it differently."""
+    packed = converters[index].pack(value, path)
+    for earlier in converters[:index]:
         try:
-            back = earlier.unpack(packed, path)
+            unpacked = earlier.unpack(packed, path)
         except TypeMismatch:
             continue
-        if back != value:
+        if unpacked != value:
             order = f"in {type_name(annotation)} name {type_name(type(value))} first"
             raise AmbiguousType(
-                path, f"would come back as {type_name(type(back))}: {order}, or give it a field of its own"
+                path, f"would be read back as {type_name(type(unpacked))}: {order}, or give it a field of its own"
             )
     return packed
 
@@ -190,49 +192,50 @@ def _enum(kind: type[Enum]) -> Converter:
 
 
 class _Record:
-    """A dataclass, named tuple or TypedDict. What its fields are is found out when first needed: it may hold itself."""
+    """Converter of a dataclass, named tuple or TypedDict. Its fields are resolved on first use: it may be recursive."""
 
     def __init__(self, kind: Any, arguments: tuple[Any, ...], *, required: Callable[[Any], Collection[str]]) -> None:
         self._kind = kind
-        self._given = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
+        self._type_arguments = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
         self._required = required
         self._fields: dict[str, Converter] | None = None
-        self.shape = Converter(self._pack, self._unpack)
+        self.converter = Converter(self._pack, self._unpack)
 
-    def _shapes(self) -> dict[str, Converter]:
+    def _converters(self) -> dict[str, Converter]:
         if self._fields is None:
             hints = type_hints_of(self._kind)
             self._fields = {
-                name: converter_for(_filled(hints.get(name, Any), self._given)) for name in _names(self._kind, hints)
+                name: converter_for(_substitute(hints.get(name, Any), self._type_arguments))
+                for name in _names(self._kind, hints)
             }
         return self._fields
 
     def _pack(self, value: Any, path: str) -> dict[str, Any]:
         if is_typeddict(self._kind):
-            return self._walk(require_type(dict, value, path), path, lambda shape: shape.pack)
+            return self._convert(require_type(dict, value, path), path, lambda each: each.pack)
         known = require_exact_type(self._kind, value, path)
-        return {name: shape.pack(getattr(known, name), f"{path}.{name}") for name, shape in self._shapes().items()}
+        return {name: each.pack(getattr(known, name), f"{path}.{name}") for name, each in self._converters().items()}
 
     def _unpack(self, value: Any, path: str) -> Any:
-        values = self._walk(value, path, lambda shape: shape.unpack)
+        values = self._convert(value, path, lambda each: each.unpack)
         try:
             return self._kind(**values)
-        except (TypeError, ValueError) as error:  # its own __post_init__ refuses
-            raise TypeMismatch(path, f"is no {type_name(self._kind)}: {error}") from error
+        except (TypeError, ValueError) as error:  # raised by its __post_init__
+            raise TypeMismatch(path, f"not a valid {type_name(self._kind)}: {error}") from error
 
-    def _walk(self, value: Any, path: str, way: Callable[[Converter], Walk]) -> dict[str, Any]:
+    def _convert(self, value: Any, path: str, direction: Callable[[Converter], Walk]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise TypeMismatch(
-                path, f"must be an object with the fields of {type_name(self._kind)}, and is {type_name(type(value))}"
+                path, f"must be an object with the fields of {type_name(self._kind)}, not {type_name(type(value))}"
             )
-        shapes = self._shapes()
+        converters = self._converters()
         for name in value:
-            if name not in shapes:
+            if name not in converters:
                 raise TypeMismatch(f"{path}.{name}", f"{type_name(self._kind)} has no such field")
         for name in self._required(self._kind):
             if name not in value:
-                raise TypeMismatch(f"{path}.{name}", f"is missing: {type_name(self._kind)} needs it")
-        return {name: way(shapes[name])(each, f"{path}.{name}") for name, each in value.items()}
+                raise TypeMismatch(f"{path}.{name}", f"missing: {type_name(self._kind)} requires it")
+        return {name: direction(converters[name])(each, f"{path}.{name}") for name, each in value.items()}
 
 
 def _names(kind: Any, hints: Mapping[str, Any]) -> list[str]:
@@ -241,27 +244,27 @@ def _names(kind: Any, hints: Mapping[str, Any]) -> list[str]:
         return list(getattr(kind, "_fields", hints))
     for name, hint in hints.items():
         if isinstance(hint, InitVar) or hint is InitVar:
-            rule = "its value is not kept by the object, and so cannot be stored: make it a field"
+            rule = "the object does not keep its value, so it cannot be stored: make it a field"
             raise UsageError(Problem(field=f"{type_name(kind)}.{name}", value="an InitVar", rule=rule))
     return [each.name for each in fields(kind) if each.init]
 
 
-def _filled(hint: Any, given: Mapping[Any, Any]) -> Any:
-    """Return an annotation with what stands for its type variables in place."""
+def _substitute(hint: Any, arguments: Mapping[Any, Any]) -> Any:
+    """Return an annotation with its type variables replaced by their *arguments*."""
     if isinstance(hint, TypeVar):
-        return given.get(hint, Any)
+        return arguments.get(hint, Any)
     names = getattr(hint, "__parameters__", ()) if get_origin(hint) is not None else ()
-    return hint[tuple(given.get(name, Any) for name in names)] if names else hint
+    return hint[tuple(arguments.get(name, Any) for name in names)] if names else hint
 
 
 def _required_keys(kind: Any) -> frozenset[str]:
-    """Return the keys of a TypedDict that must be there. It would tell itself, but not of annotations in quotes."""
+    """Return the required keys of a TypedDict. ``__required_keys__`` is wrong for annotations in quotes."""
     hints = type_hints_of(kind, include_extras=True)
-    said = {name: get_origin(hint) for name, hint in hints.items()}
+    origins = {name: get_origin(hint) for name, hint in hints.items()}
     return frozenset(
         name
         for name in hints
-        if said[name] is Required or (said[name] is not NotRequired and name in kind.__required_keys__)
+        if origins[name] is Required or (origins[name] is not NotRequired and name in kind.__required_keys__)
     )
 
 
@@ -289,9 +292,11 @@ def _generic(origin: Any, arguments: tuple[Any, ...]) -> Converter:
 def _collection(make: type[Any], kind: Any, item: Converter) -> Converter:
     def pack(value: Any, path: str) -> list[Any]:
         if not isinstance(value, kind) or isinstance(value, str | bytes):
-            raise TypeMismatch(path, f"must be {type_name(make)}, and is {type_name(type(value))}")
+            raise TypeMismatch(path, f"must be {type_name(make)}, not {type_name(type(value))}")
         packed = [item.pack(each, f"{path}[{n}]") for n, each in enumerate(value)]
-        return sorted(packed, key=repr) if isinstance(value, AbstractSet) else packed  # a set has no order to keep
+        return (
+            sorted(packed, key=repr) if isinstance(value, AbstractSet) else packed
+        )  # sorted, so that equal sets have equal digests
 
     return Converter(pack, lambda value, path: make(_items(item.unpack, value, path)))
 
@@ -303,25 +308,26 @@ def _items(walk: Walk, value: Any, path: str) -> list[Any]:
 def _tuple(arguments: tuple[Any, ...]) -> Converter:
     if not arguments or arguments[-1] is Ellipsis:
         return _collection(tuple, tuple, converter_for(arguments[0] if arguments else Any))
-    shapes = [converter_for(each) for each in arguments]
+    converters = [converter_for(each) for each in arguments]
 
-    def walk(kind: type[Any], way: Callable[[Converter], Walk], value: Any, path: str) -> list[Any]:
-        if len(require_type(kind, value, path)) != len(shapes):
-            raise TypeMismatch(path, f"must have {len(shapes)} items, and has {len(value)}")
-        return [way(shape)(each, f"{path}[{n}]") for n, (shape, each) in enumerate(zip(shapes, value, strict=True))]
+    def convert(kind: type[Any], direction: Callable[[Converter], Walk], value: Any, path: str) -> list[Any]:
+        if len(require_type(kind, value, path)) != len(converters):
+            raise TypeMismatch(path, f"must have {len(converters)} items, not {len(value)}")
+        pairs = zip(converters, value, strict=True)
+        return [direction(converter)(each, f"{path}[{n}]") for n, (converter, each) in enumerate(pairs)]
 
     return Converter(
-        lambda value, path: walk(tuple, lambda shape: shape.pack, value, path),
-        lambda value, path: tuple(walk(list, lambda shape: shape.unpack, value, path)),
+        lambda value, path: convert(tuple, lambda each: each.pack, value, path),
+        lambda value, path: tuple(convert(list, lambda each: each.unpack, value, path)),
     )
 
 
 def _mapping(key: Converter, value: Converter, *, has_text_keys: bool) -> Converter:
-    """Return the shape of a mapping: an object, or pairs where its keys are no text."""
+    """Return the converter of a mapping: an object, or a list of pairs if its keys are not str."""
 
     def pack(mapping: Any, path: str) -> Any:
         if not isinstance(mapping, Mapping):
-            raise TypeMismatch(path, f"must be dict, and is {type_name(type(mapping))}")
+            raise TypeMismatch(path, f"must be dict, not {type_name(type(mapping))}")
         pairs = [[key.pack(k, f"{path} key"), value.pack(v, f"{path}[{k!r}]")] for k, v in mapping.items()]
         return {k: v for k, v in pairs} if has_text_keys else pairs  # noqa: C416  dict() has no type for lists
 
@@ -336,7 +342,7 @@ def _mapping(key: Converter, value: Converter, *, has_text_keys: bool) -> Conver
 
 
 _ANYTHING: Final = Converter(lambda value, _path: value, lambda value, _path: value)
-"""Of what is not annotated further the codec says whether it can be stored."""
+"""For annotations without a converter: the codec decides whether the value can be stored."""
 _LEAVES: Final = frozenset({bool, bytes, date, datetime, Decimal, int, str, float, UUID, type(None)})
 _GENERICS: Final[Mapping[Any, type[Any]]] = {
     list: list,

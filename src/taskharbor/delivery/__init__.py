@@ -1,1 +1,1 @@
-"""The hint: carrying the ids of due jobs to workers. Nothing here decides anything."""
+"""Delivery: message queue services that carry the ids of due jobs to workers."""

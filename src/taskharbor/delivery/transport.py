@@ -1,11 +1,11 @@
-"""What a queue service must do for us: carry messages, at least once, in any order.
+"""The protocol of a queue service: carry messages at least once, in any order.
 
-All names of queues here are ours (`mail`); an adapter maps them to its service's own. Methods
-are called from many threads at once, and none waits without a deadline. Calls that take a batch
-take any number, and cut it to what the service allows. A batch is answered item by item, in the
-order asked: None where it went well, else a `ItemFailure`, returned and not raised. A call raises
-`TransportUnavailable` (trying again may help) or `TransportRefused` (somebody must mend something)
-only where nothing at all of its batch is known to have gone well. Durations go in whole seconds, rounded up.
+Queue names here are TaskHarbor's (`mail`); an adapter maps them to the names of its service. Many
+threads call the methods at once, and every call has a deadline. A batch may have any size; the adapter
+splits it as the service requires. The result has one entry per item, in order: None for a success, or
+an `ItemFailure`, which is returned and not raised. A call raises `TransportUnavailable` (a retry may
+help) or `TransportRefused` (the configuration must be fixed) only if no item is known to have
+succeeded. Durations are rounded up to whole seconds.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 BATCH_LIMIT: Final = 10
-"""The most messages in one call of a queue service: the limit of SQS."""
+"""The maximum number of messages in one call of a queue service: the limit of SQS."""
 DEAD_EVENTS_QUEUE: Final = ".dead-events"
-"""The queue for news of dead jobs. No queue of a user begins with a point, so none can be mistaken for it."""
+"""The queue for dead-letter events. The names of users' queues cannot begin with a dot."""
 
 UNREADABLE_QUEUE: Final = ".unreadable"
-"""The queue for messages that were received again and again, and never understood."""
+"""The queue for messages that were received many times and never deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message to send. Attributes carry the trace context, and nothing that matters."""
+    """A message to send. Attributes carry the trace context only; losing them is harmless."""
 
     body: str
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingMessage:
-    """A message as it arrived. *receipt* is good for this delivery alone; *receives* counts deliveries so far."""
+    """A received message. *receipt_handle* is valid for this delivery only; *receive_count* counts its deliveries."""
 
     body: str
     receipt_handle: str = field(repr=False)
@@ -49,10 +49,10 @@ class IncomingMessage:
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """One item of a batch did not go well.
+    """One item of a batch failed.
 
-    *is_ours*: the same item would be refused again. *is_unknown*: it may have taken effect nevertheless,
-    because the service did not say, or its answer was lost.
+    *is_permanent*: the same item would be refused again. *is_unknown*: the item may have taken effect,
+    because the service did not report it or the reply was lost.
     """
 
     code: str
@@ -63,7 +63,7 @@ class ItemFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
-    """How many messages a queue holds, about: ready, in the hands of workers, and not visible yet."""
+    """The approximate number of messages in a queue: ready, received by a worker, and delayed."""
 
     ready: int
     in_flight: int
@@ -72,7 +72,7 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """A queue as it shall be. *dead_letters* names the queue for messages that nobody can read."""
+    """The wanted attributes of a queue. *dead_letters* is the queue for messages that are never deleted."""
 
     name: str
     visibility: timedelta
@@ -82,10 +82,10 @@ class QueueSpec:
 
 
 class TransportUnavailable(TaskHarborError):
-    """The queue service is out of reach, or asks us to slow down.
+    """The queue service cannot be reached, or throttles requests.
 
-    *is_unknown*: the call may have taken effect nevertheless; else it certainly did not.
-    *code* is the service's own word for it, where it has one.
+    *is_unknown*: the call may have taken effect; otherwise it certainly did not.
+    *code* is the service's error code, if any.
     """
 
     def __init__(self, reason: str, *, code: str = "", is_unknown: bool = True) -> None:
@@ -93,46 +93,46 @@ class TransportUnavailable(TaskHarborError):
         self.reason, self.code, self.is_unknown = reason, code, is_unknown
 
     def __str__(self) -> str:
-        return f"the queue service is out of reach: {self.reason}"
+        return f"queue service unavailable: {self.reason}"
 
 
 class TransportRefused(UsageError):
-    """The queue service refuses: a missing queue, a wrong region, denied access, bad credentials.
+    """The queue service refused a call: a missing queue, a wrong region, denied access or bad credentials.
 
-    Nothing took effect. *code* is the service's own word for it, where it has one.
+    Nothing took effect. *code* is the service's error code, if any.
     """
 
-    def __init__(self, what: str, way_out: str, *, code: str = "") -> None:
-        super().__init__(what, way_out)
-        self.what, self.way_out, self.code = what, way_out, code
+    def __init__(self, problem: str, remedy: str, *, code: str = "") -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy, self.code = problem, remedy, code
 
     def __str__(self) -> str:
-        return f"the queue service refuses: {self.what}; {self.way_out}"
+        return f"queue service refused: {self.problem}; {self.remedy}"
 
 
 class Transport(Protocol):
     """A queue service."""
 
-    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> None:
-        """Make queues that are missing, and bring the attributes of the others to what they shall be."""
+    def ensure_queues(self, specs: Sequence[QueueSpec]) -> None:
+        """Create missing queues, and update the attributes of the others."""
 
     def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
-        """Send messages. One with an `ItemFailure` was not sent, unless that is unknown; after a raise see its flag."""
+        """Send messages. One with an `ItemFailure`, or all after an error, were not sent unless `is_unknown` is set."""
 
     def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[IncomingMessage]:
-        """Wait up to *wait* for messages, and return up to *most*; nobody else sees them for *visibility*."""
+        """Wait up to *wait* for messages, and return up to *most*. They are hidden from others for *visibility*."""
 
     def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
-        """Remove messages. One that is gone already, or whose receipt is stale, went well: nothing is lost by it."""
+        """Delete messages by receipt handle. A deleted message or a stale receipt counts as a success."""
 
     def change_visibility(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[ItemFailure | None]:
-        """Let messages, by their receipts, stay hidden for so long from now on; zero shows them at once.
+        """Hide messages, given by receipt handle, for a duration from now; zero makes them visible at once.
 
-        One that is gone already, or whose receipt is stale, went well: the lease decides, not the message.
+        A deleted message or a stale receipt counts as a success: the lease decides, not the message.
         """
 
     def depth(self, queue: str) -> QueueDepth:
-        """Return how many messages there are, about."""
+        """Return the approximate number of messages."""
 
     def close(self) -> None:
-        """Give back connections. Receives under way end, at the latest with their wait."""
+        """Close connections. Running receives end at the latest when their wait ends."""

@@ -1,1 +1,1 @@
-"""The truth: stores that keep jobs, all under one contract (`taskharbor.drivers.base`)."""
+"""Store drivers. All of them implement the contract in `taskharbor.drivers.base`."""

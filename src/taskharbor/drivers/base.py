@@ -1,28 +1,27 @@
-"""The contract of a store, in four small protocols.
+"""The driver contract: the protocols that a store implements.
 
-`Driver` moves jobs, `Maintenance` is for the janitor, `Inspector` only reads, and
-`Control` is for people. `taskharbor.testing.conformance` is this page as tests: a
-driver that passes it is a driver.
+`Driver` stores and moves jobs, `Maintenance` is called by the janitor and other services, `Inspector` reads,
+and `Control` is for operators. The last two are defined in `taskharbor.drivers.operator`. The conformance kit,
+`taskharbor.testing.conformance`, tests this contract. A driver that passes the kit is complete.
 
-What holds for every method:
+These rules apply to every method:
 
-- **The store's clock decides.** "Now" is one reading of it for the whole call.
-  Due: ``scheduled_for <= now``. A lease is valid while ``lease_expires_at > now`` and
-  over from ``lease_expires_at <= now`` on; no instant is both.
-- **Every move is one atomic conditional statement** (on SQLite: one IMMEDIATE transaction
-  that decides nothing in Python). The guard of the transition table
-  (`taskharbor.core.states`) stands in the statement that makes the move. Never read a
-  row in order to decide a write: between the two the row may change hands.
-- **One answer for each item, in the order asked.** A refused item is answered by an
-  error, returned and not raised; it changes nothing, and its neighbours are unharmed.
-  The items of one call name different jobs, queues, events or schedules (but see `claim`).
-- **A call that raises** (`StoreUnavailable`) may or may not have taken effect. Each can
-  be repeated: insert by the job's id, settle and requeue by their token, and a lost
-  reply of reserve or claim is read back by the token the caller chose.
-- **(job, token) names one attempt.** Its first row in the attempts stays; a move that finds one there does not fail.
-- **No policy.** Delays, bounds and durations come in as arguments.
-- **Text is storable** (`taskharbor.core.text`) and times are aware, in UTC, before they come here.
-- Methods are called from many threads at once. None waits without a deadline.
+- **The store's clock decides.** Each call reads it once, and "now" is that reading. A job is due if
+  ``scheduled_for <= now``. A lease is valid while ``lease_expires_at > now`` and expired otherwise.
+- **Every state change is one atomic conditional statement** (on SQLite: one IMMEDIATE transaction that decides
+  nothing in Python). The statement itself contains the guard of the transition table (`taskharbor.core.states`).
+  Never read a row to decide on a write: the row may change between the two.
+- **Methods that take several items return one result per item, in the same order.** A rejected item yields an
+  error, which is returned and not raised. It changes nothing and does not affect the other items. The items of
+  one call name different jobs, queues, events or schedules (but see `Driver.claim`).
+- **A call that raises `StoreUnavailable` may or may not have committed.** Every call is safe to repeat: `insert`
+  is idempotent by job id, `settle` and `requeue` by token. `reserve` and `claim` are repeated with a new token;
+  the lost reply is read back with the old one (`Driver.read_back`).
+- **(job, token) identifies one attempt.** Its first row among the attempts is kept. A state change that finds
+  such a row does not fail.
+- **Drivers contain no policy.** Delays, limits and durations are arguments.
+- **Arguments are already validated.** Text is storable (`taskharbor.core.text`); times are aware and in UTC.
+- **Methods are thread-safe**, and no call waits without a deadline.
 """
 
 from __future__ import annotations
@@ -78,26 +77,25 @@ __all__ = [
 
 
 STORE_BATCH: Final = 500
-"""The number of jobs that services pass to a store in one call."""
+"""The maximum number of jobs that services pass to a store in one call."""
 
 
 class Inserter(Protocol):
-    """All that a client needs: a driver is one, and so is a user's own transaction that a driver has joined.
+    """The part of the contract that a client needs: a driver, or a transaction that a driver has joined.
 
-    One that may be called from any thread, and gains by fewer and larger calls, has a true
-    attribute ``group_commits``: single jobs of many callers then come together, from the thread of
-    one of them or of none.
+    Set ``group_commits = True`` on an inserter that is thread-safe and faster with fewer, larger calls. Single jobs
+    of concurrent callers are then combined, and inserted by one of their threads or by another thread.
     """
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs, as `Driver.insert` does."""
 
     def remember(self, name: str, value: str) -> str:
-        """Record a setting, as `Driver.remember` does. If a rollback undoes it, ``undoes_settings`` is true."""
+        """Record a setting, as `Driver.remember` does. If a rollback can undo it, ``undoes_settings`` must be true."""
 
 
 class AsyncInserter(Protocol):
-    """A transaction of an async connection that a driver has joined."""
+    """An async connection's transaction that a driver has joined."""
 
     async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs, as `Driver.insert` does."""
@@ -107,80 +105,77 @@ class AsyncInserter(Protocol):
 
 
 class JoinedTransaction(Inserter, Protocol):
-    """A user's own transaction that a driver has joined: what is done through it is done when that commits."""
+    """A caller's own transaction that a driver has joined. Its changes take effect when the caller commits."""
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        """Record how attempts ended, as `Driver.settle` does, with the same fence.
+        """Record the outcomes of attempts, as `Driver.settle` does, with the same token check.
 
-        It waits for rows that others have locked, by the time limits of that session, and raises what
-        the store raises, as any statement of that transaction does.
+        Unlike `Driver.settle`, it waits for rows that others have locked, up to the time limits of that session. It
+        raises the store's own errors, as any statement of the transaction does.
         """
 
 
 class Listener(Protocol):
-    """Hears that there may be jobs to take: a hint, on which nothing depends but speed.
+    """Receives notifications that jobs may be ready.
 
-    It may ring for nothing, and it may miss; whoever listens looks now and then all the same.
-    One thread waits at a time.
+    Notifications are hints that only reduce latency: they may be spurious, and they may be lost, so callers also
+    poll. Only one thread may wait at a time.
     """
 
     def wait(self, timeout: timedelta) -> bool:
-        """Return True as soon as it rang since the last wait, and False after *timeout*.
+        """Return True as soon as a notification has arrived since the last wait, or False after *timeout*.
 
-        A ring is forgotten before True is returned: what rings while the caller looks for
-        jobs is heard by the next wait.
+        The notification is cleared before True is returned. One that arrives while the caller searches for jobs
+        therefore ends the next wait.
         """
 
     def wake(self) -> None:
-        """End the wait that is under way, or else the next one, as if it rang; from any thread."""
+        """End the current wait, or else the next one, as a notification would. Callable from any thread."""
 
     def close(self) -> None:
-        """Stop listening, and give back what that took. Nobody may be waiting any more: `wake` first."""
+        """Stop listening and release all resources. No thread may be waiting: call `wake` first."""
 
 
 class Driver(Protocol):
-    """What moves jobs, in the order of a job's life."""
+    """Stores jobs and changes their states. The methods follow the order of a job's life."""
 
     @property
     def maintenance(self) -> Maintenance:
-        """The same store's upkeep."""
+        """Return the maintenance interface of the same store."""
 
     @property
     def inspector(self) -> Inspector:
-        """The same store's inspector."""
+        """Return the read interface of the same store."""
 
     @property
     def control(self) -> Control:
-        """The same store's control."""
+        """Return the operator interface of the same store."""
 
     def listen(self, queues: Collection[str]) -> Listener:
-        """Listen for jobs of *queues* that are there to be taken, whichever process put them there.
+        """Listen for jobs of *queues* that are ready to run, stored by any process.
 
-        It rings when insert, requeue, reschedule or a release left such a job behind, after the
-        commit, a user's own included. That a job's time has come, or that its queue was resumed, need
-        not ring. No failure to ring fails the call that would have rung.
+        A listener is notified after the commit of an insert, requeue, reschedule or release that leaves a ready job,
+        including commits of joined transactions. Notifying when a job becomes due or a queue is resumed is optional.
+        A failure to notify never fails the call that caused it.
         """
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store new jobs as PENDING, with no attempt counted.
 
-        The first job under a (queue, idempotency key) wins and is never changed. A later
-        one with the same digest is answered with the first one's id and ``existed``; with
-        another digest it is refused. A key stays taken until its job is pruned, whatever
-        becomes of the job; one that is held only by a transaction which then rolls back is
-        free: wait for that transaction rather than answer for it. Of two jobs of one call
-        under one key the first wins.
+        The first job with a given (queue, idempotency key) keeps the key and is never changed. A later job with the
+        same digest yields the id of the first one and ``existed``; one with another digest is rejected. If two jobs
+        of one call have the same key, the first one keeps it. A key stays in use until its job is pruned, whatever
+        the job's state. If an uncommitted transaction holds the key, wait for it: its rollback frees the key.
 
-        With *repeat* the caller says that it may have inserted these very ids before, and
-        lost the reply: those that are stored are left as they are and answered with
-        ``existed``. Without it ids are new, and a driver need not look for them.
+        With *repeat*, the caller may have inserted these ids before and lost the reply. Jobs that are already stored
+        stay unchanged and yield ``existed``. Without *repeat*, ids are new, and the driver need not check for them.
         """
 
     def remember(self, name: str, value: str) -> str:
-        """Record *value* as the store's setting *name* unless it has one, and return the one that it has.
+        """Record *value* as the store's setting *name* unless the setting exists, and return the stored value.
 
-        Of several callers at once one records, and all get its value. The driver may keep what it saw
-        committed, even when `Control.change_setting` replaces it. Before the schema has settings: *value*.
+        If several callers race, one value is stored and all of them receive it. The driver may cache a committed
+        value, even after `Control.change_setting` has replaced it. If the schema has no settings yet, return *value*.
         """
 
     def reserve(
@@ -197,25 +192,24 @@ class Driver(Protocol):
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        """Take up to *limit* due jobs of one queue, in the order of priority, ``scheduled_for`` and id.
+        """Lease up to *limit* due jobs of *queue*, ordered by priority, ``scheduled_for`` and id.
 
-        Taken are PENDING and FAILED jobs that are due, and ENQUEUED ones that have been
-        due for longer than *patience* (their message is taken for lost): none that is
-        spent, none while the queue is paused, none of a type outside *types* (None: any)
-        before it has been due for *unhandled_after* (None: ever).
-        With *overdue* a PENDING or FAILED job, too, is left alone until it has been due for
-        *patience*: a worker that waits for messages leaves jobs to them for so long.
-        Every job taken becomes PROCESSING under *token* until now + *lease*, and its
-        attempt counts from this moment.
+        Eligible are due PENDING and FAILED jobs, and ENQUEUED jobs that have been due for longer than *overdue_after*
+        (their message is presumed lost). With *overdue_only*, PENDING and FAILED jobs must also have been due for
+        *overdue_after*: a worker that receives messages leaves younger jobs to them. Exhausted jobs and jobs of a
+        paused queue are not eligible. A job of a type outside *types* (None: all types) is eligible only once it has
+        been due for *unhandled_after* (None: never).
 
-        Where that leaves room and *reclaim* is true, jobs of the queue whose lease is over
-        are taken as well, longest over first: none that is spent, none whose cancel was
-        requested, none during a clock hold, none of a type outside *types*. The attempt
-        that was lost is recorded under its old token.
+        Each leased job becomes PROCESSING under *token* until now + *lease*, and its attempt is counted immediately.
 
-        *token* must be fresh (`new_token`): it is the fence, and what a lost reply is
-        read back by. It is for one call: a driver that lost a reply may read back, but must not ask again
-        under it, and never reclaims a lease that ended under it. *worker* is for people.
+        If fewer than *limit* jobs were leased and *reclaim* is true, also reclaim jobs of the queue with expired
+        leases, earliest expiry first. Not reclaimed are exhausted jobs, jobs whose cancel was requested, jobs of a
+        type outside *types*, and any job during a clock hold or while the queue is paused. The lost attempt is
+        recorded under its old token.
+
+        *token* must be new for each call (`new_token`): it fences the leases, and a lost reply is read back with it.
+        After a lost reply a driver may read back, but must not repeat the statement with the same token, and it never
+        reclaims a lease that expired under *token*. *worker* is recorded for display only.
         """
 
     def claim(
@@ -230,18 +224,18 @@ class Driver(Protocol):
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        """Take the named jobs of *queue*, as messages that were delivered there ask for.
+        """Lease the jobs named by messages that were delivered for *queue*.
 
-        A message carries no authority over other queues: a job of another one is refused as
-        `Reason.OTHER_QUEUE`, whatever its state, and nothing about it changes.
+        A message is valid only for its own queue: a job of another queue is refused with `RefusalReason.OTHER_QUEUE`,
+        in any state, and stays unchanged.
 
-        The guard and the effects are those of `reserve`, but only ENQUEUED jobs and ended
-        leases qualify, and ENQUEUED ones at once when due. The message proves that the job was
-        sent: ``sent_at`` becomes now if it was null. A refusal says why (the first
-        reason of `Reason` that holds) and until when. An id given twice is claimed once
-        and refused as leased the second time: a queue service delivers duplicates. During a
-        clock hold an ended lease counts as leased until the hold ends, and without *reclaim*
-        until somebody brings it back.
+        Guards and effects are those of `reserve`, except that only ENQUEUED jobs, as soon as they are due, and jobs
+        with expired leases are eligible. The message proves that the job was sent: ``sent_at`` becomes now if it was
+        null. A refusal has the first `RefusalReason` that applies, and the time until which it applies.
+
+        If an id occurs twice, since queue services deliver duplicates, the second one is refused as leased. During a
+        clock hold, an expired lease counts as leased until the hold ends. Without *reclaim*, it counts as leased until
+        another caller reclaims or expires it.
         """
 
     def extend(
@@ -250,68 +244,65 @@ class Driver(Protocol):
         *,
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
-        """Let leases run until now + *lease*; the token stays.
+        """Extend leases to now + *lease*. The token stays the same.
 
-        A lease that is over is over: it cannot be extended, even if nobody took the job
-        since. Rows locked by another transaction are answered `Skipped` and must not be
-        waited for: one handler's open transaction must not starve the others' leases.
-        Errors are those of `settle`, in the same order.
+        An expired lease cannot be extended, even if its job was not reclaimed. Do not wait for rows that another
+        transaction has locked; return `Skipped` for them. One handler's open transaction must not delay the
+        heartbeats of other jobs. Errors are those of `settle`, in the same order.
         """
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        """Record how attempts ended. `Settled` means: committed, under this very token.
+        """Record the outcomes of attempts. `Settled` means that the outcome is committed under this token.
 
-        Checked in this order: settled with this event by this token before → the recorded
-        answer again, whatever happened to the job since; no such job → `JobNotFound`; not
-        PROCESSING → `JobNotInflight`; another token → `LeaseMismatch`; lease over →
-        `LeaseExpired`. What each outcome does stands in the transition table; where it
-        leads is `taskharbor.core.states.landing`. Every outcome but a success leaves a row
-        in the job's attempts, and every death an outbox row, in the same commit.
+        Checks, in this order: already settled with this event and token → the recorded result again, whatever
+        happened to the job since; no such job → `JobNotFound`; not PROCESSING → `JobNotInflight`; another token →
+        `LeaseMismatch`; lease expired → `LeaseExpired`. `taskharbor.core.states.status_after` defines the resulting
+        state of each outcome. In the same commit, every outcome except success adds a row to the job's attempts, and
+        every death adds an outbox row.
 
-        Rows locked by another transaction are answered `Skipped`, as by `extend`. An outcome whose data the
-        store cannot hold (out of range, too large, against a constraint) is answered `OutcomeNotStorable`.
-        Neither delays its neighbors. After any other error, which is raised, the caller repeats the call.
+        Return `Skipped` for rows that another transaction has locked, as `extend` does. Return `OutcomeNotStorable`
+        for an outcome whose data the store cannot hold (out of range, too large, or violating a constraint). Neither
+        delays the other items. Any other error is raised, and the caller repeats the call.
         """
 
     def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
-        """Keep how far jobs are; False where the lease does not hold any more.
+        """Store the progress of running jobs. The result is False if the lease is no longer valid.
 
-        Rows locked by another transaction are not waited for, and answered False. A job keeps its last
-        progress until a requeue clears it.
+        Do not wait for rows that another transaction has locked; return False for them. A job keeps its last progress
+        until a requeue clears it.
         """
 
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
-        """Return the jobs that these tokens hold now, under leases that are not over, in any order.
+        """Return the jobs that are held under *tokens* with valid leases, in any order.
 
-        For a caller that lost the reply of `reserve` or `claim`: what is not here was not
-        taken, or is lost again.
+        It serves callers that lost the reply of `reserve` or `claim`. A job that is missing here was not leased, or
+        its lease has ended since.
         """
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
-        """Mark due jobs ENQUEUED and lock them for sending until now + *lock*.
+        """Mark due jobs as ENQUEUED and lock them for sending until now + *lock*.
 
-        Taken are waiting jobs that are due and not spent, whose ``dispatch_at`` is null or
-        past, while the queue is not paused: by priority, then by how long they could have
-        been dispatched (``dispatch_at``, or ``scheduled_for`` where that is null), so that
-        neither new jobs nor re-sends starve the other. A job without ``dispatch_at`` is
-        taken only while fewer than *unclaimed* due ones of the queue have one (concurrent
-        callers may overshoot by a batch each); a re-send always. The mark comes before the
-        send, so that no worker ever receives an id which it cannot claim yet.
+        Eligible are waiting jobs that are due, not exhausted, and have a null or past ``dispatch_at``, unless the queue
+        is paused. They are ordered by priority, then by the time since which they could be dispatched (``dispatch_at``,
+        or ``scheduled_for`` if that is null), so that neither new jobs nor resends starve the other. A job without
+        ``dispatch_at`` is eligible only while fewer than *unclaimed* due jobs of the queue have one (concurrent callers
+        may exceed that by one batch each). Resends are always eligible. Jobs are marked before they are sent, so that
+        no worker receives the id of a job that it cannot claim yet.
         """
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
-        """Record what became of messages; False where the job has moved on since.
+        """Record what happened to messages. The result is False if the job has changed since.
 
-        Sent and unsent apply only while ``sends`` *and* ``dispatch_at`` are as the dispatch
-        left them: a reply that comes late, after a claim or a newer dispatch, changes nothing. Declined
-        applies to an ENQUEUED job whose newest message this was.
+        `Sent` and `Unsent` apply only while ``sends`` *and* ``dispatch_at`` are unchanged since the dispatch: a late
+        reply, after a claim or a newer dispatch, changes nothing. `Declined` applies to an ENQUEUED job if the message
+        was its newest.
         """
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        """Call jobs off: a waiting one is CANCELED now; of one in PROCESSING it is requested.
+        """Cancel jobs. A waiting job becomes CANCELED; for a PROCESSING job, the cancel is requested.
 
-        A request is kept until the job ends: nothing leads such a job back to waiting, and
-        no new lease is made for it. A final job is answered by `IllegalTransition`.
+        A request stays until the job ends: such a job never waits again and is never leased again. A job in a final
+        state yields `IllegalTransition`.
         """
 
     def requeue(
@@ -327,14 +318,13 @@ class Driver(Protocol):
         queue: str | None = None,
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        """Give DEAD and CANCELED jobs a new life of *budget* attempts (at least 1, else `InvalidRequest`).
+        """Give DEAD and CANCELED jobs a new life with *budget* attempts (at least 1, else `InvalidRequest`).
 
-        ``attempt_count`` never runs back; ``max_attempts`` becomes ``attempt_count + budget``.
-        The job is due at *scheduled_for*, or now + *delay*, or now. *token* is fresh: a
-        repeated call with it is answered as the first was. *by* and *why* go into the
-        job's attempts. Where *queue* is given, a job of another queue is not found. A *payload*,
-        encoded for this job, takes the place of its own; the key and its digest stay. It goes
-        with one job only (else `InvalidRequest`): a codec may have bound it to that one.
+        ``attempt_count`` never decreases; ``max_attempts`` becomes ``attempt_count + budget``. The job is due at
+        *scheduled_for*, or at now + *delay*, or now. *token* must be new; a repeated call with it returns the first
+        result. *by* and *reason* are recorded among the job's attempts. If *queue* is given, a job of another queue
+        yields `JobNotFound`. A *payload*, encoded for this job, replaces the job's payload; the idempotency key and
+        its digest stay. It is allowed with a single job only (else `InvalidRequest`): a codec may bind it to the job.
         """
 
     def reschedule(
@@ -345,77 +335,75 @@ class Driver(Protocol):
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        """Move waiting jobs to *scheduled_for*, or to now + *delay*, or to another priority; what is None stays.
+        """Change the due time of waiting jobs to *scheduled_for* or now + *delay*, or change their priority.
 
-        A message that is on its way is void.
+        An argument that is None changes nothing. A message that was already sent for the job becomes void.
         """
 
     def close(self) -> None:
-        """Give back what the driver holds. Later calls may raise."""
+        """Release the driver's resources. Later calls may raise."""
 
 
 class Maintenance(Protocol):
-    """What keeps the store healthy. Any number of processes call these at once."""
+    """Periodic work that keeps the store healthy. Any number of processes may call these methods concurrently."""
 
     def expire(self, *, limit: int) -> list[Expired]:
-        """Bring back up to *limit* jobs whose lease is over, longest over first; nobody else's.
+        """End up to *limit* expired leases, earliest expiry first, and return those that this call ended.
 
-        A job whose cancel was requested becomes CANCELED, a spent one DEAD (with its
-        outbox row), any other waits again, due now. The lost attempt is recorded. During
-        a clock hold nothing is brought back; an attempt lost to the jump is recorded as
-        CLOCK and given back. Rows locked by others are skipped.
+        A job whose cancel was requested becomes CANCELED, an exhausted one DEAD (with its outbox row); any other waits
+        again and is due now. The lost attempt is recorded. During a clock hold, no lease is ended. An attempt that was
+        lost to a clock jump is recorded as CLOCK and not counted. Rows locked by others are skipped.
         """
 
     def bury(self, *, limit: int) -> list[Death]:
-        """Turn waiting jobs that are spent into dead letters. There should never be any."""
+        """Turn waiting jobs that are exhausted into dead letters. Normally there are none."""
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
-        """Learn that the store's clock jumped: it should read *expected*.
+        """Report that the store's clock has jumped and should read *expected*.
 
-        Ahead: a clock hold of one *lease* begins, and leases that ended between *expected*
-        and now count as lost to the clock. Back: a clock hold ends, duties are free at once,
-        and leases that end later than now + *lease* are cut to that. Several processes may
-        report the same jump.
+        Forward: a clock hold of one *lease* begins, and leases that expired between *expected* and now count as lost to
+        the clock. Backward: a clock hold ends, all duties become due, and leases that expire after now + *lease* are
+        shortened to that. Several processes may report the same jump.
         """
 
     def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
-        """Remove SUCCEEDED and CANCELED jobs that ended longer ago than *older_than*; return how many.
+        """Remove SUCCEEDED and CANCELED jobs that ended more than *older_than* ago, and return their number.
 
-        Never earlier, and at the latest a day later: a store may drop whole days. *limit*
-        bounds what is removed row by row in one call. A job with an event that is neither
-        published nor given up stays. Keys, attempts and events go with the job.
+        No job is removed earlier, and each is removed at most a day later: a store may drop whole days at once. *limit*
+        bounds the rows that one call deletes individually. A job with an event that is neither published nor given up
+        is kept. Idempotency keys, attempts and events are removed with their job.
 
-        With *within* a call begins nothing more after that time. It may return 0 then though
-        jobs are left, but each call makes progress, and the next one continues from there,
-        in another process too. Without it 0 means that nothing is left to remove.
+        With *within*, a call starts no more work after that time. It may then return 0 although jobs are left, but
+        each call makes progress, and the next one, from any process, continues there. Without *within*, 0 means that
+        no jobs are left.
         """
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
-        """Remove DEAD jobs, or those of *job_ids*, by the rules of `prune`. Nobody but a person decides that."""
+        """Remove DEAD jobs, or those in *job_ids*, by the rules of `prune`. Only operators request this."""
 
     def claim_duty(self, name: str, *, every: timedelta) -> bool:
-        """Pass the turnstile of a periodic duty: True for one caller in each period."""
+        """Return True for one caller in each period of a periodic duty, and False for all others."""
 
     def record_worker(self, worker: WorkerRecord) -> None:
-        """Note that a worker is alive, and what it runs; the store stamps ``seen_at``."""
+        """Record that a worker is alive, with its configuration. The store sets ``seen_at``."""
 
     def prune_workers(self, *, unseen_for: timedelta) -> int:
-        """Remove workers that have been silent for at least so long, and return how many."""
+        """Remove workers that were last seen at least *unseen_for* ago, and return their number."""
 
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
-        """Remove up to *limit* entries of the audit that are at least so old, oldest first, and return how many."""
+        """Remove up to *limit* audit entries that are at least *older_than* old, oldest first; return their number."""
 
     def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        """Take events to publish, oldest death first; no other call gets them before now + *lock*.
+        """Lock events for publishing, oldest death first. No other call returns them before now + *lock*.
 
-        Only publishers take events: the store notes when one did, once a minute (`PUBLISHER_NOTED`).
+        Only publishers call this. The store records the time of such a call at most once per `PUBLISHER_NOTED`.
         """
 
     def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
-        """Record what became of events; False where one is unknown or was done before.
+        """Record the results of publishing. The result is False if the event is unknown or already settled.
 
-        There is no fence: a relay whose lock ran out may still report. Events are published
-        at least once, and repeats carry the same id.
+        There is no token check: a relay whose lock has ended may still report. Events are published at least once, and
+        repeated ones have the same id.
         """
 
     def close_outbox(
@@ -427,22 +415,23 @@ class Maintenance(Protocol):
         limit: int,
         job_ids: Sequence[JobId] | None = None,
     ) -> int:
-        """Give up as *reason* up to *limit* events if no publisher was noted for *unseen_for*; return how many.
+        """Give up on events with *reason* if no publisher was recorded for *unseen_for*, and return their number.
 
-        Oldest first, or any of *job_ids*; of deaths at least *older_than* ago; none whose ``next_at`` is to come.
+        It closes up to *limit* events, oldest first: those of deaths at least *older_than* ago whose ``next_at`` has
+        passed, and of *job_ids* only, if given.
         """
 
     def due_schedules(self, *, limit: int) -> list[Schedule]:
-        """Return schedules whose ``next_at`` has come and that are not paused, longest due first."""
+        """Return up to *limit* schedules that are not paused and whose ``next_at`` has passed, earliest first."""
 
     def advance_schedule(
         self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
     ) -> bool:
-        """Move a schedule on to *next_at* and store *jobs*, if its ``next_at`` still is *fired*; True for one caller.
+        """Set a schedule's ``next_at`` and store *jobs*, in one commit, if ``next_at`` still equals *fired*.
 
-        Both or neither, in one commit. The last of *jobs* becomes the schedule's ``last_job_id``, and *fired*
-        its ``fired_at``; without jobs both stay. It rings for the jobs as `Driver.insert` does.
+        Return True to the one caller that succeeds. The id of the last job becomes the schedule's ``last_job_id``, and
+        *fired* its ``fired_at``; without jobs both stay. Listeners are notified as by `Driver.insert`.
         """
 
     def roll_up(self, *, keep: timedelta) -> int:
-        """Bring the aggregates up to date; drop minutes that began more than *keep* ago, and return how many."""
+        """Update the aggregates, remove minutes that began more than *keep* ago, and return the number of those."""

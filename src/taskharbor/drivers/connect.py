@@ -1,4 +1,4 @@
-"""From a URL to the store that it names."""
+"""Open a store by its URL, and mask secrets in URLs for display."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def connect(url: str) -> Driver:
-    """Open the store that *url* names. The caller closes it.
+    """Open the store at *url*. The caller must close it.
 
     >>> connect("memory://").inspector.queues()
     []
@@ -29,7 +29,7 @@ def connect(url: str) -> Driver:
 
 
 def store_kind(url: str) -> str:
-    """Return the kind of store that *url* names, or raise a `UsageError` that says why it cannot be opened.
+    """Return the kind of store that *url* refers to, or raise a `UsageError` that says why it cannot be opened.
 
     >>> store_kind("memory://")
     'memory'
@@ -44,9 +44,9 @@ def store_kind(url: str) -> str:
 
 
 def schema_for(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
-    """Return the schema of the store that *url* names, with what this code can apply; None if it keeps none.
+    """Return the schema of the store at *url* and its migrations, or None if that store has no schema.
 
-    No driver is opened: that would migrate the store, or refuse it.
+    It does not open a driver, since that would migrate the store or reject its schema.
 
     >>> schema_for("memory://") is None
     True
@@ -57,18 +57,17 @@ def schema_for(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
 
 
 def mask_url(url: str) -> str:
-    """Return *url* fit to be shown: no password, no secret among the parameters.
+    """Return *url* without its password and secret parameters, for display.
 
-    A raw ``@``, ``/`` or ``?`` in a password moves the parts of a URL, so that what looks
-    like a host may be the end of the password. Only a URL that can be read in one way is
-    shown in parts; of any other nothing but the scheme is.
+    A raw ``@``, ``/`` or ``?`` in a password shifts the parts of a URL: what looks like the host may be the
+    end of the password. So only an unambiguous URL is shown in parts; of any other, only the scheme is shown.
 
     >>> mask_url("postgresql://app:hunter2@db/app?sslmode=require")
     'postgresql://app:***@db/app?sslmode=require'
     >>> mask_url("postgresql://app:hunt/er@2@db/app")
     'postgresql://***'
     """
-    parts = _CLEAR.fullmatch(url)
+    parts = _UNAMBIGUOUS.fullmatch(url)
     if parts is None:
         scheme = _SCHEME.match(url)
         return f"{scheme[0]}***" if scheme else "***"
@@ -78,11 +77,11 @@ def mask_url(url: str) -> str:
 
 
 class NotAUrl(UsageError):
-    """What was given has no scheme, or names no file where the scheme needs one."""
+    """The URL has no scheme, or it has no file path although the scheme needs one."""
 
     def __init__(self, url: str) -> None:
         self.shown = mask_url(url)
-        super().__init__(self.shown)  # never the URL itself: errors travel to logs and trackers
+        super().__init__(self.shown)  # never the URL itself: errors appear in logs and error trackers
 
     def __str__(self) -> str:
         if self.shown.lower().startswith("sqlite:"):
@@ -91,7 +90,7 @@ class NotAUrl(UsageError):
 
 
 class UnknownStore(UsageError):
-    """No store goes by this scheme."""
+    """No store has this URL scheme."""
 
     def __init__(self, scheme: str) -> None:
         super().__init__(scheme)
@@ -99,12 +98,12 @@ class UnknownStore(UsageError):
 
     def __str__(self) -> str:
         nearest = get_close_matches(self.scheme, _STORES, n=1)
-        way_out = f"did you mean {nearest[0]}://?" if nearest else f"this version opens {_usable()}"
-        return f"there is no store {self.scheme!r}; {way_out}"
+        hint = f"did you mean {nearest[0]}://?" if nearest else f"this version opens {_usable()}"
+        return f"there is no store {self.scheme!r}; {hint}"
 
 
 class DriverNotInstalled(UsageError):
-    """The store is known, but the package that talks to it is not there."""
+    """The store is supported, but its client package is not installed."""
 
     def __init__(self, store: str) -> None:
         super().__init__(store)
@@ -119,13 +118,13 @@ def _usable() -> str:
 
 
 def _open_memory(_url: str) -> Driver:
-    from taskharbor.drivers.memory import MemoryDriver  # noqa: PLC0415  a store that is not used is not imported
+    from taskharbor.drivers.memory import MemoryDriver  # noqa: PLC0415  import only the store in use
 
     return MemoryDriver()
 
 
 def _open_sqlite(url: str) -> Driver:
-    from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  a store that is not used is not imported
+    from taskharbor.drivers.sqlite import SqliteDriver  # noqa: PLC0415  import only the store in use
 
     return SqliteDriver(_path_in(url))
 
@@ -137,43 +136,45 @@ def _sqlite_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
 
 
 def _open_postgres(url: str) -> Driver:
-    _need_psycopg()
+    _require_psycopg()
     from taskharbor.drivers.postgres import PostgresDriver  # noqa: PLC0415  as above
 
-    rest, ours = _parameters(url)
-    return PostgresDriver(rest, schema=ours.get("schema", "public"), is_pooled="pooler" in ours)
+    libpq_url, own = _split_parameters(url)
+    return PostgresDriver(libpq_url, schema=own.get("schema", "public"), is_pooled="pooler" in own)
 
 
 def _postgres_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
-    _need_psycopg()
+    _require_psycopg()
     from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema  # noqa: PLC0415  as above
     from taskharbor.drivers.postgres.server import ServerAddress  # noqa: PLC0415  as above
 
-    rest, ours = _parameters(url)
-    return PostgresSchema(ServerAddress(url=rest, schema=ours.get("schema", "public"))), MIGRATIONS
+    libpq_url, own = _split_parameters(url)
+    return PostgresSchema(ServerAddress(url=libpq_url, schema=own.get("schema", "public"))), MIGRATIONS
 
 
-def _need_psycopg() -> None:
+def _require_psycopg() -> None:
     if find_spec("psycopg") is None:
         raise DriverNotInstalled("postgres")
 
 
-def _parameters(url: str) -> tuple[str, dict[str, str]]:
-    """Return *url* without the parameters that are ours, and those. What libpq does not know, it refuses."""
+def _split_parameters(url: str) -> tuple[str, dict[str, str]]:
+    """Return *url* without TaskHarbor's own parameters, and those. libpq rejects unknown parameters."""
     scheme, _, address = url.partition("://")
     base, _, query = address.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
-    ours = {name: unquote(value) for name, _, value in (pair.partition("=") for pair in pairs) if name in _OURS}
-    if ours.get("pooler", "transaction") != "transaction":
+    own = {
+        name: unquote(value) for name, _, value in (pair.partition("=") for pair in pairs) if name in _OWN_PARAMETERS
+    }
+    if own.get("pooler", "transaction") != "transaction":
         rule = "pooler=transaction is for a pooler in transaction mode; leave it out otherwise"
-        raise UsageError(Problem(field="pooler", value=ours["pooler"], rule=rule))
-    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] not in _OURS)
-    return f"{scheme.lower()}://{base}{'?' if rest else ''}{rest}", ours
+        raise UsageError(Problem(field="pooler", value=own["pooler"], rule=rule))
+    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] not in _OWN_PARAMETERS)
+    return f"{scheme.lower()}://{base}{'?' if rest else ''}{rest}", own
 
 
 def _path_in(url: str) -> Path:
     parts = _FILE.fullmatch(url)
-    # SQLite takes :memory: for a store that no second connection sees.
+    # A :memory: database is visible to a single connection only.
     if parts is None or parts["path"] == ":memory:":
         raise NotAUrl(url)
     return Path(unquote(parts["path"]))
@@ -185,16 +186,16 @@ _OPEN: Final[Mapping[str, Callable[[str], Driver]]] = MappingProxyType(
 _STORES: Final = MappingProxyType(
     {"memory": "memory", "postgres": "postgres", "postgresql": "postgres", "sqlite": "sqlite"}
 )
-_OURS: Final = ("pooler", "schema")
+_OWN_PARAMETERS: Final = ("pooler", "schema")
 
 _SCHEME: Final = re.compile(r"(?P<name>[a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_FILE: Final = re.compile(r"sqlite:///(?P<path>[^?#]*[^?#/])", re.IGNORECASE)  # parameters may come to mean something
+_FILE: Final = re.compile(r"sqlite:///(?P<path>[^?#]*[^?#/])", re.IGNORECASE)  # parameters are reserved
 
-# What can be read in one way: at most one raw @, right behind the user, and a colon only there,
-# before a port of digits, or in a drive's name.
-_HOST: Final = r"(?: \[ [0-9a-f:.%]* \] | (?: [\w.-] | %2F )* ) (?: :\d* )?"  # %2F: the directory of a socket
+# Unambiguous: at most one raw @, directly after the user and password, and colons only before a password, before
+# a numeric port, or in a drive name.
+_HOST: Final = r"(?: \[ [0-9a-f:.%]* \] | (?: [\w.-] | %2F )* ) (?: :\d* )?"  # %2F: a socket directory
 _PARAMETER: Final = r"[\w.-]+ = [^\s@\#&]*"
-_CLEAR: Final = re.compile(
+_UNAMBIGUOUS: Final = re.compile(
     rf"""
     (?: [a-z][a-z0-9+.-]* :// )?+
     (?: [^\s:@/?\#]* (?: : (?P<password> [^\s@/?\#]* ) )? @ )?
@@ -205,5 +206,5 @@ _CLEAR: Final = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-# A raw & would end a secret too early, so nothing is shown after the first one.
+# A raw & in a secret would end it too early, so everything after the first secret is masked.
 _SECRET: Final = re.compile(r"((?:pass|pwd|secret|token|key|cred)[\w.-]*(?:=|%3D)).*", re.IGNORECASE)

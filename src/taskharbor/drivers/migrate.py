@@ -1,7 +1,7 @@
-"""Migrations: numbered SQL files that bring the tables of a store to what this code needs.
+"""Schema migrations: numbered SQL files that create and update the tables of a store.
 
-They only go forward, each is one transaction, and any number of processes may start
-them at once. What is special about a store stands behind `Schema`.
+Migrations only go forward. Each one is a single transaction, and any number of processes may run them
+concurrently. The `Schema` protocol contains the store-specific part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One step, from the version before its number to its number. Its name is that of its file, without the ending."""
+    """One step, from version ``number - 1`` to ``number``. Its name is the file name without ``.sql``."""
 
     number: int
     name: str
@@ -27,25 +27,24 @@ class Migration:
 
 
 class Schema(Protocol):
-    """What a store offers to those who migrate it."""
+    """Access to the schema version of a store."""
 
     def version(self) -> int:
-        """Return the number of the last migration that was applied, or 0. It changes and creates nothing."""
+        """Return the number of the last applied migration, or 0. Do not create or change anything."""
 
     def apply(self, migration: Migration) -> bool:
-        """Apply *migration* if it is the next one, all of it or nothing, and alone; False if it is not the next one.
+        """Apply *migration* in one exclusive transaction. Return False if it is not the next one.
 
-        The version must be read again once the store is locked: somebody else may have
-        applied the migration meanwhile.
+        Read the version again after locking the store: another process may have applied the migration meanwhile.
         """
 
     def script(self, migration: Migration) -> str:
-        """Return what `apply` runs, as one transaction that people can read, and run with the store's own tool."""
+        """Return the SQL of `apply` as one readable transaction that the store's own shell can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationStatus:
-    """Where a store stands. A store that is newer than this code has nothing pending."""
+    """The schema version of a store and its pending migrations. A store newer than this code has none pending."""
 
     found: int
     wanted: int
@@ -53,7 +52,7 @@ class MigrationStatus:
 
 
 def load_migrations(package: str) -> tuple[Migration, ...]:
-    """Return the migrations of *package*: its files NNNN_name.sql, numbered from 1 without a gap."""
+    """Return the migrations of *package*: its files NNNN_name.sql, numbered from 1 without gaps."""
     files = sorted(
         (file for file in resources.files(package).iterdir() if file.name.endswith(".sql")), key=lambda file: file.name
     )
@@ -68,18 +67,19 @@ def load_migrations(package: str) -> tuple[Migration, ...]:
 
 
 def migration_status(schema: Schema, migrations: Sequence[Migration]) -> MigrationStatus:
-    """Return where the store stands, and change nothing."""
+    """Return the version and the pending migrations of the store, without changing it."""
     found = schema.version()
     pending = tuple(migration for migration in migrations if migration.number > found)
     return MigrationStatus(found=found, wanted=len(migrations), pending=pending)
 
 
 def migrate_up(schema: Schema, migrations: Sequence[Migration]) -> list[Migration]:
-    """Apply what is pending, and return what this call applied: others may have done the rest meanwhile.
+    """Apply the pending migrations and return those that this call applied.
 
-    When it returns, the schema fits. A schema that is newer than *migrations* is refused.
+    Other processes may apply some of them meanwhile; when it returns, all are applied. A schema that is newer
+    than *migrations* raises `SchemaOutOfDate`.
     """
-    pending = _not_newer(migration_status(schema, migrations)).pending
+    pending = _check_not_newer(migration_status(schema, migrations)).pending
     applied = [migration for migration in pending if schema.apply(migration)]
     if pending:
         check_schema(schema, migrations)
@@ -87,31 +87,31 @@ def migrate_up(schema: Schema, migrations: Sequence[Migration]) -> list[Migratio
 
 
 def check_schema(schema: Schema, migrations: Sequence[Migration]) -> None:
-    """Raise `SchemaOutOfDate` unless the store has just the schema that *migrations* make."""
-    where = _not_newer(migration_status(schema, migrations))
-    if where.pending:
-        raise SchemaOutOfDate(str(where.found), str(where.wanted), _MIGRATE)
+    """Raise `SchemaOutOfDate` unless the store has exactly the schema that *migrations* create."""
+    status = _check_not_newer(migration_status(schema, migrations))
+    if status.pending:
+        raise SchemaOutOfDate(str(status.found), str(status.wanted), _MIGRATE)
 
 
 def check_compatible(schema: Schema, migrations: Sequence[Migration]) -> int:
-    """Return the version that the store has: the newest of *migrations*, or the one before it.
+    """Return the version of the store, which must be the newest of *migrations* or the one before it.
 
-    Code is deployed before its migration is applied, so it must work on both. Any other
-    version raises `SchemaOutOfDate`.
+    Code is deployed before its migration is applied, so it must work with both. Any other version raises
+    `SchemaOutOfDate`.
     """
-    where = _not_newer(migration_status(schema, migrations))
-    if where.found == 0 or len(where.pending) > 1:
-        raise SchemaOutOfDate(str(where.found), str(where.wanted), _MIGRATE)
-    return where.found
+    status = _check_not_newer(migration_status(schema, migrations))
+    if status.found == 0 or len(status.pending) > 1:
+        raise SchemaOutOfDate(str(status.found), str(status.wanted), _MIGRATE)
+    return status.found
 
 
 def pending_sql(schema: Schema, migrations: Sequence[Migration]) -> str:
-    """Return what `migrate_up` would apply now as a script for people; empty if nothing is pending."""
-    return "\n".join(map(schema.script, _not_newer(migration_status(schema, migrations)).pending))
+    """Return the SQL that `migrate_up` would run now, or an empty string if nothing is pending."""
+    return "\n".join(map(schema.script, _check_not_newer(migration_status(schema, migrations)).pending))
 
 
 class MisnumberedMigration(Exception):
-    """A file breaks the numbering: a mistake in the package, not of its user."""
+    """A migration file breaks the numbering. This is a defect of the package, not a user error."""
 
     def __init__(self, file: str, expected: int) -> None:
         super().__init__(file, expected)
@@ -121,10 +121,10 @@ class MisnumberedMigration(Exception):
         return f"{self.file}: the next migration must be named {self.expected:04}_name.sql, in a-z, 0-9 and _"
 
 
-def _not_newer(where: MigrationStatus) -> MigrationStatus:
-    if where.found > where.wanted:
-        raise SchemaOutOfDate(str(where.found), str(where.wanted), "update TaskHarbor")
-    return where
+def _check_not_newer(status: MigrationStatus) -> MigrationStatus:
+    if status.found > status.wanted:
+        raise SchemaOutOfDate(str(status.found), str(status.wanted), "update TaskHarbor")
+    return status
 
 
 _MIGRATE: Final = "run 'taskharbor migrate up'"

@@ -1,6 +1,6 @@
-"""The two parts of the contract that are for people: what they look at, and what they steer.
+"""The two driver protocols for operators: `Inspector` reads, `Control` steers queues, schedules, keys and settings.
 
-What holds for every method stands in `taskharbor.drivers.base`.
+The rules for every method are in `taskharbor.drivers.base`.
 """
 
 from __future__ import annotations
@@ -17,50 +17,51 @@ if TYPE_CHECKING:
 
 
 class Inspector(Protocol):
-    """Reads only. Nothing here locks, counts over history, or changes a row."""
+    """Read access. No method locks rows, changes rows, or counts the whole history."""
 
     def now(self) -> datetime:
         """Return the store's time."""
 
     def get(self, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
-        """Return the jobs there are, by id."""
+        """Return the jobs that exist among *job_ids*, by id."""
 
     def summaries(self, job_ids: Sequence[JobId]) -> dict[JobId, JobSummary]:
-        """Return the jobs there are, by id, without reading their payloads and results."""
+        """Return the jobs that exist among *job_ids*, by id, without reading payloads and results."""
 
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
-        """Return a page of jobs, newest id first, from below *after* on, without reading payloads and results.
+        """Return a page of matching jobs with ids below *after*, newest id first, without payloads and results.
 
-        Paging is stable: jobs inserted meanwhile neither repeat nor hide others. No more jobs are
-        looked at than `taskharbor.core.results.reach` says, however few of them match: so a page
-        may have fewer than *limit* jobs, even none, while its ``after`` says where to go on.
+        Paging is stable: jobs that are inserted meanwhile are neither repeated nor hide others. A call scans at most
+        `taskharbor.core.results.scan_limit` jobs, however few of them match. A page may therefore have fewer than
+        *limit* jobs, even none; its ``after`` is where the next page starts.
         """
 
     def find_by_key(self, key: str) -> list[JobId]:
-        """Return the jobs that hold the idempotency key *key*, one for each queue at most, by queue."""
+        """Return the ids of the jobs that hold the idempotency key *key*, at most one per queue, ordered by queue."""
 
     def attempts(self, job_ids: Sequence[JobId]) -> list[Attempt]:
-        """Return what is recorded of these jobs, job by job as asked, each job's entries by the time they ended."""
+        """Return the recorded attempts of these jobs, in the order of *job_ids*, each job's by the time they ended."""
 
     def outbox(self, job_ids: Sequence[JobId]) -> list[OutboxRow]:
-        """Return the events of these jobs' deaths, job by job as asked, oldest life first."""
+        """Return the dead-letter events of these jobs, in the order of *job_ids*, each job's oldest life first."""
 
     def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
-        """Return up to *limit* SUCCEEDED and CANCELED jobs that `Maintenance.prune` keeps because of an event, by id.
+        """Return up to *limit* jobs that `Maintenance.prune` keeps because of an event, ordered by id.
 
-        They ended at least *older_than* ago, and the event of an earlier death is neither published nor given up.
+        They are SUCCEEDED or CANCELED and ended at least *older_than* ago, and the event of an earlier death is neither
+        published nor given up.
         """
 
     def publisher_seen_at(self) -> datetime | None:
-        """Return when a publisher was last noted by `Maintenance.claim_outbox`; None if none ever was."""
+        """Return when `Maintenance.claim_outbox` last recorded a publisher, or None if it never did."""
 
     def queues(self) -> list[QueueStats]:
-        """Return every queue that holds jobs or is paused, by name; counts as of the last `roll_up` or newer."""
+        """Return every queue that holds jobs or is paused, by name. Counts are as of the last `roll_up` or newer."""
 
     def next_due_in(self, queue: str) -> timedelta | None:
-        """Return how long it is until the next job of *queue* is due, or None where none waits for its time.
+        """Return the time until the next job of *queue* becomes due, or None if no job has a future due time.
 
-        Jobs that are due already are left out.
+        Jobs that are already due are ignored.
         """
 
     def finished_counts(
@@ -68,74 +69,75 @@ class Inspector(Protocol):
     ) -> list[FinishedCount]:
         """Return how many jobs ended in each minute that begins at *since* or later, oldest minute first.
 
-        Of one *queue*, if given; of more than *limit* entries the newest, by minute, queue and status.
-        A minute, queue and status in which no job ended is left out. As of the last `roll_up`
-        or newer.
+        If *queue* is given, count its jobs only. If there are more than *limit* entries, return the newest ones, by
+        minute, queue and status. Combinations without any job are omitted. Counts are as of the last `roll_up` or
+        newer.
         """
 
     def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
-        """Return what dead letters died of, the largest group first; as of the last `roll_up` or newer.
+        """Return dead letters grouped by the error that caused them, largest group first.
 
-        What died without an error of its own (its lease was lost, it was spent) has an empty
-        fingerprint. ``sample`` is the newest of the group, and ``error`` is its.
+        Jobs that died without an error of their own (lease lost, attempts exhausted) have an empty fingerprint.
+        ``sample`` is the newest job of its group, and ``error`` is the error of that job. Counts are as of the last
+        `roll_up` or newer.
         """
 
     def workers(self) -> list[WorkerRecord]:
-        """Return the known workers, by id."""
+        """Return the known workers, ordered by id."""
 
     def schedules(self) -> Mapping[str, Schedule]:
         """Return all schedules, by name."""
 
     def settings(self) -> dict[str, str]:
-        """Return the settings of the store, by name, as `Driver.remember` and `Control.change_setting` left them."""
+        """Return the settings that `Driver.remember` and `Control.change_setting` stored, by name."""
 
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
-        """Return the API keys there are, or those of *ids*, by id; revoked and expired ones too."""
+        """Return all API keys, or those of *ids*, by id, including revoked and expired ones."""
 
     def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
-        """Return what people and keys did, newest first, from below the entry *before* on."""
+        """Return up to *limit* audit entries, newest first, starting below the entry *before*."""
 
 
 class Control(Protocol):
-    """What people steer."""
+    """Operator actions on queues, schedules, settings, API keys and the audit log."""
 
     def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
-        """Let no job of these queues start; running ones go on. False where it was paused already."""
+        """Stop jobs of these queues from starting; running jobs continue. The result is False if already paused."""
 
     def resume(self, queues: Sequence[str]) -> list[bool]:
-        """Let jobs start again. False where the queue was not paused."""
+        """Let jobs of these queues start again. The result is False if the queue was not paused."""
 
     def put_schedules(self, schedules: Sequence[Schedule]) -> None:
-        """Store schedules by name.
+        """Create or replace schedules by name.
 
-        One that is there with the same cron and timezone keeps its ``next_at``, or a
-        process that starts more often than the schedule fires would never fire it.
-        ``fired_at`` and ``paused_at`` of one that is there are always kept.
+        An existing schedule with the same cron and timezone keeps its ``next_at``. Otherwise a process that restarts
+        more often than the schedule fires would prevent it from ever firing. An existing schedule always keeps its
+        ``fired_at`` and ``paused_at``.
         """
 
     def delete_schedules(self, names: Sequence[str]) -> list[bool]:
-        """Remove schedules. False where there was none."""
+        """Remove schedules. The result is False if there was none."""
 
     def pause_schedules(self, names: Sequence[str]) -> list[bool]:
-        """Let schedules rest. False where one is unknown or rests already."""
+        """Stop schedules from firing. The result is False if the schedule is unknown or already paused."""
 
     def resume_schedules(self, names: Sequence[str]) -> list[bool]:
-        """Let schedules fire again. False where one is unknown or does not rest."""
+        """Let schedules fire again. The result is False if the schedule is unknown or not paused."""
 
     def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
-        """Replace the value *instead_of* of a setting by *value*. False if the setting has another value, or none."""
+        """Replace a setting's value *instead_of* by *value*. Return False if it has another value or does not exist."""
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
-        """Store new API keys. False where the id is taken."""
+        """Store new API keys. The result is False if the id already exists."""
 
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
-        """Let API keys open nothing any more. False where one is unknown or revoked already."""
+        """Revoke API keys. The result is False if the key is unknown or already revoked."""
 
     def note_key_use(self, ids: Sequence[str]) -> None:
-        """Stamp the ``used_at`` of these API keys with the store's time; unknown ones are passed over.
+        """Set ``used_at`` of these API keys to the store's time. Unknown ids are ignored.
 
-        A store whose schema has no place for it yet does nothing.
+        A store whose schema has no column for it yet does nothing.
         """
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Write down what people and keys did; the store stamps ``at``. Entries that are there are left as they are."""
+        """Append audit entries; the store sets ``at``. Entries whose id already exists are not changed."""

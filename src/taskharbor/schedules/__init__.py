@@ -1,4 +1,4 @@
-"""Jobs that are made again and again, at the times of a cron expression."""
+"""Schedules: recurring jobs at the times of a cron expression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a schedule does when one of its fire times has come, or many have passed."""
+"""Decide what a due schedule does: which fire times get a job, and when it is due next."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from taskharbor.core.model import JobSummary
 
     Times = Callable[[datetime], Iterable[datetime]]
-    """Gives the fire times later than a moment, in order."""
+    """Yields the fire times later than a given time, in order."""
 
 Missed = Literal["skip", "once", "all"]
 Overlap = Literal["allow", "skip", "queue", "cancel"]
 
 ON_TIME_WINDOW: Final = timedelta(minutes=1)
-"""A fire time is late from so long after it on. It is what a restart takes; and no cron fires more often."""
+"""A fire time is missed after this time. It covers a restart, and no cron expression fires more often."""
 MAX_CATCH_UP: Final = 1_000
-"""The most jobs that are made for fire times that were missed: the newest ones."""
+"""The maximum number of jobs for missed fire times; the newest ones get a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringStep:
-    """Make a job for each of *fires*, after canceling the previous one if *cancels*; then rest until *next_at*."""
+    """What to do: if *cancels*, cancel the previous job; enqueue one job per *fires*; set *next_at*."""
 
     fires: tuple[datetime, ...]
     next_at: datetime | None
@@ -44,42 +44,42 @@ def next_firing(
     overlap: Overlap,
     window: timedelta,
 ) -> FiringStep | None:
-    """Say what a schedule does *now* that its time *fire* has come; None where it waits for its *previous* job."""
+    """Return what a schedule does *now* for its due time *fire*; None if it waits for its *previous* job."""
     is_busy = previous is not None and not previous.status.is_final
     if is_busy and overlap == "queue":
         return None
-    rest = next(iter(times(now)), None)
+    next_at = next(iter(times(now)), None)
     if is_busy and overlap == "skip":
-        return FiringStep(fires=(), next_at=rest)
+        return FiringStep(fires=(), next_at=next_at)
     if overlap in {"skip", "cancel"} and missed == "all":
-        missed = "once"  # all but one of them would be skipped, or canceled, by the next
+        missed = "once"  # each would skip or cancel the one before
     since = {"skip": now - ON_TIME_WINDOW + timedelta.resolution, "once": fire, "all": now - window}[missed]
     most = 1 if missed == "once" else MAX_CATCH_UP
     wanted = _newest(times, fire=fire, since=max(since, fire), until=now, most=most)
     if overlap != "queue":
-        return FiringStep(fires=tuple(wanted), next_at=rest, cancels=is_busy and overlap == "cancel")
+        return FiringStep(fires=tuple(wanted), next_at=next_at, cancels=is_busy and overlap == "cancel")
     if fire not in wanted[:1] and missed != "once" and _has_waited(fire, now, previous):
         wanted = [fire, *wanted]
-    # One at a time: the others come back when this one has ended.
-    return FiringStep(fires=tuple(wanted[:1]), next_at=wanted[1] if wanted[1:] else rest)
+    # One at a time: the next one fires when this job has ended.
+    return FiringStep(fires=tuple(wanted[:1]), next_at=wanted[1] if wanted[1:] else next_at)
 
 
 def jittered(name: str, fire: datetime, jitter: timedelta) -> datetime:
-    """Return *fire* plus a part of *jitter* that is the same in every process.
+    """Return *fire* plus a pseudo-random part of *jitter*, the same in every process.
 
     >>> jittered("nightly", datetime(2030, 1, 1, 2, tzinfo=UTC), timedelta(minutes=10)).isoformat()
     '2030-01-01T02:06:45.715000+00:00'
     """
-    chance = hashlib.sha256(f"{name} {fire.astimezone(UTC).isoformat()}".encode()).digest()[:8]
+    digest = hashlib.sha256(f"{name} {fire.astimezone(UTC).isoformat()}".encode()).digest()[:8]
     millisecond = timedelta(milliseconds=1)
-    return fire + jitter // millisecond * int.from_bytes(chance) // (1 << 64) * millisecond
+    return fire + jitter // millisecond * int.from_bytes(digest) // (1 << 64) * millisecond
 
 
 def _newest(times: Times, *, fire: datetime, since: datetime, until: datetime, most: int) -> list[datetime]:
     """Return the last *most* fire times from *since* to *until*, in order.
 
-    *fire* counts as one whatever *times* says: the rules of its zone may have changed since it was set. The end
-    is looked at first, and then twice as much each time: of a year of minutes only the last few are wanted.
+    *fire* counts as a fire time even if *times* omits it: the rules of its zone may have changed. The search
+    starts at the end and doubles its span, because only the last few of a year of minutes are wanted.
     """
     span = most * timedelta(minutes=1)
     while True:
@@ -95,6 +95,6 @@ def _from(times: Times, fire: datetime, start: datetime) -> Iterable[datetime]:
 
 
 def _has_waited(fire: datetime, now: datetime, previous: JobSummary | None) -> bool:
-    """Tell whether *fire* was held up by the *previous* job, and not by nobody being there since that ended."""
+    """Return whether *fire* was delayed by the *previous* job, and not by the absence of a scheduler."""
     ended = None if previous is None else previous.completed_at
     return ended is not None and fire < ended and now - ended < ON_TIME_WINDOW

@@ -1,4 +1,4 @@
-"""Makes the jobs of schedules: in every process, and each of them once."""
+"""The scheduler: enqueues the jobs of due schedules, each once, however many processes run it."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("taskharbor.scheduler")
 _JSON: Final = JsonCodec()
 _POLICY: Final = RetryPolicy()
-_PASSED_OVER: Final = "the schedule %s made no job for %s (missed=%s, overlap=%s)"
+_SKIPPED: Final = "schedule %s skipped fire time %s (missed=%s, overlap=%s)"
 SCHEDULE_BATCH: Final = 100
 MINUTE: Final = timedelta(minutes=1)
 MAX_TICK: Final = timedelta(seconds=1)
-"""How long a schedule waits at most that was put or resumed after its time, or that waits for a job to end."""
+"""The maximum delay of a schedule that was added or resumed after its time, or that waits for a job to end."""
 
 
 class Scheduler:
-    """Fires schedules, whoever put them. Any number of schedulers may run on one store.
+    """Fires all schedules of a store. Any number of schedulers may run on one store.
 
-    There is no leader and no lock: moving a schedule on to its next time and storing the jobs of this one is one
-    commit, which succeeds once for each fire time. A scheduler that dies between two calls has done all or nothing.
+    There is no leader and no lock. One transaction advances the schedule to its next fire time and inserts the
+    jobs, and it succeeds once per fire time. A scheduler that crashes has fired a schedule completely or not at all.
 
-    *codec* reads and writes payloads, as the client's does; where it cannot read one, the schedule is left to a
-    process that can. *policy* says how often a job is tried whose schedule does not.
+    *codec* reads and writes payloads. A schedule whose payload it cannot read is left to other processes.
+    *policy* sets the attempts of jobs whose schedule does not.
     """
 
     def __init__(
@@ -61,20 +61,22 @@ class Scheduler:
         self._codec = codec
         self._policy = policy
         self._ids = ids
-        self._told: dict[str, datetime] = {}
+        self._logged: dict[str, datetime] = {}
 
     def put(self, specs: Iterable[ScheduleSpec]) -> None:
-        """Store schedules by name. One that is there with the same cron and timezone goes on as it would have."""
+        """Store schedules by name. One that exists with the same cron and timezone keeps its next fire time."""
         wanted = list(specs)
-        if twice := [name for name, count in Counter(spec.name for spec in wanted).items() if count > 1]:
-            raise InvalidRequest([Problem(field="name", value=repr(twice[0]), rule="two schedules cannot share it")])
+        if duplicates := [name for name, count in Counter(spec.name for spec in wanted).items() if count > 1]:
+            raise InvalidRequest(
+                [Problem(field="name", value=repr(duplicates[0]), rule="two schedules cannot share it")]
+            )
         if wanted:
             agree_on_codec(self._driver, self._codec)
         now = self._driver.inspector.now()
         self._driver.control.put_schedules([self._stored(spec, now) for spec in wanted])
 
     def run_now(self, name: str, *, idempotency_key: str | None = None) -> Enqueued:
-        """Make a job of a schedule at once, paused or not; its next fire time, and what overlaps, are as before."""
+        """Enqueue a job of a schedule now, paused or not. Its next fire time and overlap handling do not change."""
         schedules = self._driver.inspector.schedules()
         if name not in schedules:
             raise ScheduleNotFound(name, next(iter(get_close_matches(name, schedules, n=1)), None))
@@ -83,31 +85,31 @@ class Scheduler:
         return client.enqueue(spec.request(idempotency_key=idempotency_key, metadata={"schedule": name}))
 
     def tick(self) -> timedelta:
-        """Fire what is due, each schedule at most once, and say when to come back.
+        """Fire the due schedules, each at most once, and return the time until the next tick.
 
-        Fire times are whole minutes, so that whoever comes back at the next one is in time.
+        Fire times are whole minutes, so a tick at each minute is enough.
         """
         now = self._driver.inspector.now()
         seen: set[str] = set()
         while due := self._due(seen):
             for schedule, fire in due:
                 seen.add(schedule.name)
-                self._try(schedule, fire, max(now, fire))  # it was found due after now was read
+                self._try_to_fire(schedule, fire, max(now, fire))  # it may be due after now was read
         return min(MAX_TICK, MINUTE - timedelta(seconds=now.second, microseconds=now.microsecond))
 
     def _due(self, seen: set[str]) -> list[tuple[Schedule, datetime]]:
-        # What waits, or cannot be fired here, stays due: it must not fill the batch for ever.
+        # A schedule that waits or cannot be fired here stays due; it must not block the batch.
         due = self._driver.maintenance.due_schedules(limit=SCHEDULE_BATCH + len(seen))
         return [(each, each.next_at) for each in due if each.next_at is not None and each.name not in seen]
 
-    def _try(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
+    def _try_to_fire(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
         try:
             self._fire(schedule, fire, now)
         except UsageError as error:
-            # A process with other keys, or a newer release, may know what to do with it. This one says so once.
-            if self._told.get(schedule.name) != fire:
-                _LOG.error("cannot fire the schedule %s here: %s", schedule.name, error)
-            self._told[schedule.name] = fire
+            # Another process, with other keys or a newer release, may be able to fire it. Log once per fire time.
+            if self._logged.get(schedule.name) != fire:
+                _LOG.error("schedule %s not fired by this process: %s", schedule.name, error)
+            self._logged[schedule.name] = fire
 
     def _fire(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
         spec = spec_of(schedule)
@@ -125,9 +127,9 @@ class Scheduler:
         jobs = self._jobs(schedule, spec, step.fires, now) if step.fires else []
         if step.cancels and schedule.last_job_id is not None:
             self._driver.cancel([schedule.last_job_id])
-        is_ours = self._driver.maintenance.advance_schedule(schedule.name, fired=fire, next_at=step.next_at, jobs=jobs)
-        if is_ours and fire not in step.fires:
-            _LOG.warning(_PASSED_OVER, spec.name, fire, spec.missed, spec.overlap)
+        advanced = self._driver.maintenance.advance_schedule(schedule.name, fired=fire, next_at=step.next_at, jobs=jobs)
+        if advanced and fire not in step.fires:
+            _LOG.warning(_SKIPPED, spec.name, fire, spec.missed, spec.overlap)
 
     def _previous(self, schedule: Schedule) -> JobSummary | None:
         last = schedule.last_job_id
@@ -154,7 +156,7 @@ class Scheduler:
         )
 
     def _stored(self, spec: ScheduleSpec, now: datetime) -> Schedule:
-        tried = replace(spec, max_attempts=spec.max_attempts or self._policy.max_attempts)
+        complete = replace(spec, max_attempts=spec.max_attempts or self._policy.max_attempts)
         return Schedule(
             name=spec.name,
             cron=" ".join(spec.cron.split()),
@@ -162,10 +164,10 @@ class Scheduler:
             type=spec.type,
             queue=spec.queue,
             payload=self._codec.encode(spec.payload, context=schedule_context(spec.name, spec.type)),
-            options=tried.options(),
+            options=complete.options(),
             next_at=next(spec.times().after(now), None),
         )
 
     def _payload(self, schedule: Schedule) -> Any:
-        """Open the payload, which is bound to its schedule; each job gets it anew, bound to the job."""
+        """Decode the payload, which is bound to its schedule; each job encodes it again, bound to the job."""
         return self._codec.decode(schedule.payload, context=schedule_context(schedule.name, schedule.type))

@@ -1,4 +1,4 @@
-"""A schedule as its author defines it."""
+"""The definition of a schedule, its validation, and its stored options."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MAX_WINDOW: Final = 366 * DAY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
-    """A job that is to be made again and again. Raises `InvalidRequest` where a field breaks its rule.
+    """A recurring job. Raises `InvalidRequest` if a field is invalid.
 
-    *cron* has five fields and names times of the clocks in *timezone*. *missed* says what becomes of fire times
-    that passed while nobody ran or the schedule was paused: "skip" drops those that are a minute late, "once"
-    makes one job for all of them, with the last one's time, and "all" makes one for each of the last *window*,
-    1,000 at most. *overlap* says what to do while the job of the fire time before has not ended: "allow" two,
-    "skip" this one, "queue" it until that has ended, or "cancel" the old one. A job is due up to *jitter* later
-    than its fire time; how much differs from time to time, and is the same in all processes.
+    *cron* has five fields and is evaluated in *timezone*. *missed* sets what happens to fire times that passed
+    while no scheduler ran or the schedule was paused: "skip" drops those a minute late or more, "once" enqueues
+    one job with the last fire time, and "all" enqueues one for each in the last *window*, at most 1,000.
+    *overlap* sets what happens while the previous job has not ended: "allow" both, "skip" the new one, "queue"
+    it until the previous one ends, or "cancel" the previous one. A job is due up to *jitter* after its fire time;
+    the delay differs per fire time and is the same in all processes.
 
     >>> ScheduleSpec(name="nightly", cron="0 25 * * *", type="clean")
     Traceback (most recent call last):
@@ -59,7 +59,7 @@ class ScheduleSpec:
         validate(self.request())
 
     def request(self, **fields: Any) -> JobRequest:
-        """Return what the client is asked for where such a job is to be made now."""
+        """Return the request for one job of this schedule."""
         return JobRequest(
             type=self.type,
             payload=self.payload,
@@ -71,19 +71,21 @@ class ScheduleSpec:
         )
 
     def times(self) -> Cron:
-        """Return when it fires."""
+        """Return the cron expression, which yields the fire times."""
         return Cron(self.cron, self.timezone)
 
     def options(self) -> dict[str, str]:
-        """Return, as text, what a stored schedule has no column for."""
-        values = {name: getattr(self, name) for name in _READ}
+        """Return the fields without a column of their own, as text."""
+        values = {name: getattr(self, name) for name in _OPTION_PARSERS}
         return {name: _text(value) for name, value in values.items() if value is not None}
 
 
 def spec_of(schedule: Schedule, payload: object = None) -> ScheduleSpec:
-    """Return what a stored schedule was made from. Options that this release does not know are left out."""
+    """Return the definition of a stored schedule. Options unknown to this release are ignored."""
     try:
-        read = {name: _READ[name](text) for name, text in schedule.options.items() if name in _READ}
+        options = {
+            name: _OPTION_PARSERS[name](text) for name, text in schedule.options.items() if name in _OPTION_PARSERS
+        }
     except (ValueError, OverflowError) as error:
         problem = Problem(field="options", value=repr(dict(schedule.options)), rule=str(error))
         raise InvalidRequest([problem]) from error
@@ -94,7 +96,7 @@ def spec_of(schedule: Schedule, payload: object = None) -> ScheduleSpec:
         payload=payload,
         queue=schedule.queue,
         timezone=schedule.timezone,
-        **read,
+        **options,
     )
 
 
@@ -120,7 +122,7 @@ def _duration(text: str) -> timedelta:
     return timedelta(seconds=float(text))
 
 
-_READ: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
+_OPTION_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
     {
         "missed": str,
         "overlap": str,

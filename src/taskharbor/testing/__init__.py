@@ -1,1 +1,1 @@
-"""For tests: ours, yours, and those of other people's drivers."""
+"""Test tools: a harness for tasks, the driver conformance kit, a simulator, and test servers for PostgreSQL and SQS."""

@@ -1,4 +1,4 @@
-"""A clock that moves when it is told to."""
+"""A clock for tests that only moves when advanced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class ManualClock:
-    """Stands still until it is moved.
+    """A clock whose time changes only in `advance`.
 
     >>> clock = ManualClock()
     >>> before = clock.now()
@@ -24,6 +24,6 @@ class ManualClock:
         return self._now
 
     def advance(self, by: timedelta) -> None:
-        """Move the clock: back, where *by* is negative."""
+        """Move the clock by *by*; a negative value moves it back."""
         with self._lock:
             self._now += by

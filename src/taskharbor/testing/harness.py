@@ -1,4 +1,4 @@
-"""For the tests of people who use a harbor: their tasks on a store in memory, under a clock of theirs."""
+"""A harness for testing tasks: runs a harbor's jobs in the test's thread, on an in-memory store with a manual clock."""
 
 from __future__ import annotations
 
@@ -41,46 +41,46 @@ P = ParamSpec("P")
 Step = Literal["claim", "run", "settle"]
 LEASE: Final = timedelta(seconds=30)
 MAX_ATTEMPTS_PER_DRAIN: Final = 10_000
-"""Attempts in one drain, after which something must be wrong."""
+"""A drain that runs more attempts than this fails the test: most likely a task enqueues itself."""
 
 
 class InlineExecutor:
-    """The executor of a worker, with the tasks of *harbor*, and one attempt in hand."""
+    """A worker's executor for the tasks of *harbor* that runs one attempt at a time."""
 
     def __init__(self, harbor: Harbor, state: Any) -> None:
         self._driver = harbor.driver
-        self._here = _Here(harbor.driver)
+        self._runtime = _InlineRuntime(harbor.driver)
         handlers = HandlerRegistry()
         for task in harbor.tasks.values():
             for each in task.types:
                 handlers.register(each, task.handler(), task.retry or harbor.policy)
-        services = HandlerServices(harbor.driver, harbor.codec, save=self._note, state=state)
-        self._executor = Executor(self._here, handlers, self, services)
-        self._hand: Execution | None = None
+        services = HandlerServices(harbor.driver, harbor.codec, save=self._save_progress, state=state)
+        self._executor = Executor(self._runtime, handlers, self, services)
+        self._execution: Execution | None = None
         self.outcome: Outcome | None = None
 
     @property
     def is_completed(self) -> bool:
         """Whether the handler settled its job itself."""
-        return self._hand is not None and self._hand.is_completed
+        return self._execution is not None and self._execution.is_completed
 
     def start(self, claim: Claim) -> Coroutine[Any, Any, None] | None:
-        """Run a plain attempt to its end; return an async one, to be run by the caller."""
-        self.outcome, self._here.work = None, None
-        self._hand = Execution(claim, ends_at=inf, times_out_at=None)
-        self._executor.start([self._hand])
-        return self._here.work
+        """Run a sync handler to its end; return the coroutine of an async one for the caller to run."""
+        self.outcome, self._runtime.work = None, None
+        self._execution = Execution(claim, ends_at=inf, times_out_at=None)
+        self._executor.start([self._execution])
+        return self._runtime.work
 
     def put(self, _execution: Execution, outcome: Outcome | None) -> None:
         """Keep the outcome, as the recorder of a worker would record it."""
         self.outcome = outcome
 
-    def _note(self, execution: Execution, progress: Progress) -> None:
+    def _save_progress(self, execution: Execution, progress: Progress) -> None:
         self._driver.save_progress([(execution.claim.lease, progress)])
 
 
-class _Here(ThreadRuntime):
-    """A runtime that does at once what it is asked, and leaves coroutines to the caller."""
+class _InlineRuntime(ThreadRuntime):
+    """A runtime that runs sync work immediately in the calling thread and leaves coroutines to the caller."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(sync_threads=1)
@@ -93,17 +93,17 @@ class _Here(ThreadRuntime):
     def run_sync(self, work: Callable[[], None]) -> None:
         work()
 
-    def run_async(self, works: Sequence[AsyncWork]) -> list[_Here]:
+    def run_async(self, works: Sequence[AsyncWork]) -> list[_InlineRuntime]:
         [(self.work, _)] = works
         return [self]
 
     def cancel(self) -> None:
-        """Nobody asks for it: there is no timeout, no heartbeat and no shutdown here."""
+        """Do nothing: the harness has no timeouts, heartbeats or shutdown that could cancel a handler."""
 
 
 @contextmanager
 def harness(harbor: Harbor) -> Iterator[Harness]:
-    """Swap a store in memory and a manual clock in for all that belongs to *harbor*."""
+    """Replace the store and clock of *harbor* with an in-memory store and a manual clock inside the block."""
     clock = ManualClock()
     driver = _TestStore(clock=clock)
     store = OpenStore(driver, harbor.make_client(driver, clock=clock), joins=False)
@@ -117,7 +117,7 @@ def harness(harbor: Harbor) -> Iterator[Harness]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """One attempt: its job, the state that it left the job in, and what went wrong."""
+    """One attempt: its job, the status the job has afterwards, and the error if the attempt failed."""
 
     job: Job
     status: Status
@@ -125,21 +125,21 @@ class AttemptResult:
 
 
 class DrainLimitExceeded(AssertionError):
-    """A drain found more and more to do."""
+    """Raised when jobs are still due after `MAX_ATTEMPTS_PER_DRAIN` attempts in one drain."""
 
     def __str__(self) -> str:
-        return f"after {MAX_ATTEMPTS_PER_DRAIN:,} attempts there were still jobs due: does a task enqueue itself?"
+        return f"jobs are still due after {MAX_ATTEMPTS_PER_DRAIN:,} attempts in one drain; does a task enqueue itself?"
 
 
 class EventLoopRunning(AssertionError):
-    """A plain drain met something async inside of an event loop."""
+    """Raised when `drain` must run async code in a thread whose event loop is running."""
 
     def __str__(self) -> str:
-        return "an event loop is running here, so that nothing async can be run to its end: await adrain() instead"
+        return "drain() cannot run async code while an event loop is running in this thread; use await adrain()"
 
 
 class Harness:
-    """A harbor under test. Nothing happens by itself: jobs run in `drain`, and time passes in `advance`."""
+    """A harbor under test. Jobs run only in `drain`, and time passes only in `advance`."""
 
     def __init__(self, harbor: Harbor, driver: MemoryDriver, clock: ManualClock) -> None:
         self.harbor = harbor
@@ -148,13 +148,13 @@ class Harness:
         self._crashes_after: Step | None = None
 
     def enqueued(self, task: Task[..., Any, Any] | None = None) -> list[Job]:
-        """Return the jobs of *task*, or all, oldest first, whatever became of them."""
+        """Return the jobs of *task*, or of all tasks, in any status, oldest first."""
         found = self.driver.inspector.find(JobFilter(), limit=MAX_ATTEMPTS_PER_DRAIN).jobs
         jobs = self.driver.inspector.get([job.id for job in reversed(found)]).values()
         return [job for job in jobs if task is None or job.type in task.types]
 
     def assert_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Return the job for this very call of *task*; an AssertionError shows what was enqueued instead."""
+        """Return the newest job for this call of *task*, or raise an AssertionError that lists what was enqueued."""
         found = self._jobs_for(task, args, kwargs)
         assert found, f"no such call of {task.type} was enqueued; {self._all_calls()}"  # noqa: S101  it is an assertion
         return found[-1]
@@ -165,14 +165,14 @@ class Harness:
         assert not found, f"this call of {task.type} was enqueued, as job {found[-1].id}"  # noqa: S101  as above
 
     def advance(self, by: timedelta | None = None, **span: float) -> None:
-        """Let time pass: ``advance(hours=1)``, or by a timedelta."""
+        """Advance the clock by a timedelta, or by its arguments: ``advance(hours=1)``."""
         self.clock.advance(timedelta(**span) if by is None else by)
 
     @contextmanager
     def crash_after(self, step: Step) -> Iterator[None]:
-        """Let the worker die in drains inside: after it has claimed a job, run its handler, or settled it.
+        """Simulate a worker crash in each drain inside the block: after claiming a job, running it, or settling it.
 
-        The job comes back when its lease is over: `advance` by half a minute, and drain again.
+        The job runs again when its lease has expired: `advance` by 30 seconds and drain again.
         """
         self._crashes_after = step
         try:
@@ -181,31 +181,31 @@ class Harness:
             self._crashes_after = None
 
     def drain(self) -> list[AttemptResult]:
-        """Run what is due, in this thread, until nothing is, and return what ran. Errors of handlers are recorded."""
-        ran: list[AttemptResult] = []
+        """Run due jobs in this thread until none are due; return their attempts. Handler errors are recorded."""
+        results: list[AttemptResult] = []
         with closing(_Loop()) as loop, self._state(loop) as state:
-            bench = InlineExecutor(self.harbor, state)
+            executor = InlineExecutor(self.harbor, state)
             for claim in self._claims():
-                if (work := bench.start(claim)) is not None:
+                if (work := executor.start(claim)) is not None:
                     loop.run(work, copy_context())
-                if not self._settled(bench, claim, ran):
+                if not self._settle(executor, claim, results):
                     break
-        return ran
+        return results
 
     async def adrain(self) -> list[AttemptResult]:
-        """Do the same inside of an event loop: async tasks run on it, plain ones in a thread."""
-        ran: list[AttemptResult] = []
+        """Do the same inside an event loop: async handlers run on the loop, sync handlers in a thread."""
+        results: list[AttemptResult] = []
         async with self._astate() as state:
-            bench = InlineExecutor(self.harbor, state)
+            executor = InlineExecutor(self.harbor, state)
             for claim in self._claims():
-                if (work := await asyncio.to_thread(bench.start, claim)) is not None:
+                if (work := await asyncio.to_thread(executor.start, claim)) is not None:
                     await asyncio.get_running_loop().create_task(work)
-                if not self._settled(bench, claim, ran):
+                if not self._settle(executor, claim, results):
                     break
-        return ran
+        return results
 
     def _claims(self) -> Iterator[Claim]:
-        """Give what is due, a job at a time, until nothing is or the worker dies."""
+        """Yield due jobs, one at a time, until none are due or the worker crashes."""
         scheduler = self.harbor.scheduler()
         for _ in range(MAX_ATTEMPTS_PER_DRAIN):
             scheduler.tick()
@@ -218,69 +218,69 @@ class Harness:
 
     def _claim(self) -> Claim | None:
         for queue in self.driver.inspector.queues():
-            asked: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "token": new_token(),
                 "worker": "harness",
                 "lease": LEASE,
                 "overdue_after": timedelta(0),
             }
-            for claim in self.driver.reserve(queue.name, limit=1, **asked):
+            for claim in self.driver.reserve(queue.name, limit=1, **options):
                 return claim
         return None
 
-    def _settled(self, bench: InlineExecutor, claim: Claim, ran: list[AttemptResult]) -> bool:
-        """Record what became of an attempt; False where the worker died."""
+    def _settle(self, executor: InlineExecutor, claim: Claim, results: list[AttemptResult]) -> bool:
+        """Record the outcome of an attempt; return False if the worker crashed."""
         if self._crashes_after == "run":
             return False
-        outcome = bench.outcome
+        outcome = executor.outcome
         [answer] = self.driver.settle([Settlement(claim.lease, outcome)]) if outcome is not None else [None]
         if isinstance(answer, Settled):
             failure = None if outcome is None or outcome.recorded_failure is None else str(outcome.recorded_failure)
-            ran.append(AttemptResult(claim.job, answer.status, failure))
-        elif bench.is_completed:
-            ran.append(AttemptResult(claim.job, Status.SUCCEEDED, None))
+            results.append(AttemptResult(claim.job, answer.status, failure))
+        elif executor.is_completed:
+            results.append(AttemptResult(claim.job, Status.SUCCEEDED, None))
         return self._crashes_after != "settle"
 
     @contextmanager
     def _state(self, loop: _Loop) -> Iterator[Any]:
-        made: Any = self.harbor.start_lifespan()
-        is_async = inspect.isasyncgen(made)
+        lifespan: Any = self.harbor.start_lifespan()
+        is_async = inspect.isasyncgen(lifespan)
         try:
-            yield yielded(loop.run(astep(made)) if is_async else next(made, FINISHED), made.__name__)
+            yield yielded(loop.run(astep(lifespan)) if is_async else next(lifespan, FINISHED), lifespan.__name__)
         finally:
-            ended(loop.run(astep(made)) if is_async else next(made, FINISHED), made.__name__)
+            ended(loop.run(astep(lifespan)) if is_async else next(lifespan, FINISHED), lifespan.__name__)
 
     @asynccontextmanager
     async def _astate(self) -> AsyncIterator[Any]:
-        made: Any = self.harbor.start_lifespan()
-        is_async = inspect.isasyncgen(made)
+        lifespan: Any = self.harbor.start_lifespan()
+        is_async = inspect.isasyncgen(lifespan)
         try:
-            yield yielded(await astep(made) if is_async else next(made, FINISHED), made.__name__)
+            yield yielded(await astep(lifespan) if is_async else next(lifespan, FINISHED), lifespan.__name__)
         finally:
-            ended(await astep(made) if is_async else next(made, FINISHED), made.__name__)
+            ended(await astep(lifespan) if is_async else next(lifespan, FINISHED), lifespan.__name__)
 
     def _jobs_for(self, task: Task[..., Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Job]:
         codec = self.harbor.codec
         wanted = codec.digest(task.arguments.pack(args, kwargs))
-        return [job for job in self.enqueued(task) if codec.digest(_data(self.harbor, job)) == wanted]
+        return [job for job in self.enqueued(task) if codec.digest(_decode(self.harbor, job)) == wanted]
 
     def _all_calls(self) -> str:
-        calls = [f"{job.type}({_data(self.harbor, job)!r})" for job in self.enqueued()]
-        return f"there are: {', '.join(calls)}" if calls else "nothing was"
+        calls = [f"{job.type}({_decode(self.harbor, job)!r})" for job in self.enqueued()]
+        return f"enqueued: {', '.join(calls)}" if calls else "nothing was enqueued"
 
 
 class _TestStore(MemoryDriver):
-    """Memory that takes a user's transaction for its own: what happens in it happens at once."""
+    """A memory driver that accepts any connection to join; its writes take effect immediately, not at commit."""
 
-    def join(self, _connection: object, *, notify: bool = True) -> _TestStore:  # noqa: ARG002  it rings at once
+    def join(self, _connection: object, *, notify: bool = True) -> _TestStore:  # noqa: ARG002  writes notify at once
         return self
 
-    def ajoin(self, _connection: object, *, notify: bool = True) -> _Awaited:  # noqa: ARG002  as above
-        return _Awaited(self)
+    def ajoin(self, _connection: object, *, notify: bool = True) -> _AsyncTestStore:  # noqa: ARG002  as above
+        return _AsyncTestStore(self)
 
 
-class _Awaited:
-    """The same, for a transaction of an async connection."""
+class _AsyncTestStore:
+    """The part of a `_TestStore` that joins an async connection."""
 
     def __init__(self, driver: MemoryDriver) -> None:
         self._driver = driver
@@ -289,18 +289,18 @@ class _Awaited:
         return self._driver.settle(settlements)
 
 
-def _data(harbor: Harbor, job: Job) -> Any:
+def _decode(harbor: Harbor, job: Job) -> Any:
     return harbor.codec.decode(job.payload, context=payload_context(job.id, job.type))
 
 
 class _Loop:
-    """An event loop of this thread, made when something async is to be run, and kept for what follows."""
+    """An event loop for this thread, created for the first coroutine and reused for later ones."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
 
     def run(self, work: Coroutine[Any, Any, Any], context: Context | None = None) -> Any:
-        if asyncio._get_running_loop() is not None:  # noqa: SLF001  the public one raises, and hides this error's cause
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001  get_running_loop raises
             work.close()
             raise EventLoopRunning
         if self._runner is None:

@@ -1,6 +1,6 @@
-"""The pytest plugin: a fixture that puts your harbor under test.
+"""The pytest plugin: a ``harness`` fixture that runs your harbor's tasks in memory.
 
-Name the harbor in your settings of pytest, or return it from a fixture ``harbor_under_test`` of yours::
+Name the harbor in the pytest settings, or override the ``harbor_under_test`` fixture to return it::
 
     [tool.pytest.ini_options]
     taskharbor_harbor = "shop.tasks:harbor"
@@ -24,13 +24,13 @@ OPTION: Final = "taskharbor_harbor"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini(OPTION, "The harbor that the fixture 'harness' puts under test, as module:attribute.")
+    parser.addini(OPTION, "The harbor used by the 'harness' fixture, as module:attribute.")
 
 
 @pytest.fixture
 def harbor_under_test(request: pytest.FixtureRequest) -> Harbor:
-    """Return the harbor that the settings of pytest name; a test suite may have its own fixture of this name."""
-    # Here, and not above: pytest loads its plugins whether they are used or not.
+    """Return the harbor named in the pytest settings. Test suites may override this fixture."""
+    # Imported here because pytest loads every installed plugin, used or not.
     from taskharbor.core.errors import Problem, UsageError  # noqa: PLC0415
     from taskharbor.harbor import Harbor  # noqa: PLC0415
 
@@ -47,6 +47,6 @@ def harbor_under_test(request: pytest.FixtureRequest) -> Harbor:
 
 @pytest.fixture
 def harness(harbor_under_test: Harbor) -> Iterator[Harness]:
-    """Put the harbor under test: a store in memory, a clock that you move, and nothing runs by itself."""
-    with harbor_under_test.testing() as made:
-        yield made
+    """Return a harness for the harbor: an in-memory store and a manual clock; jobs run only in `drain`."""
+    with harbor_under_test.testing() as opened:
+        yield opened

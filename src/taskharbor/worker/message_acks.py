@@ -77,6 +77,7 @@ class MessageAcks:
     ) -> None:
         self._runtime = runtime
         self._driver = driver
+        self.delivery = delivery
         self._transport = delivery.transport
         self._visibility = delivery.visibility
         self._lock = runtime.lock()

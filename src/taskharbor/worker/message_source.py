@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taskharbor.runtime import Runtime
     from taskharbor.service import ServiceLoops
     from taskharbor.worker.claimer import Claimer
-    from taskharbor.worker.config import DeliveryConfig, WorkerConfig
+    from taskharbor.worker.config import WorkerConfig
     from taskharbor.worker.execution import ExecutionSlots
     from taskharbor.worker.message_acks import MessageAcks
     from taskharbor.worker.stop_request import StopRequest
@@ -47,17 +47,13 @@ class MessageSource:
         stop: StopRequest,
         acks: MessageAcks,
         claimers: Mapping[str, Claimer],
-        delivery: DeliveryConfig,
         config: WorkerConfig,
     ) -> None:
         waitlist = SlotWaitlist(runtime, loops)
-        new_receiver = partial(
-            QueueReceiver, runtime, slots, waitlist=waitlist, stop=stop, acks=acks, delivery=delivery, config=config
-        )
+        new_receiver = partial(QueueReceiver, runtime, slots, waitlist=waitlist, stop=stop, acks=acks, config=config)
         self._receivers = {queue: new_receiver(claimer, queue=queue) for queue, claimer in claimers.items()}
-        slots.is_source_waiting = (
-            True  # a freed slot always wakes the receivers; each one checks whether it waits for slots
-        )
+        # A freed slot always wakes the receivers; each one checks whether it waits for slots.
+        slots.is_source_waiting = True
 
     @property
     def ticks(self) -> dict[str, Callable[[], timedelta]]:
@@ -124,7 +120,6 @@ class QueueReceiver:
         waitlist: SlotWaitlist,
         stop: StopRequest,
         acks: MessageAcks,
-        delivery: DeliveryConfig,
         config: WorkerConfig,
     ) -> None:
         self._runtime = runtime
@@ -134,8 +129,8 @@ class QueueReceiver:
         self._waitlist = waitlist
         self._stop = stop
         self._acks = acks
-        self._transport, self._visibility = delivery.transport, delivery.visibility
-        self._receive_wait = delivery.receive_wait if runtime.can_block else timedelta(0)
+        self._transport, self._visibility = acks.delivery.transport, acks.delivery.visibility
+        self._receive_wait = acks.delivery.receive_wait if runtime.can_block else timedelta(0)
         self._poll = config.poll
         self._overdue_after = config.overdue_after
         self._pause = MIN_POLL_PAUSE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.codec import JsonCodec
 from taskharbor.janitor import ClockGuard
@@ -23,13 +24,26 @@ from taskharbor.worker.stop_request import StopRequest
 from taskharbor.worker.timeouts import TimeoutMonitor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
     from taskharbor.worker.config import WorkerConfig
     from taskharbor.worker.handlers import HandlerRegistry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+STAGES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "source": "claims due jobs",
+        "executor": "runs the handler",
+        "recorder": "settles the job",
+        "hooks": "log and notify",
+    }
+)
+"""The way of a job through a worker; `tools/render_picture.py` draws it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """The stages of one worker. Each stage holds the next one; none of them knows the worker."""
 
@@ -64,43 +78,14 @@ def build_pipeline(config: WorkerConfig, driver: Driver, runtime: Runtime, handl
     executor = Executor(runtime, handlers, recorder, services)  # 2. run the handler
     guard = ClockGuard(runtime, driver, lease=config.lease)
     new_claimer = partial(
-        Claimer,
-        runtime,
-        driver,
-        slots,
-        executor=executor,
-        hooks=hooks,
-        guard=guard,
-        stop=stop,
-        handlers=handlers,
-        config=config,
+        Claimer, runtime, driver, slots, executor=executor, hooks=hooks, guard=guard, stop=stop, handlers=handlers
     )
-    source = (  # 1. claim jobs
-        MessageSource(
-            runtime,
-            slots,
-            loops=loops,
-            stop=stop,
-            acks=acks,
-            claimers={queue: new_claimer() for queue in config.queues},  # each reads back its own lost replies
-            delivery=config.delivery,
-            config=config,
-        )
-        if acks and config.delivery
-        else PollingSource(slots, stop, new_claimer(), config)
-    )
+    source: PollingSource | MessageSource  # 1. claim jobs
+    if acks:
+        claimers = {queue: new_claimer(config=config) for queue in config.queues}  # each reads back its lost replies
+        source = MessageSource(runtime, slots, loops=loops, stop=stop, acks=acks, claimers=claimers, config=config)
+    else:
+        source = PollingSource(slots, stop, new_claimer(config=config), config)
     return Pipeline(
-        loops=loops,
-        stop=stop,
-        slots=slots,
-        services=services,
-        progress=progress,
-        guard=guard,
-        acks=acks,
-        timeouts=timeouts,
-        leases=leases,
-        call_hooks=call_hooks,
-        recorder=recorder,
-        executor=executor,
-        source=source,
+        loops, stop, slots, services, progress, guard, acks, timeouts, leases, call_hooks, recorder, executor, source
     )

@@ -279,7 +279,7 @@ class Worker:
             lease=self._config.lease,
             guard=self._pipeline.guard,
             relay=None if self._outbox_relay is None else lambda: self._loops.wake("outbox-relay"),
-            tell=self._pipeline.call_hooks,
+            notify=self._pipeline.call_hooks,
             scheduler=self._scheduler,
         )
 

@@ -1,4 +1,4 @@
-"""What the memory driver promises beyond the contract."""
+"""Tests of the memory driver beyond the driver contract."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reserve(driver: MemoryDriver, **wanted: Any) -> list[Claim]:
 
 
 @pytest.mark.parametrize("wrong", [{"types": 5}, {"lease": timedelta.max}])
-def test_a_call_that_breaks_leaves_every_job_in_line(wrong: dict[str, Any]) -> None:
+def test_a_failing_reserve_keeps_every_job_claimable(wrong: dict[str, Any]) -> None:
     driver = MemoryDriver()
     driver.insert([new_job(), new_job()])
 
@@ -39,7 +39,7 @@ def test_a_call_that_breaks_leaves_every_job_in_line(wrong: dict[str, Any]) -> N
     assert len(reserve(driver, limit=9)) == 2
 
 
-def test_a_negative_limit_takes_nothing_over() -> None:
+def test_a_negative_limit_reclaims_nothing() -> None:
     driver = MemoryDriver()
     driver.insert([new_job(), new_job()])
     reserve(driver, limit=2, lease=timedelta(0))
@@ -47,7 +47,7 @@ def test_a_negative_limit_takes_nothing_over() -> None:
     assert reserve(driver, limit=-1) == []
 
 
-def test_nobody_changes_a_stored_job_from_outside() -> None:
+def test_callers_cannot_change_a_stored_job() -> None:
     driver = MemoryDriver()
     given = {"tenant": "a"}
     job = new_job(metadata=given)
@@ -56,7 +56,7 @@ def test_nobody_changes_a_stored_job_from_outside() -> None:
 
     given["tenant"] = "b"
     with suppress(TypeError):
-        claim.job.metadata["tenant"] = "c"  # type: ignore[index]  # what a careless handler does
+        claim.job.metadata["tenant"] = "c"  # type: ignore[index]  # as a careless handler might
 
     assert driver.inspector.get([job.id])[job.id].metadata == {"tenant": "a"}
 
@@ -75,26 +75,26 @@ def test_a_forked_process_does_not_silently_get_a_store_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_line_does_not_grow_with_what_has_passed_through_it() -> None:
+def test_a_ready_queue_drops_stale_entries() -> None:
     driver = MemoryDriver()
     [job_id] = [answer.id for answer in driver.insert([new_job()])]  # type: ignore[union-attr]  # no key, no conflict
     for _ in range(5_000):
-        go_round(driver, job_id)
+        dispatch_claim_and_snooze(driver, job_id)
 
-    line = driver._tables.rows.lines["default"]  # noqa: SLF001  what grows is not seen from outside
-    assert len(line.scheduled) + len(line.runnable) < 2_000
+    ready = driver._tables.rows.ready["default"]  # noqa: SLF001  its size is not visible from outside
+    assert len(ready.scheduled) + len(ready.runnable) < 2_000
     assert len(reserve(driver, overdue_after=-PATIENCE)) == 1
 
 
-def go_round(driver: MemoryDriver, job_id: JobId) -> None:
-    """Dispatch, claim by id, snooze: nothing here ever looks at the line."""
+def dispatch_claim_and_snooze(driver: MemoryDriver, job_id: JobId) -> None:
+    """Dispatch, claim by id and snooze a job: none of these reads the ready queue."""
     driver.dispatch("default", limit=1, lock=LOCK, unclaimed=9)
     [claim] = driver.claim([job_id], queue="default", token=new_token(), worker="w", lease=LEASE)
     assert isinstance(claim, Claim)
     driver.settle([Settlement(claim.lease, Outcome.snooze(after=timedelta(0)))])
 
 
-def test_what_a_transaction_did_is_taken_back_whole() -> None:
+def test_a_failed_transaction_is_rolled_back_completely() -> None:
     driver = MemoryDriver()
     driver.insert([new_job(), replace(new_job(), idempotency_key="k")])
     before = driver.inspector.find(JobFilter(), limit=9), driver.inspector.queues()
@@ -111,9 +111,9 @@ def test_what_a_transaction_did_is_taken_back_whole() -> None:
 def test_a_listener_that_was_closed_is_forgotten() -> None:
     driver = MemoryDriver()
     listener = driver.listen(["default"])
-    remembered = weakref.ref(listener)
+    reference = weakref.ref(listener)
 
     listener.close()
     del listener
 
-    assert remembered() is None
+    assert reference() is None

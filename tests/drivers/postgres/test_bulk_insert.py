@@ -1,4 +1,4 @@
-"""Many jobs at once, from the requests to the rows."""
+"""Bulk inserts, from the requests to the rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def url() -> str:
 
 @pytest.fixture
 def driver(url: str) -> Iterator[PostgresDriver]:
-    """With one connection: whoever keeps it, or asks for another meanwhile, is found out."""
+    """A driver with one connection: code that keeps it, or needs a second one, fails."""
     with closing(PostgresDriver(url, size=1)) as driver:
         yield driver
 
@@ -42,7 +42,7 @@ def stored(url: str) -> list[Any]:
         return db.execute("SELECT payload, metadata FROM th_jobs ORDER BY id").fetchall()
 
 
-def test_a_payload_that_cannot_be_encoded_stops_all_the_jobs_before_it(driver: PostgresDriver, url: str) -> None:
+def test_a_payload_that_cannot_be_encoded_rejects_the_whole_batch(driver: PostgresDriver, url: str) -> None:
     client, good = Client(driver), [JobRequest(type="greet", payload=n) for n in range(2 * MIN_COPY_JOBS)]
 
     with pytest.raises(InvalidRequest) as refused:
@@ -53,7 +53,7 @@ def test_a_payload_that_cannot_be_encoded_stops_all_the_jobs_before_it(driver: P
     assert len(client.enqueue_many(good)) == len(stored(url)) == 2 * MIN_COPY_JOBS
 
 
-def test_a_request_that_breaks_a_rule_is_refused_before_the_store_is_asked() -> None:
+def test_an_invalid_request_is_rejected_before_the_store_is_used() -> None:
     requests = [JobRequest(type="greet")] * MIN_COPY_JOBS
 
     with (
@@ -63,7 +63,7 @@ def test_a_request_that_breaks_a_rule_is_refused_before_the_store_is_asked() -> 
         Client(driver).enqueue_many([*requests, JobRequest(type="greet", priority=10**6)])
 
 
-def test_plain_jobs_and_others_keep_their_order_and_all_they_have(driver: PostgresDriver, url: str) -> None:
+def test_jobs_with_and_without_metadata_keep_their_order(driver: PostgresDriver, url: str) -> None:
     special = {MIN_COPY_JOBS: {"tag": "a"}, MIN_COPY_JOBS + 2: {"tag": "b"}}
     requests = [JobRequest(type="greet", payload=n, metadata=special.get(n, {})) for n in range(2 * MIN_COPY_JOBS)]
 
@@ -73,8 +73,8 @@ def test_plain_jobs_and_others_keep_their_order_and_all_they_have(driver: Postgr
     assert [answer.id for answer in answers] == sorted(answer.id for answer in answers)
 
 
-class Curious(JsonCodec):
-    """Looks into the store for each payload, as one might that reads its keys from there."""
+class StoreReadingCodec(JsonCodec):
+    """Reads from the store for each payload, like a codec that loads its keys from there."""
 
     def __init__(self, driver: PostgresDriver) -> None:
         super().__init__()
@@ -85,21 +85,21 @@ class Curious(JsonCodec):
         return super().encode(value, context=context)
 
 
-def test_a_codec_of_the_users_is_done_before_a_connection_is_taken(driver: PostgresDriver, url: str) -> None:
-    client = Client(driver, codec=Curious(driver))
+def test_payloads_are_encoded_before_a_connection_is_acquired(driver: PostgresDriver, url: str) -> None:
+    client = Client(driver, codec=StoreReadingCodec(driver))
 
     client.enqueue_many([JobRequest(type="greet", payload=n) for n in range(MIN_COPY_JOBS)])
 
     assert len(stored(url)) == MIN_COPY_JOBS
 
 
-PORTION = 50
-PAUSE = 0.005  # seconds that the server takes for each job
+STATEMENT_JOBS = 50
+PAUSE_SECONDS = 0.005  # that the server takes for each job
 
 
 @pytest.fixture
 def _small_statements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert, "MAX_STATEMENT_JOBS", PORTION)
+    monkeypatch.setattr(insert, "MAX_STATEMENT_JOBS", STATEMENT_JOBS)
 
 
 @contextmanager
@@ -126,11 +126,14 @@ REPEATS = pytest.mark.parametrize("repeat", [False, True], ids=["copied", "repea
 @pytest.mark.usefixtures("_small_statements")
 @pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with keys"])
 @REPEATS
-def test_jobs_that_take_longer_than_the_deadline_together_are_stored(url: str, *, repeat: bool, keys: bool) -> None:
+def test_a_batch_that_takes_longer_than_the_deadline_is_stored(url: str, *, repeat: bool, keys: bool) -> None:
     deadline, jobs = timedelta(seconds=1), many(2 * MIN_COPY_JOBS, keys=keys)
-    assert len(jobs) * PAUSE >= 2 * deadline.total_seconds()
+    assert len(jobs) * PAUSE_SECONDS >= 2 * deadline.total_seconds()
 
-    with at_each_row(url, f"PERFORM pg_sleep({PAUSE});"), closing(PostgresDriver(url, deadline=deadline)) as driver:
+    with (
+        at_each_row(url, f"PERFORM pg_sleep({PAUSE_SECONDS});"),
+        closing(PostgresDriver(url, deadline=deadline)) as driver,
+    ):
         answers = driver.insert(jobs, repeat=repeat)
 
     assert answers == [Enqueued(job.id, existed=False) for job in jobs]
@@ -152,7 +155,7 @@ def test_if_one_of_many_statements_fails_no_job_is_stored(url: str, driver: Post
 
 @pytest.mark.usefixtures("_small_statements")
 @REPEATS
-def test_every_job_of_many_statements_is_answered_in_its_place(
+def test_results_of_many_statements_are_in_the_order_of_the_jobs(
     url: str, driver: PostgresDriver, *, repeat: bool
 ) -> None:
     first = many(MIN_COPY_JOBS, keys=True)
@@ -175,7 +178,7 @@ def test_every_job_of_many_statements_is_answered_in_its_place(
 
 
 @pytest.mark.usefixtures("_small_statements")
-def test_what_was_stored_by_many_statements_is_found_by_a_repeat(url: str, driver: PostgresDriver) -> None:
+def test_a_repeat_finds_jobs_stored_by_many_statements(url: str, driver: PostgresDriver) -> None:
     jobs = many(2 * MIN_COPY_JOBS)
     driver.insert(jobs)
 

@@ -1,4 +1,4 @@
-"""Connections of the PostgreSQL driver, cut at every exchange of every verb."""
+"""Connections of the PostgreSQL driver that are cut at every exchange of every call."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_wherever_a_connection_is_cut_nothing_is_lost_and_nothing_is_done_twice(verb: str) -> None:
+def test_a_connection_cut_at_any_exchange_loses_and_repeats_nothing(verb: str) -> None:
     cuts: Counter[Cut] = Counter()
     url = emptied()
     with closing(PostgresDriver(url)) as direct, Proxy(url) as proxy, closing(PostgresDriver(proxy.url)) as driver:
-        driver._bell.notify = lambda queues: None  # type: ignore[method-assign]  # noqa: ARG005, SLF001  an exchange more
+        driver._notifier.notify = lambda queues: None  # type: ignore[method-assign]  # noqa: ARG005, SLF001  it would add exchanges
         for when in Cut:
-            while asked_and_cut(VERBS[verb](direct), driver, proxy, when=when, exchange=cuts[when] + 1):
+            while call_and_cut(VERBS[verb](direct), driver, proxy, when=when, exchange=cuts[when] + 1):
                 cuts[when] += 1
                 emptied()
             emptied()
@@ -33,17 +33,17 @@ def test_wherever_a_connection_is_cut_nothing_is_lost_and_nothing_is_done_twice(
     assert all(cuts[when] > 0 for when in Cut)
 
 
-def asked_and_cut(asked: VerbCase, driver: PostgresDriver, proxy: Proxy, *, when: Cut, exchange: int) -> bool:
-    """Ask, cut the connection at this exchange of the call, and check; False if the call takes fewer than that."""
-    for connections in (driver._connections, driver._heartbeat_connection):  # noqa: SLF001  new ones have prepared nothing
+def call_and_cut(case: VerbCase, driver: PostgresDriver, proxy: Proxy, *, when: Cut, exchange: int) -> bool:
+    """Cut the connection at this exchange of the call, and check the result; return False if the call has fewer."""
+    for connections in (driver._connections, driver._heartbeat_pool):  # noqa: SLF001  new connections have no prepared statements
         connections._drop_idle()  # noqa: SLF001  as above
         connections.fetch("SELECT 1")
     proxy.cut(when, exchange=exchange)
     try:
-        answer = asked.call(driver)
+        answer = case.call(driver)
     except StoreUnavailable:
         assert proxy.has_cut
-        assert not asked.is_answered
+        assert not case.is_answered
         answer = None
-    asked.check(answer)
+    case.check(answer)
     return proxy.has_cut

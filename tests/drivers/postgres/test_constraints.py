@@ -1,4 +1,4 @@
-"""What PostgreSQL's own tables refuse, whoever writes to them."""
+"""Constraints of the tables, which raw SQL must satisfy, too."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 JOB: Final = new_job_id()
 UNKNOWN: Final = "the transition table does not know"
 
-# A reschedule leaves each waiting job in the state it has: its targets are not free to choose.
-KNOWN_MOVES: Final = {
+# A reschedule keeps the status of each waiting job, so it allows only source == target.
+KNOWN_TRANSITIONS: Final = {
     (source, target)
     for event, transition in TRANSITIONS.items()
     for source, target in product(transition.sources, transition.targets)
@@ -36,7 +36,7 @@ def url() -> str:
 
 @pytest.fixture
 def db(url: str) -> Iterator[psycopg.Connection]:
-    """Give a connection of which nothing stays."""
+    """Yield a connection whose transaction is rolled back."""
     with psycopg.connect(url) as connection:
         yield connection
         connection.rollback()
@@ -64,7 +64,7 @@ COLUMNS: Final = {
     "idempotency_key": ("text", True, None),
     "result": ("bytea", True, None),
 }
-"""What the original documents ask of the table, in our types: whether a value may be missing, and its default."""
+"""The columns that the original specification requires: type, whether the value may be NULL, and default."""
 
 
 def test_every_column_of_the_jobs_table_has_its_type_and_its_default(db: psycopg.Connection) -> None:
@@ -83,9 +83,9 @@ def test_raw_sql_makes_exactly_the_moves_of_the_transition_table(
     source: Status, target: Status, db: psycopg.Connection
 ) -> None:
     insert(db)
-    lead_to(db, source)
+    bring_to(db, source)
 
-    if (source, target) in KNOWN_MOVES or source == target:
+    if (source, target) in KNOWN_TRANSITIONS or source == target:
         move(db, target)
         assert statuses(db) == [target]
     else:
@@ -93,14 +93,14 @@ def test_raw_sql_makes_exactly_the_moves_of_the_transition_table(
             move(db, target)
 
 
-def test_a_leaf_refuses_what_the_whole_table_refuses(db: psycopg.Connection) -> None:
+def test_a_partition_rejects_an_illegal_transition(db: psycopg.Connection) -> None:
     insert(db)
 
     with pytest.raises(CheckViolation, match=f"{UNKNOWN} PENDING to FAILED"):
         db.execute("UPDATE th_jobs_waiting SET status = 'FAILED'")
 
 
-def test_a_leaf_of_a_day_that_is_made_later_refuses_it_too(db: psycopg.Connection) -> None:
+def test_a_partition_created_later_rejects_an_illegal_transition(db: psycopg.Connection) -> None:
     db.execute("SELECT th_make_days('2031-05-01', 1)")
     insert(db)
     move(db, Status.PROCESSING)
@@ -125,7 +125,7 @@ def test_a_leaf_of_a_day_that_is_made_later_refuses_it_too(db: psycopg.Connectio
 )
 def test_a_lease_and_processing_come_and_go_together(status: Status, change: str, db: psycopg.Connection) -> None:
     insert(db)
-    lead_to(db, status)
+    bring_to(db, status)
 
     with pytest.raises(CheckViolation, match="th_jobs_lease"):
         db.execute(f"UPDATE th_jobs SET {change}".encode())
@@ -156,15 +156,15 @@ def test_a_final_job_has_the_time_of_its_end(final: Status, db: psycopg.Connecti
 
 
 @pytest.mark.parametrize("living", [status for status in Status if not status.is_final])
-def test_a_job_that_has_not_ended_has_no_time_of_its_end(living: Status, db: psycopg.Connection) -> None:
+def test_a_job_that_is_not_final_has_no_completed_at(living: Status, db: psycopg.Connection) -> None:
     insert(db)
-    lead_to(db, living)
+    bring_to(db, living)
 
     with pytest.raises(CheckViolation, match="th_jobs_completed"):
         db.execute("UPDATE th_jobs SET completed_at = now()")
 
 
-def test_there_is_no_status_but_those_of_the_table(db: psycopg.Connection) -> None:
+def test_an_unknown_status_is_refused(db: psycopg.Connection) -> None:
     insert(db)
     move(db, Status.PROCESSING)
 
@@ -180,27 +180,27 @@ def test_a_number_out_of_bounds_is_refused(change: str, db: psycopg.Connection) 
         db.execute(f"UPDATE th_jobs SET {change}".encode())
 
 
-def test_an_id_is_waited_under_once(db: psycopg.Connection) -> None:
+def test_a_second_waiting_job_with_the_same_id_is_rejected(db: psycopg.Connection) -> None:
     insert(db)
 
     with pytest.raises(UniqueViolation):
         insert(db)
 
 
-@pytest.mark.parametrize("source", sorted(source for source, target in KNOWN_MOVES if target is Status.DEAD))
-def test_every_death_by_raw_sql_has_its_event(source: Status, db: psycopg.Connection) -> None:
+@pytest.mark.parametrize("source", sorted(source for source, target in KNOWN_TRANSITIONS if target is Status.DEAD))
+def test_a_job_killed_by_raw_sql_has_an_event(source: Status, db: psycopg.Connection) -> None:
     insert(db)
-    lead_to(db, source)
+    bring_to(db, source)
 
     move(db, Status.DEAD)
 
-    assert events(db) == [(JOB, 1, "spent", died_at(db))]
+    assert events(db) == [(JOB, 1, "exhausted", died_at(db))]
 
 
-def test_a_job_that_is_put_among_the_dead_has_its_event(db: psycopg.Connection) -> None:
+def test_a_job_inserted_as_dead_has_an_event(db: psycopg.Connection) -> None:
     insert(db, **columns_of(Status.DEAD))
 
-    assert events(db) == [(JOB, 1, "spent", died_at(db))]
+    assert events(db) == [(JOB, 1, "exhausted", died_at(db))]
 
 
 def test_a_job_that_dies_again_has_an_event_for_each_life(db: psycopg.Connection) -> None:
@@ -213,7 +213,7 @@ def test_a_job_that_dies_again_has_an_event_for_each_life(db: psycopg.Connection
     assert [life for _, life, _, _ in events(db)] == [1, 2]
 
 
-def test_what_does_not_die_has_no_event(db: psycopg.Connection) -> None:
+def test_a_job_that_never_died_has_no_event(db: psycopg.Connection) -> None:
     insert(db)
     for target in (Status.PROCESSING, Status.FAILED, Status.PROCESSING, Status.CANCELED, Status.PENDING):
         move(db, target)
@@ -235,8 +235,8 @@ def insert(db: psycopg.Connection, **columns: object) -> None:
         "max_attempts": 1,
         **columns,
     }
-    names, marks = ", ".join(row), ", ".join(f"%({name})s" for name in row)
-    db.execute(f"INSERT INTO th_jobs ({names}) VALUES ({marks})".encode(), row)
+    names, placeholders = ", ".join(row), ", ".join(f"%({name})s" for name in row)
+    db.execute(f"INSERT INTO th_jobs ({names}) VALUES ({placeholders})".encode(), row)
 
 
 def update(db: psycopg.Connection, **columns: object) -> None:
@@ -248,15 +248,15 @@ def move(db: psycopg.Connection, target: Status) -> None:
     update(db, **columns_of(target))
 
 
-def lead_to(db: psycopg.Connection, target: Status) -> None:
-    """Bring a PENDING job to *target* by moves of the table."""
+def bring_to(db: psycopg.Connection, target: Status) -> None:
+    """Move a PENDING job to *target* by allowed transitions."""
     if target is not Status.PENDING:
         move(db, Status.PROCESSING)
         move(db, target)
 
 
 def columns_of(target: Status) -> dict[str, object]:
-    """Return every column that a constraint ties to the status, as *target* needs it."""
+    """Return the values that *target* requires in each column that a constraint ties to the status."""
     is_held, is_dead = target is Status.PROCESSING, target is Status.DEAD
     return {
         "status": target.value,
@@ -264,7 +264,7 @@ def columns_of(target: Status) -> dict[str, object]:
         "lease_expires_at": "now" if is_held else None,
         "completed_at": "now" if target in FINAL else None,
         "dead_at": "now" if is_dead else None,
-        "dead_reason": "spent" if is_dead else None,
+        "dead_reason": "exhausted" if is_dead else None,
     }
 
 
@@ -277,6 +277,6 @@ def events(db: psycopg.Connection) -> list[tuple[object, int, str, datetime]]:
 
 
 def died_at(db: psycopg.Connection) -> datetime:
-    [(moment,)] = db.execute("SELECT dead_at FROM th_jobs").fetchall()
-    found: datetime = moment
+    [(dead_at,)] = db.execute("SELECT dead_at FROM th_jobs").fetchall()
+    found: datetime = dead_at
     return found

@@ -1,4 +1,4 @@
-"""What the PostgreSQL driver promises beyond the contract."""
+"""Behavior of the PostgreSQL driver beyond the driver contract."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from taskharbor.core.results import Enqueued, Expired, Extended, JobFilter, Skip
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver, claim
-from taskharbor.drivers.postgres.claim import place
+from taskharbor.drivers.postgres.claim import position_of
 from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim, Job, NewJob
-    from taskharbor.drivers.postgres.claim import Place
+    from taskharbor.drivers.postgres.claim import Position
 
 SHORT: Final = timedelta(seconds=1)
 NONE: Final = timedelta(0)
@@ -88,15 +88,15 @@ def test_a_driver_made_before_a_fork_works_on_both_sides_of_it(driver: PostgresD
 
 
 def use_and_close(driver: PostgresDriver, count: int) -> None:
-    """Use what was inherited, from several threads at once, and end with an error if that left litter behind."""
-    litter: list[Any] = []
-    sys.unraisablehook = litter.append
+    """Use the inherited driver from several threads; exit with an error if connections are not closed."""
+    unraisable: list[Any] = []
+    sys.unraisablehook = unraisable.append
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(insert_some, [driver] * 4, [count // 4] * 4))
     driver.close()
     gc.collect()
-    if litter:
-        sys.exit(f"{litter}")
+    if unraisable:
+        sys.exit(f"{unraisable}")
 
 
 def test_a_child_uses_no_connection_of_its_parent(url: str) -> None:
@@ -115,7 +115,7 @@ def use_another_backend(driver: PostgresDriver, backend: int) -> None:
     sys.exit(backend_of(driver) == backend)
 
 
-def test_a_child_that_closes_a_driver_it_never_used_leaves_that_of_its_parent_alone(url: str) -> None:
+def test_a_child_that_closes_an_unused_driver_does_not_affect_its_parent(url: str) -> None:
     with closing(PostgresDriver(url, size=1)) as driver:
         driver.inspector.now()
         backend = backend_of(driver)
@@ -128,12 +128,12 @@ def test_a_child_that_closes_a_driver_it_never_used_leaves_that_of_its_parent_al
 
 
 def backend_of(driver: PostgresDriver) -> int:
-    with driver._connections.connection() as db:  # noqa: SLF001  nothing else tells them apart
+    with driver._connections.connection() as db:  # noqa: SLF001  the only way to distinguish connections
         return db.info.backend_pid
 
 
-def test_a_child_can_close_a_driver_whose_bell_was_ringing_when_it_was_forked(driver: PostgresDriver) -> None:
-    with driver._bell._changed:  # noqa: SLF001  as the bell's thread holds it for a moment
+def test_a_child_can_close_a_driver_that_was_notifying_during_the_fork(driver: PostgresDriver) -> None:
+    with driver._notifier._changed:  # noqa: SLF001  as the notifier's thread holds it briefly
         child = FORK.Process(target=driver.close)
         child.start()
         child.join(LIMIT / 3)
@@ -143,21 +143,21 @@ def test_a_child_can_close_a_driver_whose_bell_was_ringing_when_it_was_forked(dr
         assert ended == 0
 
 
-def test_a_driver_has_no_more_connections_than_it_may(url: str) -> None:
+def test_a_driver_opens_no_more_connections_than_its_size(url: str) -> None:
     with closing(PostgresDriver(url, size=3)) as driver, ThreadPoolExecutor(12) as pool:
         list(pool.map(insert_some, [driver] * 12, [10] * 12))
 
         with psycopg.connect(url) as other:
-            asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'taskharbor' AND datname = %s"
-            assert other.execute(asked, [other.info.dbname]).fetchone() in {(1,), (2,), (3,)}
+            query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'taskharbor' AND datname = %s"
+            assert other.execute(query, [other.info.dbname]).fetchone() in {(1,), (2,), (3,)}
         assert len(jobs_of(driver)) == 120
 
 
-def test_a_connection_is_waited_for_until_the_deadline_and_no_longer(url: str) -> None:
+def test_a_call_waits_for_a_free_connection_until_the_deadline(url: str) -> None:
     with closing(PostgresDriver(url, size=1, deadline=SHORT)) as driver:
-        with driver._connections.connection():  # noqa: SLF001  somebody whose statement takes long
+        with driver._connections.connection():  # noqa: SLF001  as a slow statement would hold it
             start = time.monotonic()
-            with pytest.raises(StoreUnavailable, match=r"in use for too long.*\(size\)"):
+            with pytest.raises(StoreUnavailable, match=r"are in use; raise its size"):
                 driver.inspector.now()
             took = time.monotonic() - start
 
@@ -166,19 +166,19 @@ def test_a_connection_is_waited_for_until_the_deadline_and_no_longer(url: str) -
 
 
 class Contended(list[Any]):
-    """Seems to hold one more than it does, as when another thread takes the last one in between."""
+    """Reports one item more than it has, as if another thread popped the last one in between."""
 
     def __len__(self) -> int:
         return super().__len__() + 1
 
 
-def test_who_finds_the_last_idle_connection_taken_opens_another(driver: PostgresDriver) -> None:
-    driver._connections._idle = Contended()  # noqa: SLF001  the race itself is too rare to wait for
+def test_a_call_that_loses_the_last_idle_connection_opens_another(driver: PostgresDriver) -> None:
+    driver._connections._idle = Contended()  # noqa: SLF001  the race itself is too rare
 
     assert len(driver.insert([new_job()])) == 1
 
 
-def test_a_closed_driver_says_so(url: str) -> None:
+def test_a_closed_driver_raises_store_unavailable(url: str) -> None:
     driver = PostgresDriver(url)
     driver.inspector.now()
     driver.close()
@@ -187,16 +187,16 @@ def test_a_closed_driver_says_so(url: str) -> None:
         driver.insert([new_job()])
 
 
-def test_a_call_that_is_under_way_when_the_driver_is_closed_ends_well_and_leaves_nothing_open(url: str) -> None:
+def test_a_call_running_while_the_driver_is_closed_succeeds_and_disconnects(url: str) -> None:
     driver = PostgresDriver(url)
-    with driver._connections.connection() as db:  # noqa: SLF001  a statement that takes long
+    with driver._connections.connection() as db:  # noqa: SLF001  as a slow statement would hold it
         driver.close()
         answer = db.execute("SELECT 1").fetchone()
 
     assert (answer, db.closed) == ((1,), True)
 
 
-def test_every_descriptor_is_given_back(url: str) -> None:
+def test_a_closed_driver_releases_every_file_descriptor(url: str) -> None:
     def use() -> int:
         with closing(PostgresDriver(url)) as driver, closing(driver.listen(["default"])):
             driver.insert([new_job()])
@@ -207,7 +207,7 @@ def test_every_descriptor_is_given_back(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A server that asks one of its users for a password."""
+    """A server that requires a password from one of its users."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     rules = folder / "rules.conf"
     rules.write_text("host all app 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n")
@@ -218,7 +218,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer
         yield server
 
 
-def test_the_password_is_asked_for_each_new_connection(guarded: PostgresServer) -> None:
+def test_the_password_function_is_called_for_each_new_connection(guarded: PostgresServer) -> None:
     passwords = ["first"]
     asked: list[str] = []
 
@@ -238,7 +238,7 @@ def test_the_password_is_asked_for_each_new_connection(guarded: PostgresServer) 
 
     with psycopg.connect(guarded.url, autocommit=True) as db:
         db.execute("ALTER ROLE app PASSWORD 'first'")
-    assert (before, asked[len(before) :]) == (["first", "first"], ["second"])  # the first one looks at the schema
+    assert (before, asked[len(before) :]) == (["first", "first"], ["second"])  # the first connection checks the schema
 
 
 def test_a_password_in_the_url_is_enough(guarded: PostgresServer) -> None:
@@ -254,9 +254,7 @@ def lock(db: psycopg.Connection, *job_ids: JobId) -> None:
     db.execute("SELECT FROM th_jobs WHERE id = ANY (%s) FOR UPDATE", [[*job_ids]])
 
 
-def test_a_lease_on_a_locked_row_is_skipped_and_its_neighbours_are_extended_at_once(
-    driver: PostgresDriver, url: str
-) -> None:
+def test_a_lease_on_a_locked_row_is_skipped_and_others_are_extended(driver: PostgresDriver, url: str) -> None:
     driver.insert([new_job() for _ in range(3)])
     leases = [claim.lease for claim in reserve(driver, limit=3)]
 
@@ -271,9 +269,7 @@ def test_a_lease_on_a_locked_row_is_skipped_and_its_neighbours_are_extended_at_o
     assert isinstance(driver.extend(leases, lease=LEASE)[1], Extended)
 
 
-def test_progress_on_a_locked_row_is_not_waited_for_and_that_of_its_neighbours_is_kept(
-    driver: PostgresDriver, url: str
-) -> None:
+def test_progress_of_a_locked_row_is_skipped_and_that_of_others_saved(driver: PostgresDriver, url: str) -> None:
     driver.insert([new_job() for _ in range(3)])
     notes = [(claim.lease, Progress(1, 2)) for claim in reserve(driver, limit=3)]
 
@@ -288,7 +284,7 @@ def test_progress_on_a_locked_row_is_not_waited_for_and_that_of_its_neighbours_i
     assert [jobs_of(driver)[lease.job_id].progress for lease, _ in notes] == [Progress(1, 2), None, Progress(1, 2)]
 
 
-def test_reserve_passes_over_locked_rows(driver: PostgresDriver, url: str) -> None:
+def test_reserve_skips_locked_rows(driver: PostgresDriver, url: str) -> None:
     first, second = new_job(), new_job()
     driver.insert([first, second])
 
@@ -301,19 +297,19 @@ def test_reserve_passes_over_locked_rows(driver: PostgresDriver, url: str) -> No
         assert time.monotonic() - start < 4
 
 
-def test_ended_leases_on_locked_rows_are_neither_taken_over_nor_expired(driver: PostgresDriver, url: str) -> None:
+def test_expired_leases_on_locked_rows_are_neither_reclaimed_nor_ended(driver: PostgresDriver, url: str) -> None:
     driver.insert([new_job() for _ in range(3)])
     locked, lost, expired = reserve(driver, limit=3, lease=NONE)
 
     with psycopg.connect(url) as other:
         lock(other, locked.job.id, expired.job.id)
-        taken = reserve(driver, limit=3)
+        claims = reserve(driver, limit=3)
         other.rollback()
         lock(other, locked.job.id)
-        brought_back = driver.maintenance.expire(limit=3)
+        ended = driver.maintenance.expire(limit=3)
 
-    assert [claim.job.id for claim in taken] == [lost.job.id]
-    assert brought_back == [Expired(expired.job.id, expired.lease.token, Status.FAILED)]
+    assert [claim.job.id for claim in claims] == [lost.job.id]
+    assert ended == [Expired(expired.job.id, expired.lease.token, Status.FAILED)]
 
 
 def test_a_job_and_an_order_are_committed_together_or_not_at_all(driver: PostgresDriver, url: str) -> None:
@@ -400,7 +396,7 @@ def test_ten_thousand_jobs_at_once_are_stored_as_they_would_be_one_by_one(
     assert [*stored.values()] == wanted
 
 
-def test_jobs_that_are_due_at_once_are_so_however_many_are_inserted(driver: PostgresDriver) -> None:
+def test_jobs_without_a_delay_are_due_immediately_after_a_copy(driver: PostgresDriver) -> None:
     driver.insert([new_job() for _ in range(MIN_COPY_JOBS)])
 
     assert len(reserve(driver, limit=MIN_COPY_JOBS)) == MIN_COPY_JOBS
@@ -411,14 +407,14 @@ def test_batches_with_the_same_keys_in_any_order_store_each_once_and_never_deadl
     with database() as url:
         with closing(PostgresDriver(url)) as driver:
             for number in range(5):
-                assert stored_by_rivals(driver, [f"{number}.{key}" for key in range(size)]) == size
+                assert count_stored_by_rivals(driver, [f"{number}.{key}" for key in range(size)]) == size
             assert len(jobs_of(driver)) == 5 * size
         with psycopg.connect(url) as db:
-            asked = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-            assert db.execute(asked).fetchone() == (0,)
+            query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+            assert db.execute(query).fetchone() == (0,)
 
 
-def test_a_large_batch_answers_for_keys_that_are_free_or_taken_or_named_twice(driver: PostgresDriver) -> None:
+def test_a_large_batch_handles_new_existing_and_repeated_keys(driver: PostgresDriver) -> None:
     holder = new_job(idempotency_key="held", digest=b"1")
     driver.insert([holder])
     free = [new_job(idempotency_key=str(number)) for number in range(MIN_COPY_JOBS)]
@@ -437,8 +433,8 @@ def test_a_large_batch_answers_for_keys_that_are_free_or_taken_or_named_twice(dr
     assert jobs_of(driver).keys() == {job.id for job in (holder, *free, other)}
 
 
-def stored_by_rivals(driver: PostgresDriver, keys: Sequence[str]) -> int:
-    """Let several insert jobs under these keys at once, each in an order of its own; return how many were stored."""
+def count_stored_by_rivals(driver: PostgresDriver, keys: Sequence[str]) -> int:
+    """Insert jobs with these keys from several threads, each in its own order; return how many were stored."""
 
     def insert(seed: int) -> int:
         shuffled = random.Random(seed).sample(keys, len(keys))
@@ -455,7 +451,7 @@ def test_a_deadlock_with_a_users_transaction_ends_with_each_key_stored_once(driv
     with psycopg.connect(url) as shop, ThreadPoolExecutor(1) as pool:
         joined = driver.join(shop)
         joined.insert([second])
-        theirs = pool.submit(driver.insert, again)  # has the key a, and waits for b
+        theirs = pool.submit(driver.insert, again)  # holds key a, and waits for b
         wait_until(lambda: waits_for_a_lock(url))
         try:
             joined.insert([first])
@@ -475,7 +471,7 @@ def waits_for_a_lock(url: str) -> bool:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The one by which the place in the line is forgotten."""
+    """The clock of the scan cursors."""
     now = [1_000.0]
     monkeypatch.setattr(claim, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
@@ -485,16 +481,16 @@ def ids(claims: Sequence[Claim]) -> list[JobId]:
     return [claim.job.id for claim in claims]
 
 
-def line_of(driver: PostgresDriver, count: int, **fields: Any) -> list[NewJob]:
-    line = [new_job(**fields) for _ in range(count)]
-    driver.insert(line)
-    return line
+def insert_many(driver: PostgresDriver, count: int, **fields: Any) -> list[NewJob]:
+    jobs = [new_job(**fields) for _ in range(count)]
+    driver.insert(jobs)
+    return jobs
 
 
-def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: PostgresDriver, clock: list[float]) -> None:
-    line_of(driver, 200, priority=5)
+def test_a_job_before_the_scan_cursor_is_found_after_a_second(driver: PostgresDriver, clock: list[float]) -> None:
+    insert_many(driver, 200, priority=5)
     reserve(driver, limit=claim.MIN_CURSOR_BATCH)
-    [urgent] = line_of(driver, 1, priority=0)
+    [urgent] = insert_many(driver, 1, priority=0)
 
     at_once = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
     clock[0] += claim.MIN_RESCAN_SECONDS + 0.01
@@ -505,74 +501,74 @@ def test_a_job_before_the_place_in_the_line_is_found_a_second_later(driver: Post
 
 
 @pytest.mark.parametrize(
-    ("usual", "took", "rests_for"),
+    ("usual", "took", "pause"),
     [
         (0.001, 0.002, claim.MIN_RESCAN_SECONDS),
         (0.3, 0.3, claim.MIN_RESCAN_SECONDS),
         (0.1, 0.2, 5.0),
         (0.001, 5.0, claim.MAX_RESCAN_SECONDS),
     ],
-    ids=["a quick look", "one as slow as every batch", "one that passes dead entries", "one that passes very many"],
+    ids=["a quick scan", "as slow as every batch", "past dead entries", "past very many dead entries"],
 )
-def test_the_more_a_look_at_the_head_takes_than_a_batch_from_a_place_the_later_comes_the_next(
-    usual: float, took: float, rests_for: float, driver: PostgresDriver, clock: list[float]
+def test_the_slower_a_scan_from_the_head_the_later_the_next_one(
+    usual: float, took: float, pause: float, driver: PostgresDriver, clock: list[float]
 ) -> None:
-    line_of(driver, claim.MIN_CURSOR_BATCH)
+    insert_many(driver, claim.MIN_CURSOR_BATCH)
     batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
-    line = claim.ScanCursors()
+    cursors = claim.ScanCursors()
 
-    def take(seconds: float) -> Place | None:
-        start = line.start("default", claim.MIN_CURSOR_BATCH)
+    def scan(seconds: float) -> Position | None:
+        start = cursors.start("default", claim.MIN_CURSOR_BATCH)
         clock[0] += seconds
-        line.note("default", batch, limit=claim.MIN_CURSOR_BATCH, start=start)
-        return start.place
+        cursors.note("default", batch, limit=claim.MIN_CURSOR_BATCH, start=start)
+        return start.position
 
-    assert [take(took), take(usual)] == [None, place(batch[-1])]
+    assert [scan(took), scan(usual)] == [None, position_of(batch[-1])]
     clock[0] += claim.MIN_RESCAN_SECONDS
-    assert take(took) is None
+    assert scan(took) is None
 
-    clock[0] += rests_for - 0.01
-    assert line.start("default", claim.MIN_CURSOR_BATCH).place == place(batch[-1])
+    clock[0] += pause - 0.01
+    assert cursors.start("default", claim.MIN_CURSOR_BATCH).position == position_of(batch[-1])
     clock[0] += 0.02
-    assert line.start("default", claim.MIN_CURSOR_BATCH).place is None
+    assert cursors.start("default", claim.MIN_CURSOR_BATCH).position is None
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_job_before_the_place_in_the_line_is_found_by_a_batch_that_comes_back_short(driver: PostgresDriver) -> None:
-    line = line_of(driver, 60, priority=5)
+def test_a_job_before_the_scan_cursor_is_found_by_a_short_batch(driver: PostgresDriver) -> None:
+    jobs = insert_many(driver, 60, priority=5)
     reserve(driver, limit=claim.MIN_CURSOR_BATCH)
-    [urgent] = line_of(driver, 1, priority=0)
+    [urgent] = insert_many(driver, 1, priority=0)
 
     batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
 
-    assert sorted(ids(batch)) == sorted([urgent.id, *[job.id for job in line[50:]]])
-    assert [place(claim) for claim in batch] == sorted(place(claim) for claim in batch)
+    assert sorted(ids(batch)) == sorted([urgent.id, *[job.id for job in jobs[50:]]])
+    assert [position_of(claim) for claim in batch] == sorted(position_of(claim) for claim in batch)
 
 
 @pytest.mark.usefixtures("clock")
-def test_small_batches_begin_at_the_head_of_the_line(driver: PostgresDriver) -> None:
-    line_of(driver, 200, priority=5)
+def test_small_batches_start_at_the_head_of_the_queue(driver: PostgresDriver) -> None:
+    insert_many(driver, 200, priority=5)
     reserve(driver, limit=claim.MIN_CURSOR_BATCH)
-    [urgent] = line_of(driver, 1, priority=0)
+    [urgent] = insert_many(driver, 1, priority=0)
 
     assert ids(reserve(driver, limit=claim.MIN_CURSOR_BATCH - 1))[0] == urgent.id
 
 
 @pytest.mark.usefixtures("clock")
-def test_batches_follow_each_other_in_the_order_of_the_line(driver: PostgresDriver) -> None:
+def test_consecutive_batches_follow_the_order_of_the_queue(driver: PostgresDriver) -> None:
     jobs = [new_job(priority=n % 3) for n in range(200)]
     random.Random(7).shuffle(jobs)
     driver.insert(jobs)
 
     batches = [reserve(driver, limit=claim.MIN_CURSOR_BATCH) for _ in range(5)]
 
-    taken = [place(claim) for batch in batches for claim in batch]
-    assert (len(taken), taken) == (200, sorted(taken))
+    positions = [position_of(claim) for batch in batches for claim in batch]
+    assert (len(positions), positions) == (200, sorted(positions))
 
 
-def test_no_job_is_missed_by_many_who_drain_while_others_insert(driver: PostgresDriver) -> None:
+def test_concurrent_drains_and_inserts_miss_no_job(driver: PostgresDriver) -> None:
     inserted: list[JobId] = []
-    is_over = threading.Event()
+    is_finished = threading.Event()
 
     def feed(seed: int) -> None:
         chance = random.Random(seed)
@@ -582,15 +578,15 @@ def test_no_job_is_missed_by_many_who_drain_while_others_insert(driver: Postgres
             inserted.extend(job.id for job in jobs)
 
     def drain() -> list[JobId]:
-        taken = []
-        while (batch := ids(reserve(driver, limit=claim.MIN_CURSOR_BATCH))) or not is_over.is_set():
-            taken += batch
-        return taken
+        claimed = []
+        while (batch := ids(reserve(driver, limit=claim.MIN_CURSOR_BATCH))) or not is_finished.is_set():
+            claimed += batch
+        return claimed
 
     with ThreadPoolExecutor(6) as pool:
         drained = [pool.submit(drain) for _ in range(3)]
         list(pool.map(feed, range(3), timeout=LIMIT))
-        is_over.set()
-        taken = [job_id for each in drained for job_id in each.result(LIMIT)]
+        is_finished.set()
+        claimed = [job_id for each in drained for job_id in each.result(LIMIT)]
 
-    assert sorted(taken) == sorted(inserted)
+    assert sorted(claimed) == sorted(inserted)

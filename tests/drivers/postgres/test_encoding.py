@@ -25,7 +25,7 @@ TEXTS: Final = {"greeting": "grüße", "price": "5 €", "place": "東京"}
 
 @contextmanager
 def encoded(encoding: str) -> Iterator[str]:
-    """Give the URL of an empty database in *encoding*."""
+    """Yield the URL of an empty database in *encoding*."""
     name = f"in_{encoding.lower()}"
     with psycopg.connect(server().url, autocommit=True) as db:
         db.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0".encode())
@@ -36,28 +36,30 @@ def encoded(encoding: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-def test_a_database_that_cannot_hold_every_text_is_refused_by_migrate(encoding: str) -> None:
+def test_migrate_rejects_a_database_that_is_not_in_utf8(encoding: str) -> None:
     with encoded(encoding) as url:
         with pytest.raises(UsageError) as refused:
             migrate.migrate_up(schema_at(url), MIGRATIONS)
         version = schema_at(url).version()
 
-    assert str(refused.value).startswith(f"database is encoded in {encoding}: it must be in UTF8, which holds every")
+    assert str(refused.value).startswith(
+        f"database is encoded in {encoding}: the encoding must be UTF8; create another"
+    )
     assert "CREATE DATABASE name ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0" in str(refused.value)
     assert version == 0
 
 
-def test_the_command_line_refuses_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_rejects_a_wrong_encoding_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with encoded("SQL_ASCII") as url:
         ended = run(cli, ["migrate", "up", "--url", url])
 
-    _, said = capsys.readouterr()
-    assert (ended, said.count("\n")) == (ExitCode.USAGE, 1)
-    assert "database is encoded in SQL_ASCII" in said
+    _, error = capsys.readouterr()
+    assert (ended, error.count("\n")) == (ExitCode.USAGE, 1)
+    assert "database is encoded in SQL_ASCII" in error
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-def test_the_script_refuses_it_too(encoding: str) -> None:
+def test_the_printed_script_rejects_a_wrong_encoding(encoding: str) -> None:
     with encoded(encoding) as url:
         script = migrate.pending_sql(schema_at(url), MIGRATIONS)
         with (
@@ -70,15 +72,15 @@ def test_the_script_refuses_it_too(encoding: str) -> None:
     assert version == 0
 
 
-def test_the_database_that_the_message_names_is_accepted() -> None:
+def test_a_database_created_as_the_message_says_is_accepted() -> None:
     with encoded("UTF8") as url:
         migrate.migrate_up(schema_at(url), MIGRATIONS)
 
-        assert kept(url) == TEXTS
+        assert stored_texts(url) == TEXTS
 
 
-def kept(url: str) -> object:
-    """Return what a job keeps of texts that no single-byte encoding holds."""
+def stored_texts(url: str) -> object:
+    """Store texts that no single-byte encoding can represent; return what is read back."""
     with closing(connect(url)) as driver:
         job_id = Client(driver).enqueue(JobRequest(type="greet", metadata=TEXTS)).id
         return driver.inspector.get([job_id])[job_id].metadata
@@ -89,11 +91,11 @@ def test_the_encoding_of_the_environment_changes_nothing(encoding: str, monkeypa
     url = emptied()
     monkeypatch.setenv("PGCLIENTENCODING", encoding)
 
-    assert kept(url) == TEXTS
+    assert stored_texts(url) == TEXTS
 
 
 def test_the_encoding_of_the_url_changes_nothing() -> None:
-    assert kept(f"{emptied()}?client_encoding=latin1") == TEXTS
+    assert stored_texts(f"{emptied()}?client_encoding=latin1") == TEXTS
 
 
 def test_the_encoding_of_the_database_changes_nothing() -> None:
@@ -101,14 +103,14 @@ def test_the_encoding_of_the_database_changes_nothing() -> None:
         with psycopg.connect(url, autocommit=True) as db:
             db.execute(f"ALTER DATABASE {db.info.dbname} SET client_encoding = 'latin1'".encode())
 
-        assert kept(url) == TEXTS
+        assert stored_texts(url) == TEXTS
 
 
 def test_behind_a_pooler_the_encoding_of_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pooler(emptied()) as pooled:
         monkeypatch.setenv("PGCLIENTENCODING", "latin1")
 
-        assert kept(f"{pooled}?pooler=transaction") == TEXTS
+        assert stored_texts(f"{pooled}?pooler=transaction") == TEXTS
 
 
 @pytest.mark.parametrize("encoding", ["latin1", "sql_ascii"])
@@ -121,4 +123,4 @@ def test_migrations_do_not_depend_on_the_encoding_of_the_environment(
         assert found is not None
         migrate.migrate_up(*found)
 
-        assert kept(url) == TEXTS
+        assert stored_texts(url) == TEXTS

@@ -1,4 +1,4 @@
-"""What people read when a PostgreSQL cannot be used: one line, with the cause and the way out, and nothing secret."""
+"""Error messages when a PostgreSQL database cannot be used: one line with the cause and the fix, and no secrets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(url: str) -> str:
-    """Return what somebody is told who wants to store a job."""
+    """Return the error message of an insert."""
     with pytest.raises(TaskHarborError) as refused, closing(connect(url)) as store:
         store.insert([new_job()])
     return checked(str(refused.value))
@@ -53,13 +53,13 @@ def checked(message: str) -> str:
 
 
 class Terminal:
-    """The command line, and what it says."""
+    """Runs commands and captures their output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def __call__(self, verb: str, url: str) -> tuple[ExitCode, str]:
-        """Return the exit code, and the line on stderr, or all of stdout where there is none."""
+        """Return the exit code, and the line on stderr, or all of stdout if there is none."""
         self._capsys.readouterr()
         ended = run(cli, ["migrate", verb, "--url", url])
         out, err = self._capsys.readouterr()
@@ -85,7 +85,7 @@ def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
         f"postgresql://app:{CANARY}@localhost/app?connect_timeout=soon",
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_with_the_right_form(url: str, terminal: Terminal) -> None:
+def test_an_invalid_url_is_rejected_with_the_correct_form(url: str, terminal: Terminal) -> None:
     with pytest.raises(UsageError) as refused:
         PostgresDriver(url)
 
@@ -96,24 +96,24 @@ def test_a_url_that_cannot_be_read_is_refused_with_the_right_form(url: str, term
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:1", "nowhere.invalid:5432"])
-def test_a_server_that_is_not_there_is_named_with_what_to_check(where: str, terminal: Terminal) -> None:
+def test_an_unreachable_server_is_reported_with_what_to_check(where: str, terminal: Terminal) -> None:
     url = f"postgresql://app:{CANARY}@{where}/app"
 
     message = refusal(url)
     ended, line = terminal("status", url)
 
-    assert f"database 'app' on {where.partition(':')[0]}: nobody answers there; see that the server runs" in message
+    assert f"database 'app' on {where.partition(':')[0]}: connection refused; check host and port" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A server with four places, one of them kept for superusers, which asks one of its users for a password."""
+    """A server with four connections, one reserved for superusers, which requires a password from one user."""
     folder: Path = tmp_path_factory.mktemp("small")
     rules = folder / "rules.conf"
     rules.write_text("host postgres app 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n")
-    places = {"max_connections": "4", "superuser_reserved_connections": "1", "max_wal_senders": "0"}
-    with PostgresServer.start(folder, settings={"hba_file": str(rules), "autovacuum": "off", **places}) as server:
+    limits = {"max_connections": "4", "superuser_reserved_connections": "1", "max_wal_senders": "0"}
+    with PostgresServer.start(folder, settings={"hba_file": str(rules), "autovacuum": "off", **limits}) as server:
         migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         with psycopg.connect(server.url, autocommit=True) as db:
             db.execute(f"CREATE ROLE app LOGIN PASSWORD '{CANARY}'")
@@ -126,28 +126,28 @@ def of_app(server: PostgresServer, password: str = CANARY) -> str:
 
 
 @pytest.mark.parametrize("password", ["", f"wrong{CANARY}"])
-def test_a_wrong_or_missing_password_is_told_as_such(password: str, small: PostgresServer, terminal: Terminal) -> None:
+def test_a_wrong_or_missing_password_is_reported(password: str, small: PostgresServer, terminal: Terminal) -> None:
     url = of_app(small, password)
 
     message = refusal(url)
     ended, line = terminal("status", url)
 
-    assert "it refuses this user or password; correct them" in message
+    assert "wrong user or password; in a URL, write special characters as %XX" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_a_user_who_may_not_connect_is_told_where_that_is_decided(small: PostgresServer, terminal: Terminal) -> None:
+def test_a_user_who_may_not_connect_is_referred_to_pg_hba_conf(small: PostgresServer, terminal: Terminal) -> None:
     url = of_app(small).replace("/postgres", "/template1")
 
     message = refusal(url)
     ended, line = terminal("status", url)
 
-    assert "this user may not connect; see pg_hba.conf" in message
+    assert "this user may not connect; check pg_hba.conf" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_a_user_that_does_not_exist_is_told_as_such(terminal: Terminal) -> None:
-    url = server().url.replace("postgres@", f"nobody:{CANARY}@")
+def test_a_user_that_does_not_exist_is_reported(terminal: Terminal) -> None:
+    url = server().url.replace("postgres@", f"absent:{CANARY}@")
 
     message = refusal(url)
     ended, line = terminal("status", url)
@@ -156,7 +156,7 @@ def test_a_user_that_does_not_exist_is_told_as_such(terminal: Terminal) -> None:
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_an_unknown_database_is_told_as_such(terminal: Terminal) -> None:
+def test_an_unknown_database_is_reported(terminal: Terminal) -> None:
     url = server().url.replace("postgres@", f"postgres:{CANARY}@").removesuffix("/postgres") + "/nowhere"
 
     message = refusal(url)
@@ -166,7 +166,7 @@ def test_an_unknown_database_is_told_as_such(terminal: Terminal) -> None:
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_a_user_without_rights_is_told_to_get_them(small: PostgresServer) -> None:
+def test_a_user_without_privileges_is_advised_to_grant_them(small: PostgresServer) -> None:
     with psycopg.connect(small.url, autocommit=True) as db:
         db.execute("REVOKE INSERT ON th_jobs_waiting FROM app")
 
@@ -174,39 +174,39 @@ def test_a_user_without_rights_is_told_to_get_them(small: PostgresServer) -> Non
 
     with psycopg.connect(small.url, autocommit=True) as db:
         db.execute("GRANT INSERT ON th_jobs_waiting TO app")
-    assert "this user lacks a right; grant it" in message
+    assert "this user lacks a privilege; grant it" in message
 
 
 @contextmanager
-def crowded(small: PostgresServer) -> Iterator[None]:
-    """Take every place that is there for all."""
-    with ExitStack() as crowd:
+def connections_used_up(small: PostgresServer) -> Iterator[None]:
+    """Use every connection that is not reserved."""
+    with ExitStack() as connections:
         for _ in range(3):
-            crowd.enter_context(psycopg.connect(of_app(small)))
+            connections.enter_context(psycopg.connect(of_app(small)))
         yield
 
 
-def test_a_server_without_a_free_place_is_told_as_such(small: PostgresServer, terminal: Terminal) -> None:
-    with crowded(small):
+def test_a_server_without_free_connections_is_reported(small: PostgresServer, terminal: Terminal) -> None:
+    with connections_used_up(small):
         message = refusal(of_app(small))
         ended, line = terminal("status", of_app(small))
 
-    assert "all its connections are taken; close some, raise max_connections, or give drivers fewer (size)" in message
+    assert "all connections of the server are in use; close some, raise max_connections, or lower" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
-def test_a_place_that_becomes_free_before_the_deadline_is_waited_for(small: PostgresServer) -> None:
+def test_a_call_recovers_when_the_server_has_a_free_connection_again(small: PostgresServer) -> None:
     with closing(PostgresDriver(of_app(small), deadline=SHORT, size=1)) as store:
         store.inspector.now()
         with psycopg.connect(small.url, autocommit=True) as db:
             db.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'app'")
-        with crowded(small), pytest.raises(StoreUnavailable, match="connections are taken"):
+        with connections_used_up(small), pytest.raises(StoreUnavailable, match="connections of the server are in use"):
             store.inspector.now()
 
         assert len(store.insert([new_job()])) == 1
 
 
-def test_a_database_without_our_tables_is_told_how_to_get_them(terminal: Terminal) -> None:
+def test_a_database_without_tables_advises_migrate_up(terminal: Terminal) -> None:
     with database(migrated=False) as url:
         message = refusal(url)
         status, shown = terminal("status", url)
@@ -217,7 +217,7 @@ def test_a_database_without_our_tables_is_told_how_to_get_them(terminal: Termina
     assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 
 
-def test_a_schema_that_is_not_there_is_told_how_to_get_it(terminal: Terminal) -> None:
+def test_a_missing_schema_advises_migrate_up(terminal: Terminal) -> None:
     url = f"{emptied()}?schema=elsewhere"
 
     message = refusal(url)
@@ -229,7 +229,7 @@ def test_a_schema_that_is_not_there_is_told_how_to_get_it(terminal: Terminal) ->
 
 @pytest.fixture
 def _newer_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two more: tables that are one version behind are not refused.
+    # Two more, because tables that are one version behind are accepted.
     names = ["9998_sooner", "9999_later"]
     new = [Migration(number=n, name=name, sql="SELECT 1;") for n, name in enumerate(names, len(MIGRATIONS) + 1)]
     later = (*MIGRATIONS, *new)
@@ -238,7 +238,7 @@ def _newer_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_newer_code")
-def test_a_schema_older_than_the_code_is_told_how_to_bring_it_up_to_date(terminal: Terminal) -> None:
+def test_a_schema_older_than_the_code_advises_migrate_up(terminal: Terminal) -> None:
     url = emptied()
 
     message = refusal(url)
@@ -251,7 +251,7 @@ def test_a_schema_older_than_the_code_is_told_how_to_bring_it_up_to_date(termina
     assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 
 
-def test_a_schema_newer_than_the_code_is_told_to_update_the_code(terminal: Terminal) -> None:
+def test_a_schema_newer_than_the_code_advises_an_update(terminal: Terminal) -> None:
     with database() as url:
         with psycopg.connect(url) as db:
             db.execute("INSERT INTO th_migrations (number, name) VALUES (99, '0099_later')")
@@ -262,13 +262,13 @@ def test_a_schema_newer_than_the_code_is_told_to_update_the_code(terminal: Termi
     assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 
 
-def test_a_schema_that_does_not_fit_is_no_store_that_is_out_of_reach() -> None:
+def test_a_wrong_schema_version_raises_schema_out_of_date() -> None:
     with database(migrated=False) as url, closing(connect(url)) as store, pytest.raises(SchemaOutOfDate):
         store.inspector.now()
 
 
 @pytest.mark.parametrize("migrated", [True, False])
-def test_a_server_that_only_reads_says_where_to_go(*, migrated: bool, terminal: Terminal) -> None:
+def test_a_read_only_server_advises_connecting_to_the_primary(*, migrated: bool, terminal: Terminal) -> None:
     with database(migrated=migrated) as url:
         with psycopg.connect(url, autocommit=True) as db:
             name = db.info.dbname
@@ -277,16 +277,16 @@ def test_a_server_that_only_reads_says_where_to_go(*, migrated: bool, terminal: 
         message = refusal(url) if migrated else terminal("up", url)[1]
 
     assert status == ExitCode.OK
-    assert "it is read-only here; connect to the primary" in message
+    assert "the server is read-only; connect to the primary" in message
 
 
 def slow_down(url: str) -> None:
-    """Let every insert take half a minute."""
+    """Make every insert take 30 s."""
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(
-            "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(30); RETURN NEW; END'"
+            "CREATE FUNCTION delay() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(30); RETURN NEW; END'"
         )
-        db.execute("CREATE TRIGGER dawdle BEFORE INSERT ON th_jobs_waiting FOR EACH ROW EXECUTE FUNCTION dawdle()")
+        db.execute("CREATE TRIGGER delay BEFORE INSERT ON th_jobs_waiting FOR EACH ROW EXECUTE FUNCTION delay()")
 
 
 def failure(store: Driver) -> str:
@@ -295,32 +295,34 @@ def failure(store: Driver) -> str:
     return checked(str(failed.value))
 
 
-def test_a_statement_that_takes_too_long_is_given_up_and_told_as_such() -> None:
+def test_a_statement_that_exceeds_the_deadline_is_reported() -> None:
     with database() as url:
         slow_down(url)
         with closing(PostgresDriver(url, deadline=SHORT)) as store:
             message = failure(store)
 
-    assert "the statement took longer than the deadline; nothing of it was stored" in message
+    assert "the statement took longer than the deadline; it stored nothing" in message
 
 
-def test_a_lock_that_is_held_for_too_long_is_told_as_such() -> None:
+def test_a_lock_held_for_too_long_is_reported() -> None:
     url = emptied()
     with closing(PostgresDriver(url, deadline=SHORT)) as store, psycopg.connect(url) as other:
         other.execute("LOCK TABLE th_jobs_waiting")
 
         message = failure(store)
 
-    assert "another transaction has held a lock for too long" in message
+    assert "another transaction held a lock for too long" in message
 
 
-POOLED: Final = "a pooler in transaction mode seems to be in between; say so with ?pooler=transaction, or go around it"
+POOLED: Final = (
+    "there seems to be a pooler in transaction mode; add ?pooler=transaction to the URL, or connect directly"
+)
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"ignore_startup_parameters": "options"}], ids=["it refuses options", "it drops options"]
 )
-def test_a_pooler_that_nobody_told_of_is_found_out_before_a_job_is_touched(
+def test_an_undeclared_pooler_is_detected_before_any_job_is_changed(
     settings: dict[str, Any], terminal: Terminal
 ) -> None:
     url = emptied()
@@ -335,7 +337,7 @@ def test_a_pooler_that_nobody_told_of_is_found_out_before_a_job_is_touched(
     assert len(stored) == 1
 
 
-def test_a_mode_of_poolers_that_needs_no_word_is_refused_with_the_right_one(terminal: Terminal) -> None:
+def test_an_unknown_pooler_mode_is_rejected_with_the_valid_one(terminal: Terminal) -> None:
     url = f"{emptied()}?pooler=session"
 
     message = refusal(url)

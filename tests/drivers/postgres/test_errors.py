@@ -1,4 +1,4 @@
-"""Errors of every kind out of every call: what the caller gets, that nothing was done, and that the next call works."""
+"""Server errors of every kind in every call: the caller's error, no partial changes, and a working next call."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ DEADLINE: Final = timedelta(milliseconds=400)
 SLOW: Final = "slow"
 READ_ONLY: Final = "25006"
 
-AWAY: Final = {
-    "08000": "08000",  # connection_exception, which has no words of ours
-    READ_ONLY: "it is read-only here; connect to the primary",
+SERVER_ERRORS: Final = {
+    "08000": "08000",  # connection_exception, which has no hint
+    READ_ONLY: "the server is read-only; connect to the primary",
     "40003": "40003",  # statement_completion_unknown
-    "53100": "its disk is full; nothing of this statement was stored",
+    "53100": "the disk of the server is full; the statement stored nothing",
     "53400": "53400",  # configuration_limit_exceeded
     "55000": "55000",  # object_not_in_prerequisite_state
-    "57014": "the statement took longer than the deadline; nothing of it was stored",
+    "57014": "the statement took longer than the deadline; it stored nothing",
     "58030": "58030",  # io_error
     "XX000": "XX000",  # internal_error
-    SLOW: "the statement took longer than the deadline; nothing of it was stored",
+    SLOW: "the statement took longer than the deadline; it stored nothing",
 }
-"""Of the server, or of its machine: the same call may succeed later."""
-RAW: Final = ["22021", "23514", "42883", "54000"]
-"""Of the data, or of our own SQL: the same call fails again, and the caller sees which it was."""
-OF_AN_OUTCOME: Final = {"22021", "23514", "54000"}
-"""Settle answers these for each outcome."""
+"""Errors of the server or its machine, and their hints: the same call may succeed later."""
+OTHER_ERRORS: Final = ["22021", "23514", "42883", "54000"]
+"""Errors of the data or the SQL: the same call fails again, and the caller gets the original error."""
+OUTCOME_ERRORS: Final = {"22021", "23514", "54000"}
+"""Settle reports these errors for each outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faulty:
-    """A database in which every statement of a role fails as it is told."""
+    """A database in which every statement of one role fails as requested."""
 
     url: str
     db: psycopg.Connection
@@ -71,33 +71,33 @@ def faulty() -> Iterator[Faulty]:
         db.execute("DROP OWNED BY taskharbor_faulty; DROP ROLE taskharbor_faulty")
 
 
-# Writes fail by a trigger of the statement; reads by a policy, which holds for everybody but a superuser.
+# Writes fail by a statement trigger, and reads by a row-level policy, which applies to all but superusers.
 _FAULTS: Final = """
     CREATE ROLE taskharbor_faulty LOGIN;
     CREATE SCHEMA faults;
     CREATE TABLE faults.fault (kind text);
     INSERT INTO faults.fault VALUES (NULL);
-    CREATE FUNCTION meet_fault() RETURNS boolean LANGUAGE plpgsql AS $$
+    CREATE FUNCTION raise_fault() RETURNS boolean LANGUAGE plpgsql AS $$
     DECLARE
-        asked text := (SELECT kind FROM faults.fault);
+        fault text := (SELECT kind FROM faults.fault);
     BEGIN
-        IF asked = 'slow' THEN
+        IF fault = 'slow' THEN
             PERFORM pg_sleep(30);
-        ELSIF asked IS NOT NULL AND current_user = 'taskharbor_faulty' THEN
-            RAISE 'fault % on request', asked USING ERRCODE = asked;
+        ELSIF fault IS NOT NULL AND current_user = 'taskharbor_faulty' THEN
+            RAISE 'fault % on request', fault USING ERRCODE = fault;
         END IF;
         RETURN true;
     END $$;
-    CREATE FUNCTION meet_fault_first() RETURNS trigger LANGUAGE plpgsql AS $$
+    CREATE FUNCTION raise_fault_first() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
-        PERFORM meet_fault();
+        PERFORM raise_fault();
         RETURN NULL;
     END $$;
     GRANT USAGE ON SCHEMA faults TO taskharbor_faulty;
     GRANT ALL ON ALL TABLES IN SCHEMA public, faults TO taskharbor_faulty;
     GRANT pg_signal_backend TO taskharbor_faulty;
     ALTER TABLE th_jobs ENABLE ROW LEVEL SECURITY;
-    CREATE POLICY fault ON th_jobs TO taskharbor_faulty USING (meet_fault());
+    CREATE POLICY fault ON th_jobs TO taskharbor_faulty USING (raise_fault());
 """
 _TABLES: Final = """
     SELECT relname
@@ -109,7 +109,7 @@ _TABLES: Final = """
 """
 _TRIGGER: Final = """
     CREATE TRIGGER a_fault BEFORE INSERT OR UPDATE OR DELETE ON {table}
-    FOR EACH STATEMENT EXECUTE FUNCTION meet_fault_first()
+    FOR EACH STATEMENT EXECUTE FUNCTION raise_fault_first()
 """
 
 
@@ -121,89 +121,89 @@ def driver(faulty: Faulty) -> Iterator[PostgresDriver]:
         faulty.fail(None)
 
 
-def asked_for(verb: Callable[[PostgresDriver], VerbCase], faulty: Faulty) -> VerbCase:
+def prepare_case(verb: Callable[[PostgresDriver], VerbCase], faulty: Faulty) -> VerbCase:
     faulty.fail(None)
     empty(faulty.url)
     return verb(faulty.direct)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_trouble_of_the_server_is_a_store_that_is_out_of_reach_and_nothing_was_done(
+def test_a_server_error_raises_store_unavailable_and_changes_nothing(
     verb: str, faulty: Faulty, driver: PostgresDriver
 ) -> None:
-    for kind, words in AWAY.items():
-        asked = asked_for(VERBS[verb], faulty)
+    for kind, hint in SERVER_ERRORS.items():
+        case = prepare_case(VERBS[verb], faulty)
         before = rows(faulty)
         faulty.fail(kind)
 
         with pytest.raises(StoreUnavailable) as failed:
-            asked.call(driver)
+            case.call(driver)
         faulty.fail(None)
 
-        assert words in str(failed.value)
+        assert hint in str(failed.value)
         assert "\n" not in str(failed.value)
-        assert failed.value.retry_in is None, "the server is there: a repeat may succeed at once"
+        assert failed.value.retry_in is None, "the server is available: a repeat may succeed at once"
         assert rows(faulty) == before
-        works(asked, driver)
+        check_next_call(case, driver)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_trouble_with_the_data_keeps_its_own_error_and_nothing_was_done(
+def test_a_data_error_is_raised_unchanged_and_changes_nothing(
     verb: str, faulty: Faulty, driver: PostgresDriver
 ) -> None:
-    for kind in RAW:
-        asked = asked_for(VERBS[verb], faulty)
+    for kind in OTHER_ERRORS:
+        case = prepare_case(VERBS[verb], faulty)
         before = rows(faulty)
         faulty.fail(kind)
 
-        if verb == "settle" and kind in OF_AN_OUTCOME:
-            assert {type(answer) for answer in asked.call(driver)} == {OutcomeNotStorable}
+        if verb == "settle" and kind in OUTCOME_ERRORS:
+            assert {type(answer) for answer in case.call(driver)} == {OutcomeNotStorable}
         else:
             with pytest.raises(psycopg.Error) as failed:
-                asked.call(driver)
+                case.call(driver)
             assert failed.value.sqlstate == kind
         faulty.fail(None)
 
         assert rows(faulty) == before
-        works(asked, driver)
+        check_next_call(case, driver)
 
 
 def rows(faulty: Faulty) -> list[Any]:
-    """Return all that there is of jobs, their attempts and their keys."""
+    """Return all rows of jobs, attempts, keys and events."""
     return [
         faulty.db.execute(f"SELECT * FROM {table} ORDER BY 1".encode()).fetchall()
         for table in ("th_jobs", "th_attempts", "th_keys", "th_outbox")
     ]
 
 
-def works(asked: VerbCase, driver: PostgresDriver) -> None:
-    """Make the same call again, on the same driver: it has the same effect as if nothing had happened."""
-    asked.check(asked.call(driver))
+def check_next_call(case: VerbCase, driver: PostgresDriver) -> None:
+    """Repeat the call on the same driver; it must work as if it had not failed before."""
+    case.check(case.call(driver))
 
 
 NO_TIME: Final = timedelta(0)
 CALLS: Final[dict[str, Callable[[PostgresDriver], object]]] = {
     "bury": lambda driver: driver.maintenance.bury(limit=10),
     "purge": lambda driver: driver.maintenance.purge(older_than=NO_TIME, limit=10),
-    "take duty": lambda driver: driver.maintenance.claim_duty("sweep", every=NO_TIME),
-    "forget workers": lambda driver: driver.maintenance.prune_workers(unseen_for=NO_TIME),
-    "forget audit": lambda driver: driver.maintenance.prune_audit(older_than=NO_TIME, limit=10),
-    "take from the outbox": lambda driver: driver.maintenance.claim_outbox(limit=10, lock=NO_TIME),
+    "claim duty": lambda driver: driver.maintenance.claim_duty("sweep", every=NO_TIME),
+    "prune workers": lambda driver: driver.maintenance.prune_workers(unseen_for=NO_TIME),
+    "prune audit": lambda driver: driver.maintenance.prune_audit(older_than=NO_TIME, limit=10),
+    "claim outbox": lambda driver: driver.maintenance.claim_outbox(limit=10, lock=NO_TIME),
     "roll up": lambda driver: driver.maintenance.roll_up(keep=NO_TIME),
     "pause": lambda driver: driver.control.pause(["default"], by="me"),
     "resume": lambda driver: driver.control.resume(["default"]),
     "find": lambda driver: driver.inspector.find(JobFilter(), limit=10),
 }
-"""Calls that move no job of the two tests above: for these it is enough that they tell one kind from the other."""
+"""Calls that the two tests above do not cover: check only that they distinguish the kinds of errors."""
 UNHURRIED: Final = {"purge"}
-"""Calls of retention, which may take minutes."""
+"""Retention calls, which may take minutes."""
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_upkeep_control_and_reads_tell_trouble_of_the_server_from_their_own(
+def test_maintenance_control_and_reads_distinguish_server_errors_from_data_errors(
     name: str, faulty: Faulty, driver: PostgresDriver
 ) -> None:
-    asked_for(inserting(1, ["a"]), faulty).call(faulty.direct)
+    prepare_case(inserting(1, ["a"]), faulty).call(faulty.direct)
 
     for kind in ("58030", READ_ONLY, *(() if name in UNHURRIED else (SLOW,))):
         faulty.fail(kind)

@@ -1,4 +1,4 @@
-"""A primary that becomes read-only while another takes its place: the driver moves, with all of its connections."""
+"""Failover: a primary becomes read-only, another is promoted, and all connections of the driver move to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Pair:
-    """Two servers, of which one can be written to."""
+    """Two servers, one of which is writable."""
 
     def __init__(self, first: PostgresServer, second: PostgresServer) -> None:
         self.servers = first, second
@@ -40,13 +40,13 @@ class Pair:
 
     @property
     def url(self) -> str:
-        """The address of whichever is the primary."""
+        """A URL that connects to the current primary."""
         ports = [conninfo.conninfo_to_dict(each.url)["port"] for each in self.servers]
         hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
         return f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
 
     def swap(self) -> None:
-        """Demote the primary, with every connection to it kept, and promote the other."""
+        """Demote the primary without closing its connections, and promote the other server."""
         self.demote()
         self.set_read_only(self.other, to="off")
         self.primary, self.other = self.other, self.primary
@@ -98,19 +98,19 @@ def driver(pair: Pair) -> Iterator[PostgresDriver]:
         yield driver
 
 
-def test_one_call_fails_and_the_next_is_on_the_new_primary(pair: Pair, driver: PostgresDriver) -> None:
+def test_after_a_failover_one_call_fails_and_the_next_succeeds(pair: Pair, driver: PostgresDriver) -> None:
     hold_at_once(driver, 4)
     pair.swap()
     job = new_job()
 
-    with pytest.raises(StoreUnavailable, match="it is read-only here; connect to the primary"):
+    with pytest.raises(StoreUnavailable, match="the server is read-only; connect to the primary"):
         driver.insert([new_job()])
     driver.insert([job])
 
     assert pair.jobs() == [job.id]
 
 
-def test_a_client_does_not_notice(pair: Pair, driver: PostgresDriver) -> None:
+def test_a_client_does_not_notice_a_failover(pair: Pair, driver: PostgresDriver) -> None:
     hold_at_once(driver, 4)
     pair.swap()
 
@@ -121,7 +121,7 @@ def test_a_client_does_not_notice(pair: Pair, driver: PostgresDriver) -> None:
 
 def test_a_connection_that_was_in_use_at_the_failover_is_not_used_again(pair: Pair, driver: PostgresDriver) -> None:
     hold_at_once(driver, 2)
-    with driver._connections.connection():  # noqa: SLF001  the only way to keep one for a while
+    with driver._connections.connection():  # noqa: SLF001  the only way to hold a connection
         pair.swap()
         with pytest.raises(StoreUnavailable):
             driver.insert([new_job()])
@@ -132,7 +132,7 @@ def test_a_connection_that_was_in_use_at_the_failover_is_not_used_again(pair: Pa
     assert len(pair.jobs()) == 2
 
 
-def test_the_heartbeats_connection_moves_with_the_others(pair: Pair, driver: PostgresDriver) -> None:
+def test_the_heartbeat_connection_moves_to_the_new_primary_with_the_others(pair: Pair, driver: PostgresDriver) -> None:
     [claim] = reserved(driver)
     driver.extend([claim.lease], lease=LEASE)
     pair.swap()
@@ -144,7 +144,7 @@ def test_the_heartbeats_connection_moves_with_the_others(pair: Pair, driver: Pos
     assert [type(answer) for answer in answers] == [JobNotFound], "the new primary does not know the job"
 
 
-def test_the_other_connections_move_with_the_heartbeats(pair: Pair, driver: PostgresDriver) -> None:
+def test_the_other_connections_move_with_that_of_the_heartbeat(pair: Pair, driver: PostgresDriver) -> None:
     [claim] = reserved(driver)
     driver.extend([claim.lease], lease=LEASE)
     pair.swap()
@@ -156,18 +156,18 @@ def test_the_other_connections_move_with_the_heartbeats(pair: Pair, driver: Post
     assert pair.jobs() == [job.id]
 
 
-def test_a_listener_hears_of_jobs_on_the_new_primary(pair: Pair, driver: PostgresDriver) -> None:
+def test_a_listener_is_notified_of_jobs_on_the_new_primary(pair: Pair, driver: PostgresDriver) -> None:
     with closing(driver.listen(["default"])) as listener, closing(PostgresDriver(pair.url)) as other:
         driver.inspector.now()
         pair.swap()
         with pytest.raises(StoreUnavailable):
             driver.insert([new_job()])
 
-        def hears() -> bool:
+        def is_notified() -> bool:
             other.insert([new_job()])
             return listener.wait(timedelta(milliseconds=200)) and is_listening(pair)
 
-        wait_until(hears)
+        wait_until(is_notified)
 
 
 def is_listening(pair: Pair) -> bool:
@@ -182,7 +182,7 @@ def test_without_a_primary_calls_fail_as_for_any_outage_and_recover(pair: Pair, 
     pair.demote()
     with pytest.raises(StoreUnavailable):
         driver.insert([new_job()])
-    with pytest.raises(StoreUnavailable, match="it is read-only here; connect to the primary"):
+    with pytest.raises(StoreUnavailable, match="the server is read-only; connect to the primary"):
         driver.insert([new_job()])
     pair.swap()
 
@@ -190,7 +190,7 @@ def test_without_a_primary_calls_fail_as_for_any_outage_and_recover(pair: Pair, 
         try:
             driver.insert([new_job()])
         except StoreUnavailable as error:
-            assert error.retry_in is not None  # noqa: PT017  it is not the error that is looked at, but that it is one of an outage
+            assert error.retry_in is not None  # noqa: PT017  it must be the error of an outage
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""Ending the thread that listens, whichever of the two is quicker."""
+"""Races between closing a LISTEN connection and the end of its thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EndsFirst(ListenConnection):
-    """Its thread ends the moment it may: when `close` sets the flag, before `close` does anything else."""
+    """A connection whose thread ends when `close` sets the flag, before `close` does anything else."""
 
     @property
     def _is_closed(self) -> bool:
@@ -33,17 +33,17 @@ class EndsFirst(ListenConnection):
 
 
 class WakesFirst(ListenConnection):
-    """Its thread wakes the moment it may: `close` does nothing more until it has looked whether it may end."""
+    """A connection whose thread wakes and checks the flag before `close` continues."""
 
     def __init__(self, *args: Any) -> None:
-        self.is_woken, self.has_looked = threading.Event(), threading.Event()
+        self.is_woken, self.has_checked = threading.Event(), threading.Event()
         super().__init__(*args)
 
     @property
     def _is_closed(self) -> bool:
         may_end = self._may_end
         if self.is_woken.is_set():
-            self.has_looked.set()
+            self.has_checked.set()
         return may_end
 
     @_is_closed.setter
@@ -51,16 +51,16 @@ class WakesFirst(ListenConnection):
         self._may_end = value
 
     def _run(self) -> None:
-        self._wake_receiver = Noticed(self._wake_receiver, self.is_woken)  # type: ignore[assignment]
+        self._wake_receiver = ObservedSocket(self._wake_receiver, self.is_woken)  # type: ignore[assignment]
         super()._run()
 
     def _wake(self) -> None:
         super()._wake()
-        assert self.has_looked.wait(LIMIT)
+        assert self.has_checked.wait(LIMIT)
 
 
-class Noticed:
-    """A socket of which one knows that it was read."""
+class ObservedSocket:
+    """A socket that sets an event when it is read."""
 
     def __init__(self, inner: socket.socket, is_read: threading.Event) -> None:
         self._inner, self._is_read = inner, is_read
@@ -73,14 +73,14 @@ class Noticed:
 
 
 @pytest.mark.parametrize("kind", [EndsFirst, WakesFirst])
-def test_closing_a_listener_ends_its_thread_whichever_is_quicker(
+def test_closing_a_listener_ends_its_thread_in_any_order(
     monkeypatch: pytest.MonkeyPatch, kind: type[ListenConnection]
 ) -> None:
     monkeypatch.setattr(notify, "ListenConnection", kind)
     with closing(PostgresDriver(emptied())) as driver:
         listener = driver.listen(["default"])
-        connection: Any = driver._audience._listen_connection  # noqa: SLF001  not part of the API
-        wait_until(lambda: connection._expected_echo is None)  # noqa: SLF001  or its arrival would wake the thread
+        connection: Any = driver._listeners._listen_connection  # noqa: SLF001  not part of the API
+        wait_until(lambda: connection._expected_echo is None)  # noqa: SLF001  the arrival would wake the thread
 
         listener.close()
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL driver on a network that fails, and on a server that goes and comes back."""
+"""The PostgreSQL driver during network faults and server restarts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHORT: Final = timedelta(seconds=1)
-BACK_WITHIN: Final = 5.0  # seconds after the server answers again
+RECOVERY_SECONDS: Final = 5.0  # after the server is available again
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def url() -> str:
 
 @pytest.fixture
 def direct(url: str) -> Iterator[PostgresDriver]:
-    """The same store, without the network in between."""
+    """A driver of the same store, without the proxy."""
     with closing(PostgresDriver(url)) as driver:
         yield driver
 
@@ -58,13 +58,13 @@ def proxy(url: str) -> Iterator[Proxy]:
 
 @contextmanager
 def connected(proxy: Proxy, *, deadline: timedelta = timedelta(seconds=5)) -> Iterator[PostgresDriver]:
-    """Give a driver behind *proxy* which has one idle connection."""
+    """Yield a driver that is connected through *proxy* and has one idle connection."""
     with closing(PostgresDriver(proxy.url, deadline=deadline)) as driver:
         driver.inspector.now()
         yield driver
 
 
-def test_a_statement_that_still_runs_when_its_connection_breaks_is_ended_before_it_is_repeated(
+def test_a_statement_whose_connection_breaks_is_terminated_before_it_is_repeated(
     url: str, direct: PostgresDriver, proxy: Proxy
 ) -> None:
     job = new_job()
@@ -85,12 +85,12 @@ def test_a_statement_that_still_runs_when_its_connection_breaks_is_ended_before_
 
 
 def waiting_for_locks(url: str) -> list[int]:
-    asked = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    query = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with psycopg.connect(url) as db:
-        return [pid for (pid,) in db.execute(asked)]
+        return [pid for (pid,) in db.execute(query)]
 
 
-def test_a_lost_reply_survives_the_way_between_processes() -> None:
+def test_a_lost_reply_survives_pickling() -> None:
     lost = ReplyLost("gone", 7)
 
     copied = pickle.loads(pickle.dumps(lost))
@@ -99,7 +99,7 @@ def test_a_lost_reply_survives_the_way_between_processes() -> None:
 
 
 def test_in_a_black_hole_every_call_ends_soon_after_its_deadline(direct: PostgresDriver, proxy: Proxy) -> None:
-    bound = 2 * SHORT.total_seconds() + 3  # the statement's, and for one that may be committed another's; 2 to connect
+    bound = 2 * SHORT.total_seconds() + 3  # for the statement, and for resolving a lost reply; 2 s to connect
     calls = []
     for verb in VERBS.values():
         calls.append(verb(direct).call)
@@ -115,13 +115,13 @@ def test_in_a_black_hole_every_call_ends_soon_after_its_deadline(direct: Postgre
 
     assert dict(zip(VERBS, took, strict=True)) == {name: pytest.approx(bound / 2, abs=bound / 2) for name in VERBS}
     for driver in drivers:
-        assert isinstance(insisted(driver.inspector.now), datetime)
+        assert isinstance(retried(driver.inspector.now), datetime)
         driver.close()
 
 
-def insisted(call: Callable[[], T]) -> T:
-    """Return what *call* returns once the store answers it: until then it fails fast, and says when to try again."""
-    give_up_at = time.monotonic() + BACK_WITHIN
+def retried(call: Callable[[], T]) -> T:
+    """Return what *call* returns once the store is available; until then it fails fast with a time to retry."""
+    give_up_at = time.monotonic() + RECOVERY_SECONDS
     while True:
         try:
             return call()
@@ -139,14 +139,14 @@ def seconds_to_fail(call: Callable[[PostgresDriver], Any], driver: PostgresDrive
     return time.monotonic() - start
 
 
-def test_in_a_black_hole_nobody_is_connected_and_told_so_in_time(proxy: Proxy) -> None:
+def test_connecting_into_a_black_hole_fails_soon_after_the_deadline(proxy: Proxy) -> None:
     proxy.black_hole()
 
     with closing(PostgresDriver(proxy.url, deadline=SHORT)) as driver:
         assert seconds_to_fail(lambda driver: driver.inspector.now(), driver) < 4
 
 
-def test_connections_that_died_in_silence_cost_one_deadline_and_not_one_each(proxy: Proxy) -> None:
+def test_silently_lost_connections_cost_one_deadline_together(proxy: Proxy) -> None:
     with closing(PostgresDriver(proxy.url, deadline=SHORT, size=5)) as driver:
         hold_at_once(driver, 5)
         proxy.black_hole()
@@ -154,24 +154,24 @@ def test_connections_that_died_in_silence_cost_one_deadline_and_not_one_each(pro
         proxy.forget()
 
         start = time.monotonic()
-        insisted(driver.inspector.now)
+        retried(driver.inspector.now)
 
         assert time.monotonic() - start < SHORT.total_seconds()
 
 
 def hold_at_once(driver: PostgresDriver, connections: int) -> None:
-    """Make the driver open so many connections."""
+    """Make the driver open this many connections."""
     gate = threading.Barrier(connections, timeout=LIMIT)
 
     def hold(_: int) -> None:
-        with driver._connections.connection():  # noqa: SLF001  the only way to keep one for a while
+        with driver._connections.connection():  # noqa: SLF001  the only way to hold a connection
             gate.wait()
 
     with ThreadPoolExecutor(connections) as pool:
         list(pool.map(hold, range(connections), timeout=LIMIT))
 
 
-def test_a_slow_network_is_only_slow(direct: PostgresDriver, proxy: Proxy) -> None:
+def test_calls_on_a_slow_network_succeed(direct: PostgresDriver, proxy: Proxy) -> None:
     with connected(proxy) as driver:
         proxy.latency = 0.05
 
@@ -182,7 +182,7 @@ def test_a_slow_network_is_only_slow(direct: PostgresDriver, proxy: Proxy) -> No
     assert statuses(direct) == [(Status.SUCCEEDED, 1)]
 
 
-def test_a_network_slower_than_the_deadline_loses_and_doubles_nothing(direct: PostgresDriver, proxy: Proxy) -> None:
+def test_a_network_slower_than_the_deadline_loses_and_repeats_nothing(direct: PostgresDriver, proxy: Proxy) -> None:
     job = new_job()
     with connected(proxy, deadline=SHORT) as driver:
         proxy.latency = 3.0
@@ -191,13 +191,13 @@ def test_a_network_slower_than_the_deadline_loses_and_doubles_nothing(direct: Po
         proxy.latency = 0.0
         proxy.reset()
 
-        [answer] = insisted(lambda: driver.insert([job], repeat=True))
+        [answer] = retried(lambda: driver.insert([job], repeat=True))
 
     assert isinstance(answer, Enqueued)
     assert statuses(direct) == [(Status.PENDING, 0)]
 
 
-def test_a_server_that_is_known_is_waited_for_until_it_listens_again(proxy: Proxy) -> None:
+def test_a_call_waits_until_a_known_server_accepts_connections_again(proxy: Proxy) -> None:
     with connected(proxy) as driver, ThreadPoolExecutor(1) as pool:
         proxy.refuse()
         now = pool.submit(driver.inspector.now)
@@ -206,10 +206,10 @@ def test_a_server_that_is_known_is_waited_for_until_it_listens_again(proxy: Prox
 
         proxy.accept()
 
-        assert isinstance(now.result(BACK_WITHIN), datetime)
+        assert isinstance(now.result(RECOVERY_SECONDS), datetime)
 
 
-def test_a_server_that_was_never_there_is_not_waited_for(proxy: Proxy) -> None:
+def test_a_call_does_not_wait_for_a_server_that_never_answered(proxy: Proxy) -> None:
     proxy.refuse()
     with closing(PostgresDriver(proxy.url, deadline=timedelta(seconds=LIMIT))) as driver:
         start = time.monotonic()
@@ -222,7 +222,7 @@ def test_a_server_that_was_never_there_is_not_waited_for(proxy: Proxy) -> None:
 
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A server that may be stopped and killed."""
+    """A server that tests may stop and kill."""
     with PostgresServer.start(tmp_path_factory.mktemp("mortal"), settings={"restart_after_crash": "on"}) as server:
         migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         yield server
@@ -240,7 +240,7 @@ ENDS: Final = [stop, kill]
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_idle_connections_to_a_server_that_was_restarted_are_replaced_unseen(
+def test_idle_connections_to_a_restarted_server_are_replaced_without_errors(
     end: Callable[[PostgresServer], None], mortal: PostgresServer
 ) -> None:
     with closing(PostgresDriver(mortal.url, size=4)) as driver:
@@ -249,7 +249,7 @@ def test_idle_connections_to_a_server_that_was_restarted_are_replaced_unseen(
         end(mortal)
         mortal.restart()
 
-        driver.inspector.now()  # reads are not repeated: nothing makes up for an error
+        driver.inspector.now()  # reads are not repeated, so an error would be raised
         assert len(driver.insert([new_job()])) == 1
 
 
@@ -258,33 +258,33 @@ def test_every_thread_works_again_soon_after_a_restart_in_the_middle_of_its_call
     end: Callable[[PostgresServer], None], mortal: PostgresServer
 ) -> None:
     with closing(PostgresDriver(mortal.url, size=8, deadline=timedelta(seconds=2))) as driver:
-        crew = [Caller(driver) for _ in range(8)]
-        wait_until(lambda: all(caller.answered_at for caller in crew))
+        callers = [Caller(driver) for _ in range(8)]
+        wait_until(lambda: all(caller.answered_at for caller in callers))
 
         end(mortal)
         mortal.restart()
         accepts_at = time.monotonic()
-        wait_until(lambda: all(caller.answered_at > accepts_at for caller in crew))
+        wait_until(lambda: all(caller.answered_at > accepts_at for caller in callers))
         took = time.monotonic() - accepts_at
-        accepted = [job_id for caller in crew for job_id in caller.stop()]
+        accepted = [job_id for caller in callers for job_id in caller.stop()]
 
-        assert took < BACK_WITHIN
+        assert took < RECOVERY_SECONDS
         assert driver.inspector.get(accepted).keys() == {*accepted}
 
 
 class Caller:
-    """A thread that inserts without a pause, and bears nothing but that the store is out of reach."""
+    """A thread that inserts continuously, and tolerates no error but `StoreUnavailable`."""
 
     def __init__(self, driver: PostgresDriver) -> None:
         self.answered_at = 0.0
         self._driver = driver
-        self._is_over = threading.Event()
+        self._is_stopped = threading.Event()
         self._accepted: list[Any] = []
         self._pool = ThreadPoolExecutor(1)
         self._ended = self._pool.submit(self._run)
 
     def _run(self) -> None:
-        while not self._is_over.is_set():
+        while not self._is_stopped.is_set():
             try:
                 [answer] = self._driver.insert([new_job()])
             except StoreUnavailable:
@@ -294,8 +294,8 @@ class Caller:
             self.answered_at = time.monotonic()
 
     def stop(self) -> list[Any]:
-        """Return the jobs that were accepted, or raise what went wrong."""
-        self._is_over.set()
+        """Return the accepted jobs, or raise the error of the thread."""
+        self._is_stopped.set()
         self._ended.result(LIMIT)
         self._pool.shutdown()
         return self._accepted

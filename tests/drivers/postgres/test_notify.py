@@ -1,4 +1,4 @@
-"""Hearing of jobs in PostgreSQL, while servers go and networks fall silent."""
+"""LISTEN and NOTIFY during server restarts and network faults."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.postgres.notify import PostgresListener
 
-MOMENT: Final = timedelta(milliseconds=50)
+SHORT: Final = timedelta(milliseconds=50)
 SECOND: Final = timedelta(seconds=1)
-DEADLINE: Final = timedelta(seconds=5)  # far longer than any ring takes
+DEADLINE: Final = timedelta(seconds=5)  # far longer than a notification takes
 
 
 @pytest.fixture
@@ -42,37 +42,37 @@ def driver(url: str) -> Iterator[PostgresDriver]:
 
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A server that may be stopped and killed."""
+    """A server that tests may stop and kill."""
     with PostgresServer.start(tmp_path_factory.mktemp("mortal")) as server:
         migrate.migrate_up(schema_at(server.url), MIGRATIONS)
         yield server
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let listeners test themselves after a moment, and expect to hear themselves soon."""
+def _short_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let LISTEN connections test themselves after 0.1 s, with a timeout of 0.5 s."""
     monkeypatch.setattr(notify, "SELF_TEST_SECONDS", 0.1)
     monkeypatch.setattr(notify, "ECHO_TIMEOUT_SECONDS", 0.5)
 
 
 def connection_of(driver: PostgresDriver) -> object:
-    ear = driver._audience._listen_connection  # noqa: SLF001  nobody else sees it
-    return ear and ear._db  # noqa: SLF001  as above
+    connection = driver._listeners._listen_connection  # noqa: SLF001  not part of the API
+    return connection and connection._db  # noqa: SLF001  as above
 
 
 def wait_for_another_connection(driver: PostgresDriver, listener: PostgresListener, before: object) -> None:
-    """Wait as a worker does, until the driver listens on one, and has said so."""
-    wait_until(lambda: not listener.wait(MOMENT) and connection_of(driver) not in {None, before})
+    """Wait on *listener* until the driver has a new LISTEN connection and no notification is pending."""
+    wait_until(lambda: not listener.wait(SHORT) and connection_of(driver) not in {None, before})
 
 
 def insert_elsewhere(url: str) -> None:
-    """Store a job as another process does: who listens on the same driver hears of it without a NOTIFY."""
+    """Store a job from another driver: listeners of the same driver need no NOTIFY."""
     with closing(PostgresDriver(url)) as elsewhere:
         elsewhere.insert([new_job()])
 
 
 @pytest.mark.parametrize("end", [PostgresServer.stop, PostgresServer.kill])
-def test_a_listener_hears_again_after_the_server_was_restarted(
+def test_a_listener_is_notified_again_after_a_server_restart(
     end: Callable[[PostgresServer], None], mortal: PostgresServer
 ) -> None:
     with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
@@ -86,7 +86,7 @@ def test_a_listener_hears_again_after_the_server_was_restarted(
         assert listener.wait(DEADLINE)
 
 
-def test_a_listener_that_was_deaf_for_a_while_says_that_there_may_be_jobs(mortal: PostgresServer) -> None:
+def test_losing_and_restoring_the_listen_connection_each_wake_the_listener(mortal: PostgresServer) -> None:
     with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
         mortal.stop()
         gone = listener.wait(DEADLINE)
@@ -95,11 +95,11 @@ def test_a_listener_that_was_deaf_for_a_while_says_that_there_may_be_jobs(mortal
         assert (gone, listener.wait(DEADLINE)) == (True, True)
 
 
-def test_a_listener_may_be_made_while_the_server_is_away(mortal: PostgresServer) -> None:
+def test_a_listener_created_while_the_server_is_down_is_notified_later(mortal: PostgresServer) -> None:
     with closing(PostgresDriver(mortal.url)) as driver:
         mortal.stop()
         with closing(driver.listen(["default"])) as listener:
-            early = listener.wait(MOMENT)
+            early = listener.wait(SHORT)
             mortal.restart()
             wait_for_another_connection(driver, listener, None)
             insert_elsewhere(mortal.url)
@@ -107,20 +107,20 @@ def test_a_listener_may_be_made_while_the_server_is_away(mortal: PostgresServer)
             assert (early, listener.wait(DEADLINE)) == (False, True)
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_listener_that_hears_its_own_voice_keeps_its_connection(url: str, driver: PostgresDriver) -> None:
+@pytest.mark.usefixtures("_short_self_test")
+def test_a_listen_connection_that_passes_its_self_test_is_kept(url: str, driver: PostgresDriver) -> None:
     with closing(driver.listen(["default"])) as listener:
         before = connection_of(driver)
 
-        rang = listener.wait(1.5 * SECOND)
+        was_notified = listener.wait(1.5 * SECOND)
 
-        assert (rang, connection_of(driver)) == (False, before)
+        assert (was_notified, connection_of(driver)) == (False, before)
         insert_elsewhere(url)
         assert listener.wait(DEADLINE)
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_listener_whose_connection_died_in_silence_notices_hears_again_and_says_both(
+@pytest.mark.usefixtures("_short_self_test")
+def test_a_silently_lost_listen_connection_is_replaced_and_both_events_are_logged(
     url: str, driver: PostgresDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -140,34 +140,32 @@ def test_a_listener_whose_connection_died_in_silence_notices_hears_again_and_say
         driver.insert([new_job()])
 
         assert listener.wait(DEADLINE)
-        assert took < 4, "it waited for an answer that nobody gave"
-        wait_until(lambda: not listener.wait(MOMENT) and "listens for jobs again" in caplog.text)
-    assert caplog.text.count("cannot listen for jobs, and tries again") == 1
-    assert "its own NOTIFY does not arrive" in caplog.text
+        assert took < 4, "it waited for a reply that never came"
+        wait_until(lambda: not listener.wait(SHORT) and "LISTEN connection restored" in caplog.text)
+    assert caplog.text.count("LISTEN connection lost; polling, will reconnect") == 1
+    assert "its own NOTIFY did not arrive" in caplog.text
 
 
-def test_a_listener_behind_a_pooler_waits_in_peace_and_says_that_it_does_not_listen(
-    url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_behind_a_pooler_listen_is_disabled_and_waiting_uses_no_cpu(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with closing(PostgresDriver(url, is_pooled=True)) as driver, closing(driver.listen(["default"])) as listener:
-        start, spent = time.monotonic(), time.thread_time()
+        start, cpu_start = time.monotonic(), time.thread_time()
 
-        rang = listener.wait(SECOND)
+        was_notified = listener.wait(SECOND)
 
-        assert (rang, round(time.monotonic() - start)) == (False, 1)
-        assert time.thread_time() - spent < 0.2
-    assert "a pooler is in between: nothing is listened to" in caplog.text
+        assert (was_notified, round(time.monotonic() - start)) == (False, 1)
+        assert time.thread_time() - cpu_start < 0.2
+    assert "LISTEN disabled behind a pooler; polling" in caplog.text
 
 
-def test_a_bell_that_fails_once_rings_the_next_time(
+def test_a_notify_that_fails_once_works_the_next_time(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
         monkeypatch.setattr(notify, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
         driver.insert([new_job()])
-        wait_until(lambda: not driver._bell._queues)  # noqa: SLF001  nothing else shows that it took its turn
-        silent = not listener.wait(4 * MOMENT)
+        wait_until(lambda: not driver._notifier._queues)  # noqa: SLF001  the only sign that the NOTIFY was tried
+        silent = not listener.wait(4 * SHORT)
         monkeypatch.undo()
 
         driver.insert([new_job()])
@@ -175,7 +173,7 @@ def test_a_bell_that_fails_once_rings_the_next_time(
         assert (silent, listener.wait(DEADLINE)) == (True, True)
 
 
-def test_who_listens_on_the_driver_that_stores_a_job_needs_no_connection_to_hear_of_it(url: str) -> None:
+def test_listeners_of_the_inserting_driver_are_notified_without_a_listen_connection(url: str) -> None:
     with closing(PostgresDriver(url, is_pooled=True)) as driver, closing(driver.listen(["default"])) as listener:
         driver.insert([new_job()])
 

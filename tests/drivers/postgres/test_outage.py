@@ -1,4 +1,4 @@
-"""Calls while PostgreSQL is away: the first one waits for it, the others fail fast, and one probe finds it again."""
+"""Calls during an outage: the first one waits, the others fail fast, and a probe detects the recovery."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.waiting import LIMIT, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FAST: Final = 0.5  # seconds that a call may take once the store is known to be away
-BACK_WITHIN: Final = 5.0  # seconds after the server answers again
+MAX_FAST_SECONDS: Final = 0.5  # that a call may take during a known outage
+RECOVERY_SECONDS: Final = 5.0  # after the server is available again
 DEADLINE: Final = timedelta(seconds=1)
 GONE: Final = StoreUnavailable("gone")
 LONG_AGO: Final = 0.0
@@ -74,26 +74,26 @@ def black_hole(proxy: Proxy) -> None:
 
 
 def failure(call: Callable[[], object]) -> tuple[StoreUnavailable, float]:
-    """Return what *call* raises, and how many seconds that took."""
+    """Return the error of *call*, and how many seconds it took."""
     start = time.monotonic()
     with pytest.raises(StoreUnavailable) as failed:
         call()
     return failed.value, time.monotonic() - start
 
 
-@pytest.mark.parametrize("goes_away", [refuse, black_hole])
+@pytest.mark.parametrize("break_network", [refuse, black_hole])
 @pytest.mark.parametrize("enqueue", [one, keyed, many, awaited, awaited_keyed])
 def test_after_the_first_failure_every_enqueue_fails_fast_and_says_how_long_to_wait(
-    goes_away: Callable[[Proxy], None], enqueue: Callable[[Client], object], driver: PostgresDriver, proxy: Proxy
+    break_network: Callable[[Proxy], None], enqueue: Callable[[Client], object], driver: PostgresDriver, proxy: Proxy
 ) -> None:
     client = Client(driver)
-    goes_away(proxy)
+    break_network(proxy)
     failure(lambda: one(client))
 
     failed = [failure(lambda: enqueue(client)) for _ in range(5)]
 
-    proxy.black_hole()  # so that leaving the test works alike after both
-    assert [took for _, took in failed] == [pytest.approx(FAST / 2, abs=FAST / 2)] * 5
+    proxy.black_hole()  # so that both cases are cleaned up in the same way
+    assert [took for _, took in failed] == [pytest.approx(MAX_FAST_SECONDS / 2, abs=MAX_FAST_SECONDS / 2)] * 5
     for error, _ in failed:
         assert error.retry_in is not None
         assert timedelta(0) < error.retry_in <= timedelta(seconds=1)
@@ -123,7 +123,7 @@ def test_many_threads_fail_fast_together(driver: PostgresDriver, proxy: Proxy) -
     with ThreadPoolExecutor(50) as pool:
         took = [*pool.map(call, range(50), timeout=LIMIT)]
 
-    assert max(took) < FAST
+    assert max(took) < MAX_FAST_SECONDS
 
 
 def test_a_process_that_never_connected_fails_fast_in_a_black_hole_too(proxy: Proxy) -> None:
@@ -133,7 +133,7 @@ def test_a_process_that_never_connected_fails_fast_in_a_black_hole_too(proxy: Pr
 
         _, took = failure(driver.inspector.now)
 
-    assert took < FAST
+    assert took < MAX_FAST_SECONDS
 
 
 def test_every_call_works_again_soon_after_the_server_answers(driver: PostgresDriver, proxy: Proxy) -> None:
@@ -149,27 +149,27 @@ def test_every_call_works_again_soon_after_the_server_answers(driver: PostgresDr
             return False
         return True
 
-    assert wait_until(works) < BACK_WITHIN
+    assert wait_until(works) < RECOVERY_SECONDS
 
 
-def test_how_long_to_wait_survives_the_way_between_processes() -> None:
+def test_retry_in_survives_pickling() -> None:
     copied = pickle.loads(pickle.dumps(StoreUnavailable("gone", retry_in=DEADLINE)))
 
     assert (copied.reason, copied.retry_in) == ("gone", DEADLINE)
 
 
 class Server:
-    """A server for an outage: each probe waits until the test lets it go on."""
+    """A fake server: each probe waits until the test releases it."""
 
     def __init__(self) -> None:
         self.probes = 0
         self.answers: StoreUnavailable | None = GONE
-        self.may_go = threading.Event()
+        self.may_answer = threading.Event()
         self.outage = Outage(self._probe)
 
     def _probe(self) -> StoreUnavailable | None:
         self.probes += 1
-        assert self.may_go.wait(LIMIT)
+        assert self.may_answer.wait(LIMIT)
         return self.answers
 
     def waiting(self, pool: ThreadPoolExecutor, count: int) -> list[Any]:
@@ -186,7 +186,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def server() -> Iterator[Server]:
     server = Server()
     yield server
-    server.may_go.set()
+    server.may_answer.set()
     server.outage.end()
 
 
@@ -199,15 +199,15 @@ def test_calls_that_wait_share_one_probe_and_return_when_it_connects(
     wait_until(lambda: server.probes == 1)
     server.answers = None
 
-    server.may_go.set()
+    server.may_answer.set()
 
     assert [each.result(LIMIT / 4) for each in waiting] == [None] * 8
     assert (server.probes, server.outage.is_on) == (1, False)
 
 
-def test_a_call_that_waits_goes_on_to_the_next_probe_when_one_fails(server: Server, pool: ThreadPoolExecutor) -> None:
+def test_a_waiting_call_continues_with_the_next_probe_when_one_fails(server: Server, pool: ThreadPoolExecutor) -> None:
     server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT)
-    server.may_go.set()
+    server.may_answer.set()
     [waiting] = server.waiting(pool, 1)
     wait_until(lambda: server.probes >= 3)
 
@@ -230,23 +230,23 @@ def test_while_a_probe_is_under_way_other_calls_fail_at_once(server: Server, poo
     _, took = failure(server.outage.wait)
 
     assert server.probes == 1
-    assert took < FAST / 2
+    assert took < MAX_FAST_SECONDS / 2
     assert isinstance(first[0].exception(LIMIT), StoreUnavailable)
 
 
 def test_a_call_that_starts_a_probe_waits_for_it_and_returns_if_it_connects(server: Server) -> None:
     server.outage.begin(GONE, give_up_at=LONG_AGO)
     server.answers = None
-    server.may_go.set()
+    server.may_answer.set()
 
-    def goes_through() -> bool:
+    def is_connected() -> bool:
         try:
             server.outage.wait()
         except StoreUnavailable:
             return False
         return True
 
-    wait_until(goes_through)
+    wait_until(is_connected)
     assert server.probes == 1
 
 
@@ -265,9 +265,9 @@ def test_closing_a_driver_ends_the_wait_of_its_calls(proxy: Proxy) -> None:
         driver.inspector.now()
         proxy.refuse()
         call = pool.submit(driver.inspector.now)
-        wait_until(lambda: driver._connections._outage.is_on)  # noqa: SLF001  no other sign of it
+        wait_until(lambda: driver._connections._outage.is_on)  # noqa: SLF001  the only sign of it
 
         driver.close()
 
-        assert "this driver was closed" in str(call.exception(BACK_WITHIN))
+        assert "this driver was closed" in str(call.exception(RECOVERY_SECONDS))
         proxy.accept()

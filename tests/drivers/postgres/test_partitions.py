@@ -1,4 +1,4 @@
-"""A day of PostgreSQL's finished jobs goes in short steps, whichever process takes them."""
+"""Removal of a day of finished jobs in short steps, by any process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from taskharbor.testing.conformance.subject import Subject, new_job
 from tests.drivers.postgres.test_retention import (
     NOON,
     TODAY,
-    UNTIL_IT_GOES,
+    UNTIL_REMOVED,
     count,
     finish,
+    ids_in,
     leaves,
-    lying_in,
     prune,
     roll_up,
     rows,
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 SHORT: Final = timedelta(seconds=2)
-LONGER_THAN_SHORT: Final = 2.7
-"""Seconds after which a client with that deadline disconnects."""
+SLOW_DELETE_SECONDS: Final = 2.7
+"""Longer than the reply timeout of a client with the deadline SHORT."""
 NO_TIME: Final = timedelta(0)
-STEPS: Final = 20
-"""More than a day of eight jobs takes, two at a time."""
+MAX_STEPS: Final = 20
+"""More than a day of eight jobs takes in steps of two."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def clock() -> ManualClock:
 def subject(url: str, clock: ManualClock) -> Iterator[Subject]:
     with closing(PostgresDriver(url, clock=clock)) as driver:
         roll_up(made := as_subject(driver, clock))
-        prune(made)  # the days that were made when the schema was
+        prune(made)  # remove the days that the migration created
         yield made
 
 
@@ -74,18 +74,18 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def busy_day(subject: Subject) -> int:
-    """Finish eight jobs: two with a key, two with an attempt that failed; and let their day pass."""
+    """Finish eight jobs, two with a key and two with a failed attempt, and advance past their retention."""
     for number in range(2):
         finish(subject, 2)
         subject.bring(Status.SUCCEEDED, idempotency_key=f"key {number}")
         subject.bring(Status.FAILED)
         subject.settle(subject.take(), Outcome.ack())
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
     return 8
 
 
 def orphans(url: str) -> int:
-    """Return how many keys and attempts are left of jobs that are gone."""
+    """Return the number of keys and attempts whose job does not exist."""
     query = """
         SELECT job_id FROM th_keys WHERE job_id NOT IN (SELECT id FROM th_jobs)
         UNION ALL
@@ -104,11 +104,11 @@ def prune_a_step(subject: Subject) -> int:
 
 
 def prune_until(subject: Subject, is_true: Callable[[], bool]) -> None:
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         if is_true():
             return
         prune_a_step(subject)
-    pytest.fail("it never came true")
+    pytest.fail("the condition never became true")
 
 
 def is_detached(url: str) -> bool:
@@ -121,20 +121,20 @@ def attached(url: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("_small_steps")
-def test_a_day_goes_in_a_bounded_number_of_calls_each_of_another_process(
+def test_a_day_is_removed_in_bounded_calls_by_different_processes(
     subject: Subject, url: str, clock: ManualClock
 ) -> None:
     jobs, removed = busy_day(subject), []
 
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         with closing(PostgresDriver(url, clock=clock)) as driver:
             removed.append(prune_a_step(as_subject(driver, clock)))
-        assert orphans(url) == 0  # a key and its job go at once
+        assert orphans(url) == 0  # a key and its job are removed together
         if not is_table(url, TODAY):
             break
 
     assert sum(removed) == jobs
-    assert len(removed) <= jobs / 2 + 1 + jobs / 2 + 1  # a step for each two, twice; the detaching, and the drop
+    assert len(removed) <= jobs / 2 + 1 + jobs / 2 + 1  # two scans in steps of two jobs, the detaching, and the drop
     assert [count(url, table) for table in ("th_keys", "th_attempts", "th_pruning")] == [0, 0, 0]
     assert not any(sum(queue.counts.values()) for queue in subject.queues())
 
@@ -147,7 +147,7 @@ def test_each_call_removes_no_more_jobs_row_by_row_than_its_limit(subject: Subje
 
     assert removed == [1, 1, 1, 1]
     assert (count(url, "th_keys"), count(url, "th_attempts")) == (0, 0)
-    assert prune(subject, limit=1) == 4  # of the day as a whole
+    assert prune(subject, limit=1) == 4  # with the whole day
 
 
 def slow_down(url: str, table: str) -> None:
@@ -156,7 +156,7 @@ def slow_down(url: str, table: str) -> None:
             f"""
             CREATE FUNCTION slow_down() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN
-                PERFORM pg_sleep({LONGER_THAN_SHORT});
+                PERFORM pg_sleep({SLOW_DELETE_SECONDS});
                 RETURN OLD;
             END
             $$;
@@ -169,14 +169,14 @@ def slow_down(url: str, table: str) -> None:
 def test_a_job_that_enters_a_day_behind_the_scan_leaves_no_key_behind(
     subject: Subject, url: str, clock: ManualClock
 ) -> None:
-    late = new_job_id()  # made first, finished last: its place is behind the scan
+    late = new_job_id()  # created first and finished last: it is behind the position of the scan
     busy_day(subject)
     prune_until(subject, lambda: count(url, "th_keys") == 0)
-    clock.advance(-UNTIL_IT_GOES)
+    clock.advance(-UNTIL_REMOVED)
     subject.insert(id=late, idempotency_key="late")
     subject.settle(subject.take(), Outcome.ack())
-    clock.advance(UNTIL_IT_GOES)
-    assert late in lying_in(url, TODAY)
+    clock.advance(UNTIL_REMOVED)
+    assert late in ids_in(url, TODAY)
 
     prune_until(subject, lambda: not is_table(url, TODAY))
 
@@ -187,7 +187,7 @@ def test_a_job_that_enters_a_day_behind_the_scan_leaves_no_key_behind(
 
 def test_a_detached_day_is_emptied_and_dropped_while_others_read_finished_jobs(subject: Subject, url: str) -> None:
     finish(subject, 3)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
     prune_until(subject, lambda: is_detached(url))
 
     with psycopg.connect(url) as reader:
@@ -197,11 +197,11 @@ def test_a_detached_day_is_emptied_and_dropped_while_others_read_finished_jobs(s
         assert not is_table(url, TODAY)
 
 
-def test_a_day_that_another_process_prunes_is_left_to_it_and_the_next_day_goes(subject: Subject, url: str) -> None:
+def test_a_day_that_another_process_prunes_is_skipped(subject: Subject, url: str) -> None:
     finish(subject, 3)
     subject.advance(timedelta(days=1))
     finish(subject, 2)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
     prune_a_step(subject)
     with psycopg.connect(url) as other:
         other.execute("SELECT FROM th_pruning WHERE leaf = %s FOR UPDATE", [TODAY])
@@ -211,40 +211,40 @@ def test_a_day_that_another_process_prunes_is_left_to_it_and_the_next_day_goes(s
     assert prune(subject) == 3
 
 
-def test_a_day_that_a_person_detached_is_left_alone_and_the_next_day_goes(subject: Subject, url: str) -> None:
+def test_a_day_that_was_detached_manually_is_skipped(subject: Subject, url: str) -> None:
     job_ids = finish(subject, 3)
     subject.advance(timedelta(days=1))
     finish(subject, 2)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
     prune_a_step(subject)
     with psycopg.connect(url) as db:
         db.execute(f"ALTER TABLE th_jobs_finished DETACH PARTITION {TODAY}".encode())
 
     assert prune(subject) == 2
-    assert lying_in(url, TODAY) == set(job_ids)
+    assert ids_in(url, TODAY) == set(job_ids)
 
 
-def test_a_detached_day_that_a_person_dropped_holds_up_no_other(subject: Subject, url: str) -> None:
+def test_a_detached_day_that_was_dropped_manually_does_not_block_other_days(subject: Subject, url: str) -> None:
     finish(subject, 3)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
     prune_until(subject, lambda: is_detached(url))
     with psycopg.connect(url) as db:
         db.execute(f"DROP TABLE {TODAY}".encode())
     roll_up(subject)
     finish(subject, 2)
-    subject.advance(UNTIL_IT_GOES + timedelta(days=1))
+    subject.advance(UNTIL_REMOVED + timedelta(days=1))
 
     assert prune(subject) == 2
 
 
-def test_if_too_many_jobs_of_a_day_must_stay_the_others_go_row_by_row(subject: Subject, url: str) -> None:
+def test_if_many_jobs_of_a_day_must_stay_others_are_removed_individually(subject: Subject, url: str) -> None:
     finish(subject, 3)
     with psycopg.connect(url) as db:
         db.execute(MANY_WITH_EVENTS.encode())
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
 
     assert [prune(subject, limit=2) for _ in range(3)] == [2, 1, 0]
-    assert len(lying_in(url, TODAY)) == 1_001
+    assert len(ids_in(url, TODAY)) == 1_001
 
     with psycopg.connect(url) as db:
         db.execute("UPDATE th_outbox SET published_at = now()")
@@ -275,11 +275,11 @@ def version_1(clock: ManualClock) -> Iterator[tuple[Subject, str]]:
             yield made, url
 
 
-def test_a_day_goes_on_the_schema_before_too_however_long_it_takes(version_1: tuple[Subject, str]) -> None:
+def test_on_the_previous_schema_removing_a_day_may_exceed_the_deadline(version_1: tuple[Subject, str]) -> None:
     subject, url = version_1
     finish(subject, 3)
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
     slow_down(url, "th_keys")
 
     assert prune(subject) == 4

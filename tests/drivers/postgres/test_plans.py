@@ -1,4 +1,4 @@
-"""What runs all day looks things up, whatever PostgreSQL believes of its tables: nothing is walked, nothing sorted."""
+"""Query plans: frequent statements use index lookups regardless of statistics, without scans or sorts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZE: Final = 100_000
-HISTORIES: Final = ["never looked at", "vacuumed when they were empty", "vacuumed in vain when all was dead"]
+HISTORIES: Final = [
+    "never analyzed",
+    "vacuumed when empty",
+    "vacuumed when all rows were dead but visible to a snapshot",
+]
 
 Faults = dict[str, list[str]]
 
@@ -30,13 +34,13 @@ def empty(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=HISTORIES)
 def full(request: pytest.FixtureRequest) -> Iterator[Faults]:
-    """Fill tables of which PostgreSQL knows what its history says, and find what is wrong at each moment."""
+    """Fill tables with outdated statistics, and return the bad plans of each phase."""
     with database() as url:
         prepare(url, request.param)
-        yield faults_in_a_life(url, SIZE)
+        yield faults_in_each_phase(url, SIZE)
 
 
-def test_nothing_is_walked_while_there_are_a_few_jobs(empty: str) -> None:
+def test_no_table_is_scanned_while_there_are_few_jobs(empty: str) -> None:
     with watched(empty) as watching:
         all_day(watching)
         all_day(watching)
@@ -44,19 +48,19 @@ def test_nothing_is_walked_while_there_are_a_few_jobs(empty: str) -> None:
         assert watching.faults() == []
 
 
-def test_what_was_planned_on_empty_tables_is_right_when_they_are_full(full: Faults) -> None:
-    assert full["planned when they were empty"] == []
+def test_plans_made_on_empty_tables_are_good_on_full_ones(full: Faults) -> None:
+    assert full["planned on empty tables"] == []
 
 
-def test_what_is_planned_on_full_tables_is_right_without_statistics(full: Faults) -> None:
-    assert full["planned when they were full"] == []
+def test_plans_made_on_full_tables_are_good_without_statistics(full: Faults) -> None:
+    assert full["planned on full tables"] == []
 
 
-def test_what_is_planned_on_full_tables_is_right_with_statistics(full: Faults) -> None:
+def test_plans_made_on_full_tables_are_good_with_statistics(full: Faults) -> None:
     assert full["planned after ANALYZE"] == []
 
 
-def test_taking_a_job_touches_as_many_pages_after_100_000_others_as_after_none() -> None:
+def test_reserve_reads_as_many_pages_after_100_000_finished_jobs() -> None:
     with database() as url:
         leave_statistics_alone(url)
         before = reserved(url)
@@ -77,7 +81,7 @@ def prepare(url: str, history: str) -> None:
 
 
 def vacuum_under_an_old_snapshot(url: str) -> None:
-    """Leave tables of many pages and no rows, of which the planner believes that there never are any."""
+    """Leave tables that have many pages but no rows according to their statistics."""
     with psycopg.connect(url) as old, psycopg.connect(url, autocommit=True) as db:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         old.execute("SELECT FROM th_queues")
@@ -86,7 +90,7 @@ def vacuum_under_an_old_snapshot(url: str) -> None:
         vacuum(url)
 
 
-def faults_in_a_life(url: str, size: int) -> Faults:
+def faults_in_each_phase(url: str, size: int) -> Faults:
     with watched(url) as early, watched(url) as late, watched(url) as informed:
         all_day(early)
         early.ran.clear()
@@ -96,14 +100,14 @@ def faults_in_a_life(url: str, size: int) -> Faults:
         vacuum(url)
         all_day(informed)
         return {
-            "planned when they were empty": early.faults(),
-            "planned when they were full": late.faults(),
+            "planned on empty tables": early.faults(),
+            "planned on full tables": late.faults(),
             "planned after ANALYZE": informed.faults(),
         }
 
 
 def reserved(url: str) -> Ran:
-    """Return how 100 jobs of 1,000 were taken, the third time a session does that."""
+    """Return the third execution of reserving 100 of 1,000 jobs in a session."""
     with watched(url) as watching:
         watching.driver.insert([new_job() for _ in range(1_000)])
         for _ in range(3):

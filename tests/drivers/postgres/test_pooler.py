@@ -21,7 +21,7 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance import Subject, cancel, claim, dispatch, extend, races, requeue, reserve, soak
 from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
-from tests.drivers.postgres.test_network_faults import insisted
+from tests.drivers.postgres.test_network_faults import retried
 from tests.support.pgbouncer import SERVERS, pooler
 from tests.support.postgres import database, emptied, server
 from tests.support.tcp_proxy import Cut, Proxy
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KIT: Final = [claim, dispatch, extend, cancel, races, requeue, reserve, soak]
 CASES: Final = {name: case for module in KIT for name, case in vars(module).items() if name.startswith("test_")}
-CREW: Final = 12
+WORKERS: Final = 12
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +67,15 @@ def subject(url: str) -> Iterator[Subject]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_every_driver_promises_holds_behind_a_pooler(case: Callable[[Subject], None], subject: Subject) -> None:
+def test_the_driver_contract_holds_behind_a_pooler(case: Callable[[Subject], None], subject: Subject) -> None:
     case(subject)
 
 
-def test_many_threads_take_every_job_through_its_whole_life_behind_a_pooler(url: str) -> None:
+def test_many_threads_run_every_job_once_behind_a_pooler(url: str) -> None:
     with closing(connect(f"{url}?pooler=transaction")) as driver:
         accepted = insert_in_every_way(driver, url)
-        with ThreadPoolExecutor(CREW) as pool:
-            settled = [each for crew in pool.map(work, [driver] * CREW, timeout=LIMIT) for each in crew]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            settled = [each for ids in pool.map(work, [driver] * WORKERS, timeout=LIMIT) for each in ids]
         jobs = {job.id: job for job in driver.inspector.find(JobFilter(), limit=2_000).jobs}
         driver.maintenance.roll_up(keep=timedelta(days=1))
         [queue] = driver.inspector.queues()
@@ -100,7 +100,7 @@ def insert_in_every_way(driver: Any, url: str) -> list[JobId]:
 
 
 def work(driver: Any) -> list[JobId]:
-    """Reserve, extend and settle until nothing is left; some jobs only at the second attempt."""
+    """Reserve, extend and settle until no job is left; some jobs succeed at the second attempt."""
     settled: list[JobId] = []
     while True:
         token = new_token()
@@ -115,20 +115,20 @@ def work(driver: Any) -> list[JobId]:
         settled += [answer.job_id for answer in answers if answer.status is Status.SUCCEEDED]
 
 
-def test_the_settings_hold_behind_a_pooler_and_are_left_to_nobody_else(url: str) -> None:
-    asked = "SELECT current_setting('plan_cache_mode'), current_setting('statement_timeout')"
+def test_settings_apply_behind_a_pooler_and_do_not_leak_to_others(url: str) -> None:
+    query = "SELECT current_setting('plan_cache_mode'), current_setting('statement_timeout')"
     with closing(PostgresDriver(url, is_pooled=True, deadline=timedelta(seconds=3))) as driver:
-        [ours] = driver._connections.fetch(asked)  # noqa: SLF001  no verb tells
+        [ours] = driver._connections.fetch(query)  # noqa: SLF001  no method returns it
         with ThreadPoolExecutor(SERVERS) as pool:
-            theirs = {*pool.map(lambda _: first_row(url, asked), range(4 * SERVERS), timeout=LIMIT)}
+            theirs = {*pool.map(lambda _: first_row(url, query), range(4 * SERVERS), timeout=LIMIT)}
 
     assert ours == ("force_generic_plan", "3s")
     assert theirs == {("auto", "0")}
 
 
-def first_row(url: str, asked: Any) -> Any:
+def first_row(url: str, query: Any) -> Any:
     with psycopg.connect(url, prepare_threshold=None) as db:
-        return db.execute(asked).fetchone()
+        return db.execute(query).fetchone()
 
 
 def test_a_reply_lost_behind_a_pooler_is_an_error_and_the_repeat_finds_the_job() -> None:
@@ -147,12 +147,12 @@ def test_a_reply_lost_behind_a_pooler_is_an_error_and_the_repeat_finds_the_job()
         assert driver.insert([job], repeat=True) == [Enqueued(job.id, existed=True)]
 
 
-def test_who_waits_too_long_for_a_pooler_that_has_nothing_free_is_told_in_time() -> None:
+def test_a_pooler_without_free_connections_fails_at_the_deadline() -> None:
     with database() as direct, pooler(direct, default_pool_size="1") as pooled, psycopg.connect(pooled) as other:
-        other.execute("SELECT 1")  # has the pooler's only connection, until it ends its transaction
+        other.execute("SELECT 1")  # holds the pooler's only connection until its transaction ends
         with closing(PostgresDriver(pooled, is_pooled=True, deadline=timedelta(seconds=1))) as driver:
             with pytest.raises(StoreUnavailable):
                 driver.inspector.now()
             other.rollback()
 
-            assert len(insisted(lambda: driver.insert([new_job()]))) == 1
+            assert len(retried(lambda: driver.insert([new_job()]))) == 1

@@ -1,6 +1,6 @@
-"""All of TaskHarbor on a database that has yet to be given the newest migration, and while it is given it.
+"""TaskHarbor on a database without the newest migration, and while that is applied.
 
-Code is deployed before its migration: it must work on both. The contract of the driver is held on the
+Code is deployed before its migration, so it must work on both schemas. The driver contract is tested on the
 previous schema by `tests/conformance/test_previous_schema.py`.
 """
 
@@ -42,7 +42,7 @@ def url() -> Iterator[str]:
 
 
 class Shop:
-    """A harbor with tasks of every kind: one that ends well, one at its second try, one never, one on demand."""
+    """A harbor with tasks that succeed, succeed at the second attempt, fail, or end when the test says so."""
 
     def __init__(self, url: str) -> None:
         self.harbor = Harbor(url)
@@ -58,7 +58,7 @@ class Shop:
             tries.append(1)
             if len(tries) == 1:
                 raise LookupError
-            return "up again"
+            return "second attempt"
 
         @self.harbor.task(retry=TWICE)
         async def fail() -> None:
@@ -92,7 +92,7 @@ def shop(url: str) -> Iterator[Shop]:
         yield shop
 
 
-def test_jobs_live_their_whole_lives(shop: Shop) -> None:
+def test_jobs_run_retry_and_die_on_the_previous_schema(shop: Shop) -> None:
     with shop.working() as worker:
         added = shop.add.enqueue(1, 2)
         first, again = [shop.add.using(idempotency_key="k").enqueue(3, 4) for _ in range(2)]
@@ -101,7 +101,7 @@ def test_jobs_live_their_whole_lives(shop: Shop) -> None:
 
         assert (added.result(timeout=20), first.result(timeout=20), again.existed) == (3, 7, True)
         assert many[-1].result(timeout=20) == 2_398
-        assert stumbled.result(timeout=20) == "up again"
+        assert stumbled.result(timeout=20) == "second attempt"
         wait_until(lambda: shop.status(failed) is Status.DEAD)
         wait_until(lambda: [each.id for each in shop.harbor.driver.inspector.workers()] == [worker.id])
         held = waiting.job().lease_expires_at
@@ -113,7 +113,7 @@ def test_jobs_live_their_whole_lives(shop: Shop) -> None:
     assert outbox.event.job_id == failed.id
 
 
-def test_what_operators_do(shop: Shop) -> None:
+def test_operator_actions_work_on_the_previous_schema(shop: Shop) -> None:
     driver = shop.harbor.driver
     dead = shop.fail.enqueue()
     shop.harbor.worker().drain(LONG)
@@ -125,14 +125,14 @@ def test_what_operators_do(shop: Shop) -> None:
     driver.control.pause(["default"], by="ops")
     driver.control.resume(["default"])
     driver.maintenance.roll_up(keep=timedelta(days=1))
-    driver.maintenance.prune(older_than=timedelta(days=1), limit=10)  # the kit tells what goes
+    driver.maintenance.prune(older_than=timedelta(days=1), limit=10)  # the conformance kit checks what is removed
 
     assert [getattr(each, "status", each) for each in moved] == [Status.PENDING]
     assert [view.name for view in driver.inspector.queues()] == ["default"]
     assert driver.inspector.dead_letter_groups(limit=10) is not None
 
 
-def test_schedules_fire(shop: Shop) -> None:
+def test_schedules_fire_on_the_previous_schema(shop: Shop) -> None:
     shop.harbor.schedule("* * * * *", name="often")(shop.stumble)
     scheduler = shop.harbor.scheduler()
     scheduler.put(shop.harbor.schedules.values())
@@ -143,7 +143,7 @@ def test_schedules_fire(shop: Shop) -> None:
     assert [*shop.harbor.driver.inspector.schedules()] == ["often"]
 
 
-def test_a_users_transaction_is_joined(shop: Shop, url: str) -> None:
+def test_a_transaction_is_joined_on_the_previous_schema(shop: Shop, url: str) -> None:
     with psycopg.connect(url) as db:
         handle = shop.add.using(connection=db).enqueue(1, 2)
     shop.harbor.worker().drain(LONG)
@@ -151,7 +151,7 @@ def test_a_users_transaction_is_joined(shop: Shop, url: str) -> None:
     assert handle.result(timeout=20) == 3
 
 
-def test_the_api_answers_with_keys_and_without(shop: Shop) -> None:
+def test_the_api_works_on_the_previous_schema(shop: Shop) -> None:
     with opened(shop.harbor.driver, needs_keys=True) as site:
         key = bearer(site.key("admin"))
         created = site.post("/v1/jobs", {"type": "add", "payload": {"one": 1, "other": 2}}, headers=key)
@@ -164,11 +164,11 @@ def test_the_api_answers_with_keys_and_without(shop: Shop) -> None:
         assert site.get("/v1/jobs").status_code == 401
 
 
-def test_the_commands_work(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_work_on_the_previous_schema(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[object] = []
     monkeypatch.setattr(server.ApiServer, "run", lambda self, **_: served.append(self))
     job_id: JobId = shop.add.enqueue(1, 2).id
-    lines = [
+    commands = [
         ["enqueue", "add", "one=1", "other=2"],
         ["jobs", "list"],
         ["jobs", "show", str(job_id)],
@@ -186,14 +186,14 @@ def test_the_commands_work(shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
         ["api", "--port", "0"],
     ]
 
-    codes = {" ".join(line): run(cli, [*line, "--url", url]) for line in lines}
+    codes = {" ".join(each): run(cli, [*each, "--url", url]) for each in commands}
 
     assert codes == dict.fromkeys(codes, ExitCode.OK)
     assert len(served) == 1
     assert run(cli, ["codec", "set", "zip", "--url", url]) == ExitCode.CONFLICT  # there is no table to record it in
 
 
-def test_a_worker_goes_on_while_the_newest_migration_is_applied_and_after(
+def test_a_worker_keeps_running_while_the_newest_migration_is_applied(
     shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskharbor.worker.heartbeats.WORKER_HEARTBEAT", timedelta(milliseconds=200))
@@ -205,7 +205,7 @@ def test_a_worker_goes_on_while_the_newest_migration_is_applied_and_after(
 
         migrate.migrate_up(schema_at(url), MIGRATIONS)
 
-        # A process that starts now has the new schema; the worker has what it saw at its start. Both work.
+        # A process that starts now sees the new schema; the worker keeps the version it read at its start.
         newcomer = Shop(url)
         with closing(newcomer.harbor):
             after = [newcomer.add.enqueue(n, n) for n in range(20)]

@@ -1,4 +1,4 @@
-"""Old days of PostgreSQL's finished jobs go at once, and what hangs on a job goes with it."""
+"""Retention: old days of finished jobs are removed as a whole, with their keys, attempts and events."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ T = TypeVar("T")
 DAY: Final = timedelta(days=1)
 NOON: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 TODAY: Final = "th_jobs_finished_20300101"
-UNTIL_IT_GOES: Final = DAY / 2 + RETENTION  # from noon: the last job of a day ends at midnight
-ENOUGH: Final = 1_000
-CROWD: Final = 8
+UNTIL_REMOVED: Final = DAY / 2 + RETENTION  # from noon: the last job of a day ends at midnight
+MAX_REMOVED: Final = 1_000
+THREADS: Final = 8
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def subject(url: str) -> Iterator[Subject]:
-    """Give a store at noon, its leaves made."""
+    """Yield a store at noon whose partitions exist."""
     clock = ManualClock(NOON)
     with closing(PostgresDriver(url, clock=clock)) as driver:
 
@@ -61,51 +61,51 @@ def subject(url: str) -> Iterator[Subject]:
         yield made
 
 
-def test_a_day_goes_as_a_whole_however_small_the_bite(subject: Subject, url: str) -> None:
+def test_a_day_is_removed_whole_despite_the_limit(subject: Subject, url: str) -> None:
     job_ids = [*finish(subject, 5), subject.bring(Status.CANCELED)]
-    assert lying_in(url, TODAY) == set(job_ids)
-    subject.advance(UNTIL_IT_GOES)
+    assert ids_in(url, TODAY) == set(job_ids)
+    subject.advance(UNTIL_REMOVED)
 
-    assert prune(subject, limit=1) == 6  # one by one it would have been one
+    assert prune(subject, limit=1) == 6  # the limit applies to jobs removed row by row
 
     assert TODAY not in leaves(url)
     assert subject.driver.inspector.get(job_ids) == {}
 
 
-def test_a_day_stays_until_its_last_job_may_go(subject: Subject, url: str) -> None:
+def test_a_day_is_kept_until_the_retention_of_its_last_job_ends(subject: Subject, url: str) -> None:
     subject.advance(DAY / 2 - TICK)
     [job_id] = finish(subject, 1)
     subject.advance(RETENTION)
 
     assert prune(subject) == 0
-    assert lying_in(url, TODAY) == {job_id}
+    assert ids_in(url, TODAY) == {job_id}
     subject.advance(TICK)
     assert prune(subject) == 1
 
 
-def test_the_days_after_it_stay(subject: Subject) -> None:
+def test_younger_days_are_not_removed(subject: Subject) -> None:
     finish(subject, 1)
     subject.advance(DAY)
     [younger] = finish(subject, 1)
-    subject.advance(UNTIL_IT_GOES - DAY)
+    subject.advance(UNTIL_REMOVED - DAY)
 
     assert prune(subject) == 1
     assert set(subject.driver.inspector.get([younger])) == {younger}
 
 
-def test_empty_days_go_too(subject: Subject, url: str) -> None:
-    subject.advance(UNTIL_IT_GOES + DAYS_AHEAD * DAY)
+def test_empty_days_are_removed(subject: Subject, url: str) -> None:
+    subject.advance(UNTIL_REMOVED + DAYS_AHEAD * DAY)
 
     assert prune(subject) == 0
     assert [each for each in leaves(url) if each.startswith("th_jobs_finished_2030")] == []
 
 
-def test_keys_and_history_go_with_their_day(subject: Subject, url: str) -> None:
+def test_keys_and_attempts_are_removed_with_their_day(subject: Subject, url: str) -> None:
     finish(subject, 2)
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
     subject.bring(Status.FAILED)
     subject.settle(subject.take(), Outcome.ack())
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
 
     assert prune(subject) == 4
 
@@ -115,16 +115,16 @@ def test_keys_and_history_go_with_their_day(subject: Subject, url: str) -> None:
     assert subject.driver.insert([job]) == [Enqueued(job.id, existed=False)]
 
 
-def test_a_job_with_an_event_to_publish_stays_and_the_others_of_its_day_go(subject: Subject, url: str) -> None:
+def test_a_job_with_an_unpublished_event_stays_when_its_day_is_removed(subject: Subject, url: str) -> None:
     died = subject.bring(Status.DEAD)
     subject.requeue(died)
     subject.settle(subject.take(), Outcome.ack())
     finish(subject, 3)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
 
     assert prune(subject) == 3
     assert TODAY not in leaves(url)
-    assert lying_in(url, "th_jobs_finished_default") == {died}
+    assert ids_in(url, "th_jobs_finished_default") == {died}
     [kept] = subject.driver.inspector.get([died]).values()
     assert (kept.status, kept.completed_at) == (Status.SUCCEEDED, NOON)
 
@@ -137,14 +137,14 @@ def test_dead_letters_stay_until_they_are_purged(subject: Subject, url: str) -> 
     job_ids = [subject.bring(Status.DEAD) for _ in range(3)]
     for job_id in job_ids:
         publish(subject, job_id)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
 
     assert prune(subject) == 0
-    assert lying_in(url, "th_jobs_dead") == set(job_ids)
+    assert ids_in(url, "th_jobs_dead") == set(job_ids)
     assert [subject.driver.maintenance.purge(older_than=RETENTION, limit=2) for _ in range(3)] == [2, 1, 0]
 
 
-def test_days_are_made_seven_ahead_when_the_schema_is() -> None:
+def test_the_migration_creates_days_seven_ahead() -> None:
     with database(migrated=False) as url:
         migrate.migrate_up(schema_at(url), MIGRATIONS)
 
@@ -152,7 +152,7 @@ def test_days_are_made_seven_ahead_when_the_schema_is() -> None:
         assert leaves(url) == [leaf_of(today + n * DAY) for n in range(DAYS_AHEAD + 1)]
 
 
-def test_days_are_made_seven_ahead_by_each_roll_up(subject: Subject, url: str) -> None:
+def test_each_roll_up_creates_days_seven_ahead(subject: Subject, url: str) -> None:
     subject.advance(3 * DAY)
 
     roll_up(subject)
@@ -161,42 +161,42 @@ def test_days_are_made_seven_ahead_by_each_roll_up(subject: Subject, url: str) -
     assert made == [leaf_of(NOON + n * DAY) for n in range(DAYS_AHEAD + 1 + 3)]
 
 
-def test_where_nobody_made_days_nothing_is_refused_and_it_goes_in_bites(subject: Subject, url: str) -> None:
+def test_jobs_without_a_partition_are_stored_and_removed_in_batches(subject: Subject, url: str) -> None:
     subject.advance(10 * DAY)
 
     job_ids = finish(subject, 5)
 
-    assert lying_in(url, "th_jobs_finished_default") == set(job_ids)
+    assert ids_in(url, "th_jobs_finished_default") == set(job_ids)
     subject.advance(RETENTION - TICK)
     assert prune(subject, limit=2) == 0
     subject.advance(TICK)
     assert [prune(subject, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_a_roll_up_after_ten_days_makes_the_days_to_come(subject: Subject, url: str) -> None:
+def test_a_roll_up_after_ten_days_creates_the_coming_days(subject: Subject, url: str) -> None:
     subject.advance(10 * DAY)
     finish(subject, 1)
 
     roll_up(subject)
 
-    # Jobs of the tenth day are in the default leaf already: for the rest of it, more join them.
+    # The tenth day has jobs in the default partition, so no partition can be created for it.
     made = [each for each in leaves(url) if each > leaf_of(NOON + DAYS_AHEAD * DAY)]
     assert made == [leaf_of(NOON + n * DAY) for n in range(11, 10 + DAYS_AHEAD + 1)]
     subject.advance(DAY)
     [job_id] = finish(subject, 1)
-    assert lying_in(url, leaf_of(NOON + 11 * DAY)) == {job_id}
+    assert ids_in(url, leaf_of(NOON + 11 * DAY)) == {job_id}
 
 
-def test_a_day_that_somebody_reads_is_not_waited_for_and_goes_the_next_time(subject: Subject, url: str) -> None:
+def test_a_day_that_is_being_read_is_removed_by_the_next_call(subject: Subject, url: str) -> None:
     job_ids = finish(subject, 2)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
 
     with psycopg.connect(url) as reader:
         reader.execute(f"SELECT FROM {TODAY}".encode())
         start = time.monotonic()
         while_read = prune(subject)
         waited = time.monotonic() - start
-        assert lying_in(url, TODAY) == set(job_ids)
+        assert ids_in(url, TODAY) == set(job_ids)
         [view] = subject.queues()
 
     assert (while_read, view.counts[Status.SUCCEEDED]) == (0, 2)
@@ -205,7 +205,7 @@ def test_a_day_that_somebody_reads_is_not_waited_for_and_goes_the_next_time(subj
     assert TODAY not in leaves(url)
 
 
-def test_counts_are_brought_up_to_date_while_somebody_keeps_days_from_being_made(subject: Subject, url: str) -> None:
+def test_counts_are_updated_while_a_reader_blocks_the_creation_of_days(subject: Subject, url: str) -> None:
     subject.advance(2 * DAY)
     finish(subject, 2)
 
@@ -219,8 +219,8 @@ def test_counts_are_brought_up_to_date_while_somebody_keeps_days_from_being_made
     assert leaf_of(NOON + (DAYS_AHEAD + 2) * DAY) in leaves(url)
 
 
-def test_of_many_who_roll_up_at_once_each_finds_the_days_made(subject: Subject, url: str) -> None:
-    all_at_once(lambda: roll_up(subject))  # all have connected when it matters
+def test_concurrent_roll_ups_all_find_the_days_created(subject: Subject, url: str) -> None:
+    all_at_once(lambda: roll_up(subject))  # connect all threads first
     subject.advance(10 * DAY)
 
     all_at_once(lambda: roll_up(subject))
@@ -229,7 +229,7 @@ def test_of_many_who_roll_up_at_once_each_finds_the_days_made(subject: Subject, 
     assert made == [leaf_of(NOON + n * DAY) for n in range(10, 10 + DAYS_AHEAD + 1)]
 
 
-def test_pruning_does_not_fail_those_who_settle(subject: Subject, url: str) -> None:
+def test_pruning_does_not_make_settle_fail(subject: Subject, url: str) -> None:
     for _ in range(DAYS_AHEAD):
         finish(subject, 1)
         subject.advance(DAY)
@@ -246,12 +246,12 @@ def test_pruning_does_not_fail_those_who_settle(subject: Subject, url: str) -> N
     assert [each for each in leaves(url) if each < leaf_of(NOON + DAYS_AHEAD * DAY)] == []
 
 
-def test_of_many_who_prune_at_once_each_job_is_counted_by_one(subject: Subject) -> None:
+def test_concurrent_prunes_count_each_job_once(subject: Subject) -> None:
     finish(subject, 3)
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
 
-    all_at_once(subject.driver.inspector.now)  # all have connected when it matters
+    all_at_once(subject.driver.inspector.now)  # connect all threads first
 
     pruned = all_at_once(lambda: prune(subject))
 
@@ -259,14 +259,14 @@ def test_of_many_who_prune_at_once_each_job_is_counted_by_one(subject: Subject) 
     assert subject.queues() == []
 
 
-def test_what_went_is_counted_no_more_but_in_the_minute_it_ended(subject: Subject) -> None:
+def test_pruned_jobs_leave_the_counts_but_not_the_finished_minutes(subject: Subject) -> None:
     finish(subject, 3)
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
     subject.bring(Status.CANCELED)
     [before] = subject.queues()
     subject.advance(DAY)
     finish(subject, 2)
-    subject.advance(UNTIL_IT_GOES - DAY)
+    subject.advance(UNTIL_REMOVED - DAY)
 
     prune(subject)
 
@@ -281,19 +281,19 @@ def test_what_went_is_counted_no_more_but_in_the_minute_it_ended(subject: Subjec
     ]
 
 
-def test_a_call_without_time_takes_one_step_and_leaves_the_rest_to_the_next(subject: Subject, url: str) -> None:
-    prune(subject, limit=ENOUGH)  # the days that were made when the schema was
+def test_a_prune_without_time_runs_one_step(subject: Subject, url: str) -> None:
+    prune(subject, limit=MAX_REMOVED)  # remove the days that the migration created
     finish(subject, 3)
-    subject.advance(UNTIL_IT_GOES)
+    subject.advance(UNTIL_REMOVED)
 
     removed = []
     while TODAY in leaves(url):
-        removed.append(subject.driver.maintenance.prune(older_than=RETENTION, limit=ENOUGH, within=timedelta(0)))
+        removed.append(subject.driver.maintenance.prune(older_than=RETENTION, limit=MAX_REMOVED, within=timedelta(0)))
 
-    assert removed == [0, 0, 3, 0]  # examined, detached, counted, dropped
+    assert removed == [0, 0, 3, 0]  # scan, detach, count, drop
 
 
-def test_on_the_schema_before_a_job_with_an_event_stays_in_its_day() -> None:
+def test_on_the_previous_schema_a_job_with_an_event_stays() -> None:
     clock = ManualClock(NOON)
     with database(migrated=False) as url:
         migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
@@ -304,24 +304,24 @@ def test_on_the_schema_before_a_job_with_an_event_stays_in_its_day() -> None:
             subject.requeue(died)
             subject.settle(subject.take(), Outcome.ack())
             finish(subject, 3)
-            subject.advance(UNTIL_IT_GOES)
+            subject.advance(UNTIL_REMOVED)
 
             assert prune(subject) == 3
-            assert lying_in(url, TODAY) == {died}
+            assert ids_in(url, TODAY) == {died}
             publish(subject, died)
             assert prune(subject) == 1
             assert TODAY not in leaves(url)
 
 
 def all_at_once(call: Callable[[], T]) -> list[T]:
-    start = Barrier(CROWD)
+    start = Barrier(THREADS)
 
     def at_once(_: int) -> T:
         start.wait()
         return call()
 
-    with ThreadPoolExecutor(CROWD) as pool:
-        return [*pool.map(at_once, range(CROWD))]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [*pool.map(at_once, range(THREADS))]
 
 
 def finish(subject: Subject, jobs: int) -> list[JobId]:
@@ -331,14 +331,14 @@ def finish(subject: Subject, jobs: int) -> list[JobId]:
 
 
 def take(subject: Subject, jobs: int) -> list[Settlement]:
-    """Take new jobs, and say that they shall succeed."""
+    """Insert and reserve jobs, and return settlements that acknowledge them."""
     subject.driver.insert([new_job() for _ in range(jobs)])
     claims = subject.reserve(limit=jobs, lease=TEN_YEARS)
     assert len(claims) == jobs
     return [Settlement(claim.lease, Outcome.ack()) for claim in claims]
 
 
-def prune(subject: Subject, *, limit: int = ENOUGH) -> int:
+def prune(subject: Subject, *, limit: int = MAX_REMOVED) -> int:
     return subject.driver.maintenance.prune(older_than=RETENTION, limit=limit)
 
 
@@ -355,12 +355,12 @@ def leaf_of(day: datetime) -> str:
 
 
 def leaves(url: str) -> Sequence[str]:
-    """Return the leaves of days, oldest first."""
+    """Return the partitions of days, oldest first."""
     found = rows(url, "SELECT relname FROM pg_class WHERE relname ~ '^th_jobs_finished_[0-9]+$' ORDER BY 1")
     return [name for (name,) in found]
 
 
-def lying_in(url: str, leaf: str) -> set[JobId]:
+def ids_in(url: str, leaf: str) -> set[JobId]:
     return {job_id for (job_id,) in rows(url, f"SELECT id FROM {leaf}")}
 
 

@@ -1,4 +1,4 @@
-"""How the schema of PostgreSQL comes to be: once, under any name, by our hand or by another's."""
+"""Migrations of the PostgreSQL schema: concurrent, under any schema name, and by printed SQL."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ MISSING: Final = f"error: the store's schema is 0, this code needs {len(NAMES)}:
 
 @pytest.fixture
 def bare() -> Iterator[str]:
-    """Give a database in which nothing is."""
+    """Yield an empty database."""
     with database(migrated=False) as url:
         yield url
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Give a database with our tables."""
+    """Yield a database with the current schema."""
     with database() as url:
         yield url
 
 
 @pytest.mark.parametrize("name", ["public", "jobs"])
-def test_of_many_who_migrate_at_once_one_does_it_and_all_find_it_done(name: str, bare: str) -> None:
+def test_concurrent_migrations_apply_each_migration_once(name: str, bare: str) -> None:
     start = Barrier(STARTERS)
 
     def up(_: int) -> list[str]:
@@ -72,7 +72,7 @@ def test_of_many_who_migrate_at_once_one_does_it_and_all_find_it_done(name: str,
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-def test_two_who_waited_for_each_other_both_find_it_done_under_any_default_isolation(isolation: str, bare: str) -> None:
+def test_concurrent_migrations_succeed_under_any_default_isolation(isolation: str, bare: str) -> None:
     with psycopg.connect(bare, autocommit=True) as db:
         setting = f"ALTER DATABASE {db.info.dbname} SET default_transaction_isolation = '{isolation}'"
         db.execute(setting.encode())
@@ -105,23 +105,23 @@ def test_a_migration_that_fails_leaves_nothing_behind_and_is_named(bare: str) ->
     assert rows(bare, "SELECT to_regnamespace('jobs') IS NULL") == [(True,)]
 
 
-def test_a_schema_of_any_name_holds_all_there_is_of_a_store(bare: str) -> None:
+def test_all_tables_of_a_store_are_in_its_schema(bare: str) -> None:
     migrate.migrate_up(schema_at(bare, schema="jobs"), MIGRATIONS)
 
-    live_a_life(bare, schema="jobs")
+    call_everything(bare, schema="jobs")
 
     found = rows(bare, "SELECT DISTINCT relnamespace::regnamespace::text FROM pg_class WHERE relname ~ '^th_'")
     assert found == [("jobs",)]
 
 
 @pytest.mark.parametrize("name", ["public", "jobs"])
-def test_the_search_path_of_a_role_is_nobodys_business(name: str, bare: str) -> None:
+def test_the_search_path_of_a_role_has_no_effect(name: str, bare: str) -> None:
     with psycopg.connect(bare) as db:
         db.execute("CREATE SCHEMA elsewhere")
         db.execute(f"ALTER DATABASE {db.info.dbname} SET search_path = elsewhere".encode())
     migrate.migrate_up(schema_at(bare, schema=name), MIGRATIONS)
 
-    live_a_life(bare, schema=name)
+    call_everything(bare, schema=name)
 
     assert rows(bare, "SELECT relname FROM pg_class WHERE relnamespace = 'elsewhere'::regnamespace") == []
 
@@ -139,7 +139,7 @@ def test_two_schemas_of_one_database_do_not_see_each_other(url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Jobs", "1st", "", "a-b", 'a"b', "pg_jobs", "j" * 64])
-def test_a_name_that_is_no_schemas_is_refused_before_anybody_is_called(name: str) -> None:
+def test_an_invalid_schema_name_is_rejected_before_connecting(name: str) -> None:
     with pytest.raises(UsageError, match="a schema's name has 1 to 63 of a-z"):
         schema_at("postgresql://127.0.0.1:1/none", schema=name)
     with pytest.raises(UsageError, match="a schema's name has 1 to 63 of a-z"):
@@ -150,7 +150,7 @@ def test_a_schema_of_63_letters_works(bare: str) -> None:
     name = "j" * 63
     migrate.migrate_up(schema_at(bare, schema=name), MIGRATIONS)
 
-    live_a_life(bare, schema=name)
+    call_everything(bare, schema=name)
 
 
 def test_a_driver_refuses_a_database_without_our_tables(bare: str) -> None:
@@ -193,7 +193,7 @@ def test_the_printed_sql_run_twice_is_refused_and_changes_nothing(bare: str) -> 
 
 
 @pytest.mark.parametrize("way", ["up", "sql"])
-def test_who_may_make_tables_need_not_be_allowed_to_make_schemas(way: str, bare: str) -> None:
+def test_migrating_into_an_existing_schema_needs_no_privilege_to_create_schemas(way: str, bare: str) -> None:
     with role(bare, "GRANT USAGE, CREATE ON SCHEMA public TO {}") as plain:
         if way == "up":
             migrate.migrate_up(schema_at(plain), MIGRATIONS)
@@ -203,27 +203,27 @@ def test_who_may_make_tables_need_not_be_allowed_to_make_schemas(way: str, bare:
         assert schema_at(plain).version() == len(MIGRATIONS)
 
 
-def test_who_may_not_make_tables_is_told_so(bare: str) -> None:
-    with role(bare) as plain, pytest.raises(StoreUnavailable, match=r"lacks a right; grant it.*permission denied"):
+def test_migrating_without_the_privilege_reports_that(bare: str) -> None:
+    with role(bare) as plain, pytest.raises(StoreUnavailable, match=r"lacks a privilege; grant it.*permission denied"):
         migrate.migrate_up(schema_at(plain, schema="jobs"), MIGRATIONS)
 
 
-def test_who_may_not_read_our_tables_is_told_so(url: str) -> None:
+def test_reading_without_the_privilege_reports_that(url: str) -> None:
     with (
         role(url) as plain,
         closing(PostgresDriver(plain)) as driver,
-        pytest.raises(StoreUnavailable, match=r"lacks a right; grant it.*permission denied"),
+        pytest.raises(StoreUnavailable, match=r"lacks a privilege; grant it.*permission denied"),
     ):
         driver.inspector.queues()
 
 
-def test_who_may_read_but_not_write_is_told_so_and_can_look(url: str) -> None:
+def test_a_role_that_may_only_read_can_read_but_not_insert(url: str) -> None:
     with (
         role(url, "GRANT SELECT ON ALL TABLES IN SCHEMA public TO {}") as plain,
         subject_on(plain, "public") as subject,
     ):
         assert subject.driver.inspector.queues() == []
-        with pytest.raises(StoreUnavailable, match=r"lacks a right; grant it.*permission denied"):
+        with pytest.raises(StoreUnavailable, match=r"lacks a privilege; grant it.*permission denied"):
             subject.insert()
 
 
@@ -234,7 +234,7 @@ def test_up_names_what_it_applied_and_the_second_time_says_that_nothing_is_left(
     assert capsys.readouterr() == ("\n".join(NAMES) + "\n", "")
 
     assert run(cli, ["migrate", "up", "--url", bare]) == ExitCode.OK
-    assert capsys.readouterr() == ("", f"the schema is up to date: {len(NAMES)}\n")
+    assert capsys.readouterr() == ("", f"schema is up to date: {len(NAMES)}\n")
 
 
 @pytest.mark.parametrize("verb", ["status", "sql", "check"])
@@ -245,13 +245,13 @@ def test_only_up_changes_the_database(verb: str, bare: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_as_json_every_verb_tells_the_same_of_a_schema_that_fits(
+def test_every_verb_prints_the_same_json_for_a_current_schema(
     verb: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(cli, ["migrate", verb, "--url", url, "--json"]) == ExitCode.OK
 
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"store": "postgres", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"store": "postgres", "schema": len(NAMES), "wanted": len(NAMES), "pending": []}
 
 
 def test_status_shows_what_is_there_and_what_is_pending(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,8 +284,8 @@ def test_a_database_that_is_not_there_exits_with_3_and_one_line(verb: str, capsy
     assert "database 'nowhere' on 127.0.0.1: this database does not exist" in err
 
 
-def live_a_life(url: str, *, schema: str) -> None:
-    """Call everything there is to call, also what is left to functions and triggers."""
+def call_everything(url: str, *, schema: str) -> None:
+    """Call all methods of the driver, including those that use functions and triggers."""
     with subject_on(url, schema) as subject, closing(PostgresDriver(url, schema=schema)) as driver:
         all_day(Watched(driver))
         subject.advance(LATEST)
@@ -312,7 +312,7 @@ def subject_on(url: str, schema: str) -> Iterator[Subject]:
 
 @contextmanager
 def role(url: str, grant: str = "") -> Iterator[str]:
-    """Give *url* as a user sees it who may connect, and what *grant* says."""
+    """Yield *url* for a role that may connect and has the privileges of *grant*."""
     name = f"plain_{psycopg.conninfo.conninfo_to_dict(url)['dbname']}"
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(f"CREATE ROLE {name} LOGIN; {grant.format(name)}".encode())
@@ -350,7 +350,7 @@ def rows(url: str, query: str) -> list[tuple[Any, ...]]:
 
 
 def catalog(url: str, schema: str) -> list[tuple[Any, ...]]:
-    """Return all that PostgreSQL knows of what lies in a schema, in its own words."""
+    """Return the definitions of all objects in a schema."""
     with psycopg.connect(url) as db:
         db.execute(f'SET search_path = "{schema}"'.encode())
         return db.execute(_CATALOG, {"schema": schema}).fetchall()

@@ -1,4 +1,4 @@
-"""The PostgreSQL that the tests run on, with real processes."""
+"""The PostgreSQL server of the tests, with real processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LIMIT: Final = 60.0  # seconds; far more than anything waited for here takes
+LIMIT_SECONDS: Final = 60.0  # far more than any wait here takes
 
-# It is killed before it can leave the block.
+# The process is killed before it leaves the block.
 HOLDER: Final = """
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_database_is_a_copy_of_its_template(server: PostgresServer) -> None:
     assert numbers(copy) == [7]
 
 
-def test_a_database_is_dropped_under_the_feet_of_those_who_use_it(server: PostgresServer) -> None:
+def test_a_database_is_dropped_while_it_is_in_use(server: PostgresServer) -> None:
     url = server.database("doomed")
 
     with psycopg.connect(url):
@@ -90,13 +90,13 @@ def test_a_stopped_server_starts_again_with_the_same_url_and_settings(tmp_path: 
     server.stop()
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_reports_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ServerNotStarted, match='parameter "shared_buffers": "plenty"'):
         PostgresServer.start(tmp_path, settings={"shared_buffers": "plenty"})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process that its parent died")
-def test_a_killed_process_takes_its_server_along(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a process when its parent dies")
+def test_a_server_ends_when_its_process_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -106,7 +106,7 @@ def test_a_killed_process_takes_its_server_along(tmp_path: Path) -> None:
 
         holder.kill()
 
-        ended, _, _ = select.select([postmaster], [], [], LIMIT)
+        ended, _, _ = select.select([postmaster], [], [], LIMIT_SECONDS)
         os.close(postmaster)
         assert ended
         assert not lock.exists()
@@ -116,7 +116,7 @@ def test_the_environment_may_name_the_programs() -> None:
     assert binaries({"PG_BINDIR": str(binaries())}) == binaries()
 
 
-def test_a_folder_without_the_programs_is_refused_with_the_ways_out(tmp_path: Path) -> None:
+def test_a_folder_without_the_programs_is_rejected_with_the_fixes(tmp_path: Path) -> None:
     with pytest.raises(PostgresNotFound, match=rf"{tmp_path}.*taskharbor\[embedded\].*PG_BINDIR"):
         PostgresServer.start(tmp_path / "server", bindir=tmp_path)
 

@@ -1,4 +1,4 @@
-"""Outcomes on PostgreSQL: beside locked rows, beside data that it cannot hold, and after lost replies."""
+"""Settling next to locked rows, next to data that cannot be stored, and after lost replies."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def driver(url: str) -> Iterator[PostgresDriver]:
 def reserve(
     driver: PostgresDriver, *, limit: int = 1, lease: timedelta = LEASE, token: Token | None = None
 ) -> list[Claim]:
-    asked: dict[str, Any] = {"worker": "w", "lease": lease, "limit": limit, "overdue_after": PATIENCE}
-    return driver.reserve("default", token=token or new_token(), **asked)
+    options: dict[str, Any] = {"worker": "w", "lease": lease, "limit": limit, "overdue_after": PATIENCE}
+    return driver.reserve("default", token=token or new_token(), **options)
 
 
 def jobs_of(driver: PostgresDriver) -> dict[JobId, Job]:
@@ -62,13 +62,13 @@ def lock(db: psycopg.Connection, *job_ids: JobId) -> None:
 
 
 def waits_for_a_lock(url: str) -> bool:
-    asked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with psycopg.connect(url) as db:
-        return db.execute(asked).fetchone() != (0,)
+        return db.execute(query).fetchone() != (0,)
 
 
 @pytest.mark.parametrize("locked", [1, 6, 12])
-def test_outcomes_of_locked_rows_are_skipped_and_those_of_their_neighbours_recorded_at_once(
+def test_outcomes_of_locked_rows_are_skipped_and_the_others_are_recorded(
     driver: PostgresDriver, url: str, locked: int
 ) -> None:
     driver.insert([new_job() for _ in range(12)])
@@ -87,12 +87,12 @@ def test_outcomes_of_locked_rows_are_skipped_and_those_of_their_neighbours_recor
 
     assert answers == [Skipped(claim.lease) for claim in claims[:locked]] + settled[locked:]
     assert took < 4
-    in_process = [claim.job.id for claim in claims if jobs[claim.job.id].status is Status.PROCESSING]
-    assert in_process == [claim.job.id for claim in claims[:locked]]
+    processing = [claim.job.id for claim in claims if jobs[claim.job.id].status is Status.PROCESSING]
+    assert processing == [claim.job.id for claim in claims[:locked]]
     assert driver.settle(settlements) == settled
 
 
-def test_the_outcome_of_a_locked_row_whose_lease_is_over_is_refused(driver: PostgresDriver, url: str) -> None:
+def test_the_outcome_of_a_locked_row_with_an_expired_lease_is_rejected(driver: PostgresDriver, url: str) -> None:
     driver.insert([new_job()])
     [claim] = reserve(driver, limit=1, lease=NONE)
 
@@ -116,8 +116,8 @@ def test_in_a_users_transaction_a_locked_row_is_waited_for(driver: PostgresDrive
         assert answer.result(LIMIT) == [Settled(claim.job.id, Status.SUCCEEDED)]
 
 
-def test_a_locked_row_costs_a_worker_none_of_its_speed(url: str) -> None:
-    """One row stays locked, and hundreds of jobs are run beside it within a fraction of the deadline."""
+def test_a_locked_row_does_not_slow_down_a_worker(url: str) -> None:
+    """While one row stays locked, 200 other jobs run within a fraction of the deadline."""
     is_locked, locked = threading.Event(), list[Any]()
     with closing(PostgresDriver(url)) as driver, psycopg.connect(url) as other:
 
@@ -143,7 +143,7 @@ def test_a_locked_row_costs_a_worker_none_of_its_speed(url: str) -> None:
     assert took < DEADLINE.total_seconds()
 
 
-def test_an_outcome_that_cannot_be_stored_is_answered_by_that_and_its_neighbours_are_recorded(
+def test_an_unstorable_outcome_is_reported_and_the_others_are_recorded(
     driver: PostgresDriver,
 ) -> None:
     driver.insert([new_job() for _ in range(8)])
@@ -197,7 +197,7 @@ def test_success_is_recorded_after_a_failover_during_which_the_password_function
 
     def password() -> str:
         if fails.is_set():
-            raise TimeoutError("the token service is away")
+            raise TimeoutError("the token service is unavailable")
         return ""
 
     def run(_job: Job) -> None:
@@ -214,9 +214,9 @@ def test_success_is_recorded_after_a_failover_during_which_the_password_function
         assert ran.wait(LIMIT)
         fails.set()
         proxy.reset()
-        asked = Counting(driver)
+        settles = SettleCounter(driver)
         may_end.set()
-        wait_until(lambda: asked.count > 3)
+        wait_until(lambda: settles.count > 3)
         fails.clear()
         wait_until(lambda: direct.inspector.get([job_id])[job_id].status.is_final)
         job = direct.inspector.get([job_id])[job_id]
@@ -224,8 +224,8 @@ def test_success_is_recorded_after_a_failover_during_which_the_password_function
     assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
 
 
-class Counting:
-    """Counts the outcomes that a driver was asked to record from now on."""
+class SettleCounter:
+    """Counts the calls of `settle` of a driver."""
 
     def __init__(self, driver: PostgresDriver) -> None:
         self.count = 0
@@ -243,10 +243,10 @@ def end_lease(url: str) -> None:
 
 
 class Interrupted:
-    """Runs something between the loss of a reply and the look at what was taken."""
+    """Runs a function between the loss of a reply and the read-back."""
 
     def __init__(self, driver: PostgresDriver, then: Any) -> None:
-        self._resolve, self._then = driver._connections.resolve, then  # noqa: SLF001  there is no other moment
+        self._resolve, self._then = driver._connections.resolve, then  # noqa: SLF001  the only hook at this time
         driver._connections.resolve = self._resolved  # type: ignore[method-assign]  # noqa: SLF001  as above
 
     def _resolved(self, lost: Any) -> None:
@@ -263,7 +263,7 @@ def test_no_token_is_used_again_after_a_lost_reply_whose_lease_has_ended(verb: s
         direct.insert([job])
         if verb == "claim":
             direct.dispatch("default", limit=1, lock=LOCK, unclaimed=10)
-        take: dict[str, Callable[[], object]] = {
+        calls: dict[str, Callable[[], object]] = {
             "reserve": lambda: reserve(driver, token=token),
             "claim": lambda: driver.claim([job.id], queue="default", token=token, worker="w", lease=LEASE),
         }
@@ -272,7 +272,7 @@ def test_no_token_is_used_again_after_a_lost_reply_whose_lease_has_ended(verb: s
         proxy.cut(when, exchange=1)
 
         with pytest.raises(StoreUnavailable):
-            take[verb]()
+            calls[verb]()
 
         held = direct.inspector.get([job.id])[job.id]
         assert held.attempt_count <= 1
@@ -282,10 +282,10 @@ def test_no_token_is_used_again_after_a_lost_reply_whose_lease_has_ended(verb: s
         assert tokens == [token] * held.attempt_count
 
 
-def test_innocent_jobs_are_moved_beside_one_whose_attempt_is_recorded_already(driver: PostgresDriver, url: str) -> None:
-    """As a job is that was taken twice under one token by an older version."""
+def test_a_job_whose_attempt_already_has_a_row_does_not_block_others(driver: PostgresDriver, url: str) -> None:
+    """An older version could claim a job twice under one token, which left such a row."""
 
-    def poisoned(lease: timedelta) -> list[Claim]:
+    def claims_with_row(lease: timedelta) -> list[Claim]:
         driver.insert([new_job() for _ in range(2)])
         claims = reserve(driver, limit=2, lease=lease)
         with psycopg.connect(url) as db:
@@ -296,11 +296,11 @@ def test_innocent_jobs_are_moved_beside_one_whose_attempt_is_recorded_already(dr
             )
         return claims
 
-    retried = [Settlement(claim.lease, Outcome.retry(after=LEASE, failure=BOOM)) for claim in poisoned(LEASE)]
+    retried = [Settlement(claim.lease, Outcome.retry(after=LEASE, failure=BOOM)) for claim in claims_with_row(LEASE)]
     settled = driver.settle(retried)
-    poisoned(NONE)
+    claims_with_row(NONE)
     reclaimed = reserve(driver, limit=2, lease=NONE)
-    poisoned(NONE)
+    claims_with_row(NONE)
     expired = driver.maintenance.expire(limit=10)
 
     assert [type(answer) for answer in settled] == [Settled, Settled]

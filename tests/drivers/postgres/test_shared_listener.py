@@ -1,4 +1,4 @@
-"""One listening connection for a whole process, however many listen on its driver."""
+"""All listeners of a driver share one LISTEN connection."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.postgres.notify import PostgresListener
 
-DEADLINE: Final = timedelta(seconds=5)  # far longer than any ring takes
-MOMENT: Final = timedelta(milliseconds=50)
+DEADLINE: Final = timedelta(seconds=5)  # far longer than a notification takes
+SHORT: Final = timedelta(milliseconds=50)
 FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -42,21 +42,19 @@ def driver(url: str) -> Iterator[PostgresDriver]:
         yield driver
 
 
-def ears(url: str) -> set[int]:
-    """Return the server's processes that listen: their last statement is LISTEN, or the call to themselves."""
+def listening_backends(url: str) -> set[int]:
+    """Return the backends that listen: their last statement is LISTEN or the self-test."""
     with psycopg.connect(url) as db:
-        asked = """
+        query = """
             SELECT pid
               FROM pg_stat_activity
              WHERE datname = %s
                AND (query LIKE 'LISTEN%%' OR query LIKE 'SELECT pg_notify($%%')
         """
-        return {pid for (pid,) in db.execute(asked, [db.info.dbname])}
+        return {pid for (pid,) in db.execute(query, [db.info.dbname])}
 
 
-def test_workers_and_who_waits_for_a_result_hear_by_one_connection_that_goes_with_the_last(
-    url: str, driver: PostgresDriver
-) -> None:
+def test_workers_share_one_listen_connection_that_closes_with_the_last_worker(url: str, driver: PostgresDriver) -> None:
     started, may_end, counted = threading.Event(), threading.Event(), []
 
     def handle(_job: object) -> None:
@@ -72,66 +70,66 @@ def test_workers_and_who_waits_for_a_result_hear_by_one_connection_that_goes_wit
         waiting = threading.Thread(target=lambda: counted.append(watcher.wait(job_id, DEADLINE).status))
         waiting.start()
         assert started.wait(LIMIT)
-        together = ears(url)
+        together = listening_backends(url)
         may_end.set()
         waiting.join(LIMIT)
     for worker in workers[:2]:
         worker.stop()
-    left = ears(url)
+    left = listening_backends(url)
     workers[2].stop()
 
     assert (len(together), left, counted) == (1, together, [Status.SUCCEEDED])
-    wait_until(lambda: not ears(url))
+    wait_until(lambda: not listening_backends(url))
 
 
-def test_all_who_listen_hear_again_after_their_connection_was_killed(url: str, driver: PostgresDriver) -> None:
+def test_all_listeners_are_notified_again_after_their_connection_was_killed(url: str, driver: PostgresDriver) -> None:
     with ExitStack() as stack, closing(PostgresDriver(url)) as elsewhere:
         listeners = [stack.enter_context(closing(driver.listen(["default"]))) for _ in range(3)]
-        [killed] = ears(url)
+        [killed] = listening_backends(url)
         with psycopg.connect(url) as db:
             db.execute("SELECT pg_terminate_backend(%s)", [killed])
-        wait_until(lambda: len(ears(url) - {killed}) == 1)
-        wait_until(lambda: not any(listener.wait(MOMENT) for listener in listeners))
+        wait_until(lambda: len(listening_backends(url) - {killed}) == 1)
+        wait_until(lambda: not any(listener.wait(SHORT) for listener in listeners))
 
         elsewhere.insert([new_job()])
 
         assert [listener.wait(DEADLINE) for listener in listeners] == [True, True, True]
-        assert len(ears(url)) == 1
+        assert len(listening_backends(url)) == 1
 
 
 def test_a_child_listens_on_a_connection_of_its_own(url: str, driver: PostgresDriver) -> None:
     with closing(driver.listen(["default"])) as listener:
-        before = ears(url)
+        before = listening_backends(url)
         child = FORK.Process(target=listen_in_a_child, args=(url, driver, listener, before))
         child.start()
         child.join(LIMIT)
-        wait_until(lambda: not listener.wait(MOMENT))  # of what the child stored
+        wait_until(lambda: not listener.wait(SHORT))  # for the job that the child stored
 
         with closing(PostgresDriver(url)) as elsewhere:
             elsewhere.insert([new_job()])
 
         assert (child.exitcode, listener.wait(DEADLINE)) == (0, True)
-        wait_until(lambda: ears(url) == before)
+        wait_until(lambda: listening_backends(url) == before)
 
 
 def listen_in_a_child(url: str, driver: PostgresDriver, inherited: PostgresListener, parents: set[int]) -> None:
-    inherited.wait(MOMENT)
+    inherited.wait(SHORT)
     with closing(driver.listen(["default"])) as own, closing(PostgresDriver(url)) as elsewhere:
-        others = ears(url) - parents
+        others = listening_backends(url) - parents
         elsewhere.insert([new_job()])
-        heard = (inherited.wait(DEADLINE), own.wait(DEADLINE))
+        notified = (inherited.wait(DEADLINE), own.wait(DEADLINE))
     inherited.close()
-    sys.exit((len(others), heard) != (1, (True, True)))
+    sys.exit((len(others), notified) != (1, (True, True)))
 
 
-def test_a_child_that_never_listened_leaves_its_parents_listener_alone(url: str, driver: PostgresDriver) -> None:
+def test_a_child_that_never_listened_does_not_affect_its_parents_listener(url: str, driver: PostgresDriver) -> None:
     with closing(driver.listen(["default"])) as listener:
-        before = ears(url)
+        before = listening_backends(url)
         child = FORK.Process(target=close_what_is_inherited, args=(driver, listener))
         child.start()
         child.join(LIMIT)
 
-        assert (child.exitcode, ears(url)) == (0, before)
+        assert (child.exitcode, listening_backends(url)) == (0, before)
 
 
 def close_what_is_inherited(driver: PostgresDriver, listener: PostgresListener) -> None:

@@ -1,4 +1,4 @@
-"""What takes longer than the deadline, and no caller waits for: with a pooler in between, and without."""
+"""Retention statements that take longer than the deadline, with and without a pooler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskharbor.drivers.postgres import PostgresDriver, partitions
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.retention import RETENTION
 from tests.drivers.postgres.test_partitions import SHORT, as_subject, is_table, slow_down
-from tests.drivers.postgres.test_retention import NOON, TODAY, UNTIL_IT_GOES, count, finish, prune, publish, roll_up
+from tests.drivers.postgres.test_retention import NOON, TODAY, UNTIL_REMOVED, count, finish, prune, publish, roll_up
 from tests.support.pgbouncer import pooler
 from tests.support.postgres import database, server
 
@@ -37,7 +37,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["direct", "pooled"])
 def slow(request: pytest.FixtureRequest, url: str, clock: ManualClock) -> Iterator[Subject]:
-    """Give a store with a short deadline, where removing keys and attempts takes longer than that."""
+    """Yield a store with a short deadline."""
     with ExitStack() as stack:
         is_pooled = request.param == "pooled"
         if is_pooled:
@@ -50,7 +50,7 @@ def test_a_day_whose_removal_takes_longer_than_the_deadline_is_removed(slow: Sub
     roll_up(slow)
     finish(slow, 2)
     slow.bring(Status.SUCCEEDED, idempotency_key="once")
-    slow.advance(UNTIL_IT_GOES)
+    slow.advance(UNTIL_REMOVED)
     slow_down(url, "th_keys")
 
     assert prune(slow) == 3
@@ -62,35 +62,35 @@ def test_a_day_whose_removal_takes_longer_than_the_deadline_is_removed(slow: Sub
 def test_dead_letters_whose_removal_takes_longer_than_the_deadline_are_purged(slow: Subject, url: str) -> None:
     job_id = slow.bring(Status.DEAD)
     publish(slow, job_id)
-    slow.advance(UNTIL_IT_GOES)
+    slow.advance(UNTIL_REMOVED)
     slow_down(url, "th_attempts")
 
     assert slow.driver.maintenance.purge(older_than=RETENTION, limit=1) == 1
 
 
 def connections_of(subject: Subject) -> PostgresPool:
-    found: PostgresPool = subject.driver._connections  # type: ignore[attr-defined]  # noqa: SLF001  what callers do not see
+    found: PostgresPool = subject.driver._connections  # type: ignore[attr-defined]  # noqa: SLF001  not part of the API
     return found
 
 
-def test_an_unhurried_statement_has_the_settings_of_all_others_but_for_its_limit(slow: Subject) -> None:
+def test_a_retention_statement_has_the_usual_settings_except_for_its_timeout(slow: Subject) -> None:
     def settings() -> Steps[list[Row]]:
         names = ("statement_timeout", "lock_timeout", "enable_seqscan", "plan_cache_mode")
         shown = ", ".join(f"current_setting('{name}')" for name in names)
         return (yield f"SELECT {shown}", {})
 
-    [found] = partitions.transact(connections_of(slow), settings, patience=timedelta(minutes=3))
+    [found] = partitions.transact(connections_of(slow), settings, timeout=timedelta(minutes=3))
 
     assert found == ("3min", "1s", "off", "force_generic_plan")
 
 
-def test_other_statements_keep_the_deadline_after_an_unhurried_one(slow: Subject) -> None:
+def test_statements_after_a_retention_statement_have_the_usual_deadline(slow: Subject) -> None:
     roll_up(slow)
     finish(slow, 1)
-    slow.advance(UNTIL_IT_GOES)
+    slow.advance(UNTIL_REMOVED)
     assert prune(slow) == 1
 
     with connections_of(slow).connection() as db:
-        assert db.patience == pytest.approx(SHORT.total_seconds() * 1.25)
+        assert db.reply_timeout_seconds == pytest.approx(SHORT.total_seconds() * 1.25)
     [(limit,)] = connections_of(slow).fetch("SELECT current_setting('statement_timeout')")
     assert limit == "2s"

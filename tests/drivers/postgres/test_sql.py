@@ -1,4 +1,4 @@
-"""Conditions and locks of PostgreSQL's statements that only a second session, or a raw write, can show."""
+"""Conditions and locks in the SQL that only a second session or a raw write can test."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def ids_of(claims: Sequence[Claim]) -> list[JobId]:
 
 
 Act = tuple[list["JobId"], "Callable[[], list[JobId]]"]
-"""Two jobs in their order, and a call that returns those it acted on."""
+"""Two jobs in order, and a call that returns those it changed."""
 
 
 def reserve(subject: Subject) -> Act:
     return two_jobs(subject), lambda: ids_of(subject.reserve())
 
 
-def take_over(subject: Subject) -> Act:
+def reclaim(subject: Subject) -> Act:
     ids = ids_of(two_claims(subject))
     subject.advance(LEASE)
     return ids, lambda: ids_of(subject.reserve())
@@ -110,7 +110,7 @@ def extend(subject: Subject) -> Act:
     return ids_of(claims), act
 
 
-def note_progress(subject: Subject) -> Act:
+def save_progress(subject: Subject) -> Act:
     claims = two_claims(subject)
     notes = [(claim.lease, Progress(done=1)) for claim in claims]
 
@@ -148,11 +148,11 @@ def expire(subject: Subject) -> Act:
 def bury(subject: Subject) -> Act:
     ids = two_jobs(subject)
     for job_id in ids:
-        subject.make_spent(job_id)
+        subject.exhaust(job_id)
     return ids, lambda: [each.job_id for each in subject.driver.maintenance.bury(limit=1)]
 
 
-def take_event(subject: Subject) -> Act:
+def claim_event(subject: Subject) -> Act:
     ids = two_letters(subject)
     return ids, lambda: [each.event.job_id for each in subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)]
 
@@ -184,13 +184,13 @@ def publish(subject: Subject) -> None:
 
 
 VERBS: Final[tuple[Callable[[Subject], Act], ...]] = (
-    reserve, take_over, dispatch, dispatch_again, extend, note_progress, ack, retry, expire, bury,
-    take_event, close_event, purge,
+    reserve, reclaim, dispatch, dispatch_again, extend, save_progress, ack, retry, expire, bury,
+    claim_event, close_event, purge,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
-def test_a_row_that_another_session_has_locked_is_left_out_and_the_next_one_is_not(
+def test_a_row_locked_by_another_session_is_skipped_but_not_the_next(
     verb: Callable[[Subject], Act], subject: Subject, url: str
 ) -> None:
     ids, act = verb(subject)
@@ -203,51 +203,49 @@ def test_a_row_that_another_session_has_locked_is_left_out_and_the_next_one_is_n
 
 
 def waits_for_a_lock(url: str) -> bool:
-    asked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with psycopg.connect(url) as db:
-        return db.execute(asked).fetchone() != (0,)
+        return db.execute(query).fetchone() != (0,)
 
 
-def beside(url: str, statement: str, asked: Sequence[Any], call: Callable[[], T]) -> T:
-    """Let *call* wait for a session that has run *statement*, and commits it then."""
+def while_locked(url: str, statement: str, values: Sequence[Any], call: Callable[[], T]) -> T:
+    """Run *call* until it waits for a session that has run *statement*; commit that, and return the result."""
     with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
-        other.execute(statement.encode(), asked)
+        other.execute(statement.encode(), values)
         answer = pool.submit(call)
         wait_until(lambda: waits_for_a_lock(url))
         other.commit()
         return answer.result(LIMIT)
 
 
-def test_an_ended_lease_that_another_session_takes_over_meanwhile_is_not_claimed_too(
-    subject: Subject, url: str
-) -> None:
+def test_an_expired_lease_reclaimed_by_another_session_meanwhile_is_not_claimed(subject: Subject, url: str) -> None:
     job_id = subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
     token = new_token()
-    taken = "UPDATE th_jobs SET lease_token = %s, lease_expires_at = lease_expires_at + interval '1 hour' WHERE id = %s"
+    reclaimed = (
+        "UPDATE th_jobs SET lease_token = %s, lease_expires_at = lease_expires_at + interval '1 hour' WHERE id = %s"
+    )
 
-    [answer] = beside(url, taken, [token, job_id], lambda: subject.claim(job_id))
+    [answer] = while_locked(url, reclaimed, [token, job_id], lambda: subject.claim(job_id))
 
     assert isinstance(answer, Refused)
     assert answer.reason is RefusalReason.LEASED
     assert [claim.lease.token for claim in subject.driver.read_back([token])] == [token]
 
 
-def test_a_letter_that_another_session_purges_meanwhile_is_not_requeued(subject: Subject, url: str) -> None:
+def test_a_dead_letter_purged_by_another_session_meanwhile_is_not_requeued(subject: Subject, url: str) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.driver.maintenance.roll_up(keep=TEN_YEARS)
 
-    answer = beside(url, "DELETE FROM th_jobs WHERE id = %s", [job_id], lambda: subject.requeue(job_id))
+    answer = while_locked(url, "DELETE FROM th_jobs WHERE id = %s", [job_id], lambda: subject.requeue(job_id))
 
     assert isinstance(answer, JobNotFound)
     assert [each.event.value for each in subject.attempts(job_id)] == ["fail"]
     assert [queue.counts.get(Status.DEAD) for queue in subject.queues()] == [1]  # a raw DELETE is not counted
 
 
-def test_a_lease_is_taken_over_by_its_message_beside_an_attempt_that_has_its_row_already(
-    subject: Subject, url: str
-) -> None:
-    """As a job is that was taken twice under one token by an older version."""
+def test_a_job_whose_attempt_already_has_a_row_is_reclaimed_by_message(subject: Subject, url: str) -> None:
+    """An older version could claim a job twice under one token, which left such a row."""
     job_id = subject.insert()
     token = subject.take().lease.token
     subject.advance(LEASE)
@@ -268,7 +266,7 @@ def test_a_reply_about_a_job_that_is_not_enqueued_changes_nothing(
     reply: Callable[[Dispatch], Sent | Unsent], subject: Subject, url: str
 ) -> None:
     job_id, until = subject.insert(), subject.clock.now() + LOCK
-    with psycopg.connect(url) as db:  # no verb leaves such a row
+    with psycopg.connect(url) as db:  # no method of the driver makes such a row
         db.execute("UPDATE th_jobs SET sends = 1, resends = 1, dispatch_at = %s WHERE id = %s", [until, job_id])
     before = subject.everything(job_id)
 
@@ -278,11 +276,11 @@ def test_a_reply_about_a_job_that_is_not_enqueued_changes_nothing(
     assert subject.everything(job_id) == before
 
 
-def test_a_session_of_another_program_under_the_number_of_a_lost_one_is_not_ended(subject: Subject, url: str) -> None:
+def test_a_session_of_another_program_with_a_reused_pid_is_not_terminated(subject: Subject, url: str) -> None:
     with psycopg.connect(url, application_name="shop") as other:
         pid = other.info.backend_pid
 
-        subject.driver._connections.resolve(ReplyLost("gone", pid))  # type: ignore[attr-defined]  # noqa: SLF001  there is no other way to choose the number
+        subject.driver._connections.resolve(ReplyLost("gone", pid))  # type: ignore[attr-defined]  # noqa: SLF001  the only way to choose the process id
 
         assert other.execute("SELECT 1").fetchone() == (1,)
 
@@ -295,7 +293,7 @@ def test_in_a_users_transaction_a_locked_row_is_waited_for(outcome: Outcome, sub
     with psycopg.connect(url) as shop:
         joined = subject.driver.join(shop)  # type: ignore[attr-defined]
         locked = "SELECT FROM th_jobs WHERE id = %s FOR UPDATE"
-        [answer] = beside(url, locked, [job_id], lambda: joined.settle([settlement]))
+        [answer] = while_locked(url, locked, [job_id], lambda: joined.settle([settlement]))
 
     assert isinstance(answer, Settled)
 
@@ -303,7 +301,7 @@ def test_in_a_users_transaction_a_locked_row_is_waited_for(outcome: Outcome, sub
 @pytest.mark.parametrize(
     "other", [{"type": "welcome"}, {"failure": Failure(fingerprint="cafe")}], ids=["type", "error"]
 )
-def test_an_empty_group_is_removed_although_letters_of_another_group_came(
+def test_an_empty_group_is_removed_when_another_group_gets_dead_letters(
     other: dict[str, Any], subject: Subject, url: str
 ) -> None:
     job_id = kill(subject)

@@ -1,4 +1,4 @@
-"""Conditions in the SQL of PostgreSQL's days that only a raw write, or an older schema, can show."""
+"""Conditions in the SQL of partitions that only a raw write or an older schema can test."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.drivers.postgres.test_retention import (
     DAY,
     NOON,
     TODAY,
-    UNTIL_IT_GOES,
+    UNTIL_REMOVED,
     finish,
+    ids_in,
     leaf_of,
     leaves,
-    lying_in,
     prune,
     roll_up,
     rows,
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Give a database of its own, to a test that changes its tables."""
+    """Yield a separate database, because the test changes its tables."""
     with database() as url:
         yield url
 
 
 @pytest.fixture
 def day(url: str) -> Iterator[Subject]:
-    """Give a store at noon, its leaves made."""
+    """Yield a store at noon whose partitions exist."""
     with closing(PostgresDriver(url, clock=(clock := ManualClock(NOON)))) as driver:
         yield with_leaves(driver, clock)
 
 
 def with_leaves(driver: PostgresDriver, clock: ManualClock) -> Subject:
     roll_up(made := Subject(driver=driver, clock=clock, spend=None, transaction=lambda: nullcontext(driver.insert)))
-    prune(made)  # the days that were made when the schema was
+    prune(made)  # remove the days that the migration created
     return made
 
 
@@ -60,15 +60,15 @@ def test_a_table_of_another_schema_is_no_detached_day(day: Subject, url: str) ->
         db.execute("CREATE SCHEMA other; CREATE TABLE other.th_jobs_finished_20000101 ()")
         db.execute("INSERT INTO th_pruning (leaf, is_detached) VALUES ('th_jobs_finished_20000101', true)")
     finish(day, 2)
-    day.advance(UNTIL_IT_GOES)
+    day.advance(UNTIL_REMOVED)
 
     assert prune(day) == 2
 
 
-def test_jobs_of_a_later_day_in_the_default_leaf_keep_no_earlier_day_from_being_made(day: Subject, url: str) -> None:
+def test_later_jobs_in_the_default_partition_do_not_block_creating_earlier_days(day: Subject, url: str) -> None:
     day.advance(30 * DAY)
     [later] = finish(day, 1)
-    assert lying_in(url, "th_jobs_finished_default") == {later}
+    assert ids_in(url, "th_jobs_finished_default") == {later}
 
     day.advance(-15 * DAY)
     roll_up(day)
@@ -85,8 +85,8 @@ def test_a_job_whose_event_was_given_up_stays_in_its_day_when_that_is_detached(d
 
     assert rows(url, f"SELECT th_detach_day('{TODAY}')") == [(True,)]
 
-    assert lying_in(url, TODAY) == {job_id}
-    assert lying_in(url, "th_jobs_finished_default") == set()
+    assert ids_in(url, TODAY) == {job_id}
+    assert ids_in(url, "th_jobs_finished_default") == set()
 
 
 def test_events_of_other_jobs_do_not_keep_a_day_from_being_detached(day: Subject, url: str) -> None:
@@ -98,18 +98,18 @@ def test_events_of_other_jobs_do_not_keep_a_day_from_being_detached(day: Subject
             """
         )
     finish(day, 3)
-    day.advance(UNTIL_IT_GOES)
+    day.advance(UNTIL_REMOVED)
 
     assert prune(day, limit=1) == 3
 
 
-def test_on_the_schema_before_a_day_goes_as_a_whole_however_small_the_batch() -> None:
+def test_on_the_previous_schema_a_day_is_removed_whole_despite_the_limit() -> None:
     clock = ManualClock(NOON)
     with database(migrated=False) as url:
         migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
         with closing(PostgresDriver(url, clock=clock)) as driver:
             subject = with_leaves(driver, clock)
             finish(subject, 3)
-            subject.advance(UNTIL_IT_GOES)
+            subject.advance(UNTIL_REMOVED)
 
             assert prune(subject, limit=1) == 3

@@ -1,4 +1,4 @@
-"""A worker's record on a database that has only the first migration: code is deployed before its migration."""
+"""Worker records on schema version 1: code is deployed before its migration."""
 
 from __future__ import annotations
 

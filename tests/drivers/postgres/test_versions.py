@@ -1,4 +1,4 @@
-"""This release on the schema of the one before: what the newest migration brought is done without."""
+"""API keys on the previous schema version, which has no column for their last use."""
 
 from __future__ import annotations
 

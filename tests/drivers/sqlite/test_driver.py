@@ -1,4 +1,4 @@
-"""What the SQLite driver promises beyond the contract."""
+"""Tests of the SQLite driver beyond the driver contract: durability, joined transactions and query plans."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_a_connection_without_a_transaction_cannot_be_joined(driver: SqliteDrive
             joined.insert([new_job()])
 
 
-def test_a_file_that_another_process_keeps_locked_is_waited_for_only_so_long(file: Path) -> None:
+def test_waiting_for_a_locked_file_ends_at_the_deadline(file: Path) -> None:
     driver = SqliteDriver(file, deadline=timedelta(milliseconds=50))
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
 
         with pytest.raises(
-            StoreUnavailable, match="another process, or a handler's own write transaction, has kept its write lock"
+            StoreUnavailable, match="another process, or a handler's own write transaction, has held the write lock"
         ):
             driver.insert([new_job()])
 
@@ -93,7 +93,7 @@ def test_a_file_that_another_process_keeps_locked_is_waited_for_only_so_long(fil
     driver.close()
 
 
-def test_a_closed_driver_says_so(file: Path) -> None:
+def test_a_closed_driver_raises_store_unavailable(file: Path) -> None:
     driver = SqliteDriver(file)
     driver.close()
 
@@ -131,22 +131,22 @@ def test_a_job_that_was_read_is_as_frozen_as_one_that_was_made(driver: SqliteDri
 
 
 def plan(file: Path, statement: str) -> list[str]:
-    asked = dict.fromkeys(re.findall(r":(\w+)", statement))
+    params = dict.fromkeys(re.findall(r":(\w+)", statement))
     with closing(sqlite3.connect(file)) as db:
-        return [step[3] for step in db.execute(f"EXPLAIN QUERY PLAN {statement}", asked)]
+        return [step[3] for step in db.execute(f"EXPLAIN QUERY PLAN {statement}", params)]
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize("take", [claim.TAKE_ANY, claim.TAKE_HANDLED], ids=["any", "handled"])
-def test_a_claim_walks_what_waits_in_its_order_and_sorts_nothing(take: str, file: Path) -> None:
-    steps = plan(file, take)
+@pytest.mark.parametrize("statement", [claim.CLAIM_ANY_TYPE, claim.CLAIM_HANDLED_TYPES], ids=["any", "handled"])
+def test_a_claim_reads_the_waiting_index_in_order_without_sorting(statement: str, file: Path) -> None:
+    steps = plan(file, statement)
 
     assert "SEARCH th_jobs USING INDEX th_jobs_waiting (queue=?)" in steps
     assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
 
 
 @pytest.mark.usefixtures("driver")
-def test_the_next_due_time_is_found_by_leaps_over_what_waits(file: Path) -> None:
+def test_the_next_due_time_is_found_by_index_seeks(file: Path) -> None:
     steps = [step for step in plan(file, SqliteInspector.DUE_IN) if "th_jobs" in step]
 
     assert steps == [
@@ -157,15 +157,15 @@ def test_the_next_due_time_is_found_by_leaps_over_what_waits(file: Path) -> None
 
 
 @pytest.mark.usefixtures("driver")
-def test_an_ended_lease_is_found_without_a_look_at_the_history(file: Path) -> None:
-    steps = plan(file, claim.TAKE_ENDED)
+def test_an_expired_lease_is_found_without_scanning_the_history(file: Path) -> None:
+    steps = plan(file, claim.RECLAIM_EXPIRED)
 
     assert "SEARCH th_jobs USING INDEX th_jobs_processing (lease_expires_at<?)" in steps
     assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
 
 
 @pytest.mark.usefixtures("driver")
-def test_those_who_live_are_counted_without_a_look_at_the_history(file: Path) -> None:
+def test_unfinished_jobs_are_counted_without_scanning_the_history(file: Path) -> None:
     steps = plan(file, SqliteInspector.COUNTS)
 
     assert [step for step in steps if "th_jobs" in step] == [
@@ -174,24 +174,24 @@ def test_those_who_live_are_counted_without_a_look_at_the_history(file: Path) ->
     ]
 
 
-FINDERS: Final = {
-    search.AT_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
-    search.AT_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
-    search.AT_KILLED: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
+SCANS: Final = {
+    search.SCAN_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
+    search.SCAN_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
+    search.SCAN_FINGERPRINT: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
 }
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize(("statement", "way"), FINDERS.items(), ids=["all", "dead", "killed"])
-def test_a_page_is_walked_in_its_order_and_nothing_is_sorted(statement: str, way: str, file: Path) -> None:
+@pytest.mark.parametrize(("statement", "step"), SCANS.items(), ids=["all", "dead", "fingerprint"])
+def test_a_page_is_read_in_index_order_without_sorting(statement: str, step: str, file: Path) -> None:
     steps = plan(file, statement)
 
-    assert way in steps
-    assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN th_jobs")]
+    assert step in steps
+    assert not [each for each in steps if "TEMP B-TREE" in each or each.startswith("SCAN th_jobs")]
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_group_of_dead_letters_is_told_without_a_look_at_them_all(file: Path) -> None:
+def test_dead_letter_groups_are_read_without_scanning_all_jobs(file: Path) -> None:
     steps = plan(file, search.GROUPS)
 
     assert not [step for step in steps if step.startswith(("SCAN th_jobs", "SCAN oldest", "SCAN newest"))]
@@ -220,7 +220,7 @@ def test_jobs_that_raw_sql_moved_are_counted_too(driver: SqliteDriver, file: Pat
     assert finished.count == 3
 
 
-def test_every_descriptor_is_given_back(file: Path) -> None:
+def test_a_closed_driver_releases_every_file_descriptor(file: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     for _ in range(20):

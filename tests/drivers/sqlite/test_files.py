@@ -1,4 +1,4 @@
-"""The files of a SQLite store, and whose turn it is to write to them."""
+"""Tests of the files of a SQLite store, their modes, and the order of writers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import Job
 
-BRIEF: Final = timedelta(milliseconds=100)
-LONG: Final = timedelta(seconds=LIMIT)
+SHORT_DEADLINE: Final = timedelta(milliseconds=100)
+LONG_DEADLINE: Final = timedelta(seconds=LIMIT)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
-    """Return a file that is not there, for a process that shares what it makes with everybody."""
+    """Return a path without a file, for a process with umask 0."""
     before = os.umask(0)
     yield tmp_path / "jobs.db"
     os.umask(before)
@@ -44,7 +44,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_of_a_new_store_are_for_their_owner_alone(file: Path) -> None:
+def test_files_of_a_new_store_are_accessible_by_their_owner_only(file: Path) -> None:
     with closing(SqliteDriver(file)) as driver, closing(driver.listen(["default"])):
         Client(driver).enqueue(JobRequest(type="greet"))
         beside = [file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm")]
@@ -61,7 +61,7 @@ def test_a_file_that_exists_keeps_its_mode(file: Path) -> None:
 
 
 def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> None:
-    connections, order = SqlitePool(file, clock=None, deadline=LONG, synchronous="OFF"), list[str]()
+    connections, order = SqlitePool(file, clock=None, deadline=LONG_DEADLINE, synchronous="OFF"), list[str]()
     first = connections
 
     def write(name: str, *, urgent: bool) -> threading.Thread:
@@ -76,7 +76,7 @@ def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> N
     with first:
         others = [write(f"other {number}", urgent=False) for number in range(4)]
         heartbeat = write("heartbeat", urgent=True)
-        wait_until(lambda: connections._urgent == 1)  # noqa: SLF001  nothing else shows that it waits
+        wait_until(lambda: connections._urgent == 1)  # noqa: SLF001  the wait is not visible otherwise
     for thread in (heartbeat, *others):
         thread.join(LIMIT)
 
@@ -86,20 +86,22 @@ def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> N
 
 
 def test_an_urgent_writer_that_gives_up_lets_the_others_write(file: Path) -> None:
-    with closing(SqliteDriver(file, deadline=BRIEF)) as driver:
+    with closing(SqliteDriver(file, deadline=SHORT_DEADLINE)) as driver:
         Client(driver).enqueue(JobRequest(type="greet"))
-        [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
+        [claim] = driver.reserve(
+            "default", token=new_token(), worker="w", lease=LONG_DEADLINE, limit=1, overdue_after=LONG_DEADLINE
+        )
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="a handler's own write transaction"):
-                driver.extend([claim.lease], lease=LONG)
+                driver.extend([claim.lease], lease=LONG_DEADLINE)
 
         assert Client(driver).enqueue(JobRequest(type="greet")).existed is False
 
 
 def test_a_thread_behind_another_that_waits_for_the_file_names_the_same_cause(file: Path) -> None:
     SqliteDriver(file).close()
-    connections = SqlitePool(file, clock=None, deadline=LONG, synchronous="OFF")
+    connections = SqlitePool(file, clock=None, deadline=LONG_DEADLINE, synchronous="OFF")
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
 
@@ -109,7 +111,7 @@ def test_a_thread_behind_another_that_waits_for_the_file_names_the_same_cause(fi
 
         waiting = threading.Thread(target=write)
         waiting.start()
-        wait_until(lambda: connections._is_file_locked)  # noqa: SLF001  nothing else shows that it waits
+        wait_until(lambda: connections._is_file_locked)  # noqa: SLF001  the wait is not visible otherwise
         connections._seconds = 0.0  # noqa: SLF001  for the second writer only
         with pytest.raises(StoreUnavailable, match="a handler's own write transaction"):
             write()
@@ -120,7 +122,7 @@ def test_a_thread_behind_another_that_waits_for_the_file_names_the_same_cause(fi
     connections.close()
 
 
-def test_a_handlers_own_long_write_transaction_is_named_as_the_cause_before_leases_are_lost(
+def test_a_handlers_long_write_transaction_is_reported_before_leases_are_lost(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hold(_job: Job) -> None:
@@ -128,7 +130,7 @@ def test_a_handlers_own_long_write_transaction_is_named_as_the_cause_before_leas
             own.execute("BEGIN IMMEDIATE")
             wait_until(lambda: "leases of 1 jobs not extended; retrying" in caplog.text)
 
-    with closing(SqliteDriver(file, deadline=BRIEF)) as driver:
+    with closing(SqliteDriver(file, deadline=SHORT_DEADLINE)) as driver:
         worker = Worker(driver, lease=timedelta(seconds=9), heartbeat=timedelta(milliseconds=200), janitor=False)
         worker.register("hold", hold)
         job_id = Client(driver).enqueue(JobRequest(type="hold")).id
@@ -137,4 +139,4 @@ def test_a_handlers_own_long_write_transaction_is_named_as_the_cause_before_leas
         worker.stop()
 
         assert driver.inspector.get([job_id])[job_id].attempt_count == 1
-    assert "a handler's own write transaction, has kept its write lock for too long" in caplog.text
+    assert "a handler's own write transaction, has held the write lock for too long" in caplog.text

@@ -1,4 +1,4 @@
-"""Two processes at one SQLite file: killed at any moment, and out of room in the middle of a commit."""
+"""Tests of two processes on one SQLite file: killed at random times, and out of space during a commit."""
 
 from __future__ import annotations
 
@@ -36,42 +36,44 @@ if TYPE_CHECKING:
 SECONDS: Final = 6
 KILLS: Final = 3
 LEASE: Final = timedelta(seconds=1)
-DEADLINE: Final = 30.0  # seconds; far more than anything waited for here takes
-MANY: Final = 1_000_000  # attempts: no job shall die of being lost too often
+TIMEOUT_SECONDS: Final = 30.0  # far more than any wait here takes
+MAX_ATTEMPTS: Final = 1_000_000  # no job may exhaust its attempts by lost leases
 SPAWN: Final = multiprocessing.get_context("spawn")
 
 
-def test_nothing_is_lost_and_nothing_settled_twice_when_one_of_two_processes_is_killed_again_and_again() -> None:
+def test_killing_one_of_two_processes_loses_no_jobs_and_settles_none_twice() -> None:
     figures = hammer(SECONDS, KILLS)
 
     assert figures["kills"] == KILLS
 
 
 def hammer(seconds: float, kills: int) -> dict[str, int]:
-    """Let two processes work on one file, and kill one of them *kills* times; raise where a promise was broken."""
+    """Let two processes work on one file, kill one of them *kills* times, and check the guarantees."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "jobs.db"
         SqliteDriver(file).close()
-        _kill_again_and_again(file, seconds, kills)
+        _kill_repeatedly(file, seconds, kills)
         log = [*_lines(file)]
-        driver = SqliteDriver(file, clock=ManualClock(datetime.now(UTC) + timedelta(hours=1)))  # every lease is over
+        driver = SqliteDriver(
+            file, clock=ManualClock(datetime.now(UTC) + timedelta(hours=1))
+        )  # every lease has expired
         _drain(driver, Log(file, "drain"))
-        figures = _verdict(driver, [*log, *_lines(file, "drain")])
+        figures = _check(driver, [*log, *_lines(file, "drain")])
         driver.close()
         assert _integrity(file) == "ok"
     return figures | {"kills": kills}
 
 
-def _kill_again_and_again(file: Path, seconds: float, kills: int) -> None:
+def _kill_repeatedly(file: Path, seconds: float, kills: int) -> None:
     survivor = _start(file, "survivor", seconds)
     try:
         for n in range(kills):
-            victim = _start(file, f"victim{n}", seconds + DEADLINE)
-            # Where in its loop it dies is left to chance; that it got to work at all is not.
+            victim = _start(file, f"victim{n}", seconds + TIMEOUT_SECONDS)
+            # It dies at a random point of its loop, but not before it has started to work.
             _wait_for_work(file, f"victim{n}", victim)
             victim.join(random.random() * seconds / (kills + 1))
             _kill(victim)
-        survivor.join(seconds + DEADLINE)
+        survivor.join(seconds + TIMEOUT_SECONDS)
         assert survivor.exitcode == 0
     finally:
         _kill(survivor)
@@ -86,35 +88,35 @@ def _start(file: Path, name: str, seconds: float) -> SpawnProcess:
 def _kill(process: SpawnProcess) -> None:
     if process.is_alive() and process.pid is not None:
         os.kill(process.pid, signal.SIGKILL)
-    process.join(DEADLINE)
+    process.join(TIMEOUT_SECONDS)
     process.close()
 
 
 def _wait_for_work(file: Path, name: str, process: SpawnProcess) -> None:
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not any(_lines(file, name)):
-        assert time.monotonic() < end, "it never got to work"
+        assert time.monotonic() < end, "the process never started to work"
         process.join(0.01)
-        assert process.exitcode is None, "it died by itself"
+        assert process.exitcode is None, "the process exited on its own"
 
 
 def _work(file: Path, name: str, seconds: float) -> None:
-    """Insert, reserve and ack, and write down what was answered as soon as it was."""
+    """Insert, reserve and ack, and log every answer immediately."""
     driver, log, end = SqliteDriver(file), Log(file, name), time.monotonic() + seconds
     while time.monotonic() < end:
-        answers = driver.insert([new_job(max_attempts=MANY) for _ in range(random.randint(1, 5))])
+        answers = driver.insert([new_job(max_attempts=MAX_ATTEMPTS) for _ in range(random.randint(1, 5))])
         log.write([("accepted", each.id, None) for each in answers if isinstance(each, Enqueued)])
-        _take_and_ack(driver, log, name)
+        _reserve_and_ack(driver, log, name)
         driver.maintenance.expire(limit=random.randint(1, 5))
     driver.close()
 
 
 def _drain(driver: SqliteDriver, log: Log) -> None:
-    while _take_and_ack(driver, log, "drain"):
+    while _reserve_and_ack(driver, log, "drain"):
         pass
 
 
-def _take_and_ack(driver: SqliteDriver, log: Log, worker: str) -> Sequence[Claim]:
+def _reserve_and_ack(driver: SqliteDriver, log: Log, worker: str) -> Sequence[Claim]:
     token = new_token()
     claims = driver.reserve("default", token=token, worker=worker, lease=LEASE, limit=10, overdue_after=PATIENCE)
     log.write([("ran", claim.job.id, token) for claim in claims])
@@ -131,7 +133,7 @@ class Entry:
 
 
 class Log:
-    """What one process knows, on disk before it goes on."""
+    """What one process knows, synced to disk before the process continues."""
 
     def __init__(self, file: Path, name: str) -> None:
         self._descriptor = os.open(file.with_name(f"{name}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -149,22 +151,22 @@ def _lines(file: Path, name: str = "*") -> Iterator[Entry]:
             yield Entry(what, JobId(UUID(job)), None if token == "-" else Token(UUID(token)))
 
 
-def _verdict(driver: SqliteDriver, log: Sequence[Entry]) -> dict[str, int]:
-    """Check what the rows say against what the processes were told, and return how much there was of it."""
+def _check(driver: SqliteDriver, log: Sequence[Entry]) -> dict[str, int]:
+    """Check the rows against the answers that the processes received, and return the counts."""
     ids = list(dict.fromkeys(entry.job_id for entry in log))
     rows = driver.inspector.get(ids)
     lost = {(attempt.job_id, attempt.token) for attempt in driver.inspector.attempts(ids)}
     ran = {(entry.job_id, entry.token) for entry in log if entry.what == "ran"}
     settled = Counter(entry.job_id for entry in log if entry.what == "settled")
-    told = {(entry.job_id, entry.token) for entry in log if entry.what == "settled"}
+    answered = {(entry.job_id, entry.token) for entry in log if entry.what == "settled"}
     kept = {(job.id, job.settled_token) for job in rows.values()}
 
-    assert not [job_id for job_id in ids if job_id not in rows], "a job that was accepted is gone"
+    assert not [job_id for job_id in ids if job_id not in rows], "an accepted job is missing"
     assert {job.status for job in rows.values()} == {Status.SUCCEEDED}
     assert {*settled.values()} == {1}, "a job was settled twice"
-    assert told <= kept, "a settlement that was answered is not in the row"
-    assert ran - kept <= lost, "an attempt that was lost left no trace"
-    return {"jobs": len(ids), "settled and told": len(settled), "attempts lost": len(lost)}
+    assert answered <= kept, "an answered settlement is not in the row"
+    assert ran - kept <= lost, "a lost attempt was not recorded"
+    return {"jobs": len(ids), "settlements answered": len(settled), "attempts lost": len(lost)}
 
 
 def _integrity(file: Path) -> object:
@@ -172,10 +174,10 @@ def _integrity(file: Path) -> object:
         return db.execute("PRAGMA integrity_check").fetchone()[0]
 
 
-def test_out_of_room_in_the_middle_of_a_commit_is_a_clear_error_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_file_size_limit_during_a_commit_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
-    with SPAWN.Pool(1) as pool:  # the limit is the process's
-        accepted, error, after = pool.apply_async(_run_out_of_room, (file,)).get(DEADLINE)
+    with SPAWN.Pool(1) as pool:  # the limit applies to the whole process
+        accepted, error, after = pool.apply_async(_run_out_of_space, (file,)).get(TIMEOUT_SECONDS)
 
     driver = SqliteDriver(file)
     kept = driver.inspector.get([*accepted, *after])
@@ -187,30 +189,30 @@ def test_out_of_room_in_the_middle_of_a_commit_is_a_clear_error_and_nothing_is_l
     assert _integrity(file) == "ok"
 
 
-def _run_out_of_room(file: Path) -> tuple[list[JobId], str, list[JobId]]:
-    """Insert under a limit to the size of files, and once more when it is lifted."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit shall fail, not kill
+def _run_out_of_space(file: Path) -> tuple[list[JobId], str, list[JobId]]:
+    """Insert under a file size limit until it fails, and once more without the limit."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit must fail, not kill the process
     driver = SqliteDriver(file)
     accepted, error = _insert_much(driver), ""
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    room = max(part.stat().st_size for part in file.parent.iterdir()) + 100_000
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = max(part.stat().st_size for part in file.parent.iterdir()) + 100_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
     try:
         while True:
             accepted += _insert_much(driver)
     except StoreUnavailable as full:
         error = str(full)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
     after = _insert_much(driver)
     driver.close()
     return accepted, error, after
 
 
-def test_a_file_that_may_not_grow_is_a_clear_error_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_page_limit_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     driver = SqliteDriver(file)
     accepted, error = _insert_much(driver), ""
-    with driver._connections.read() as db:  # noqa: SLF001  a full disk, as SQLite itself can play it
+    with driver._connections.read() as db:  # noqa: SLF001  simulates a full disk
         [pages] = db.execute("PRAGMA page_count").fetchone()
         db.execute(f"PRAGMA max_page_count = {pages + 10}")
 
@@ -226,7 +228,7 @@ def test_a_file_that_may_not_grow_is_a_clear_error_and_nothing_is_lost(tmp_path:
     kept = driver.inspector.get(accepted)
     driver.close()
 
-    assert "the disk is full" in error
+    assert "disk full" in error
     assert "\n" not in error
     assert {*kept} == {*accepted}
     assert _integrity(file) == "ok"

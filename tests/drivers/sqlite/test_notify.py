@@ -1,4 +1,4 @@
-"""What listening at a SQLite file promises beyond the contract: between processes, and where nothing can ring."""
+"""Tests of notifications on a SQLite file beyond the contract: between processes, and by polling without sockets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 DEADLINE: Final = timedelta(seconds=30)
-MOMENT: Final = timedelta(milliseconds=10)
-NEVER: Final = timedelta(days=1)  # between two looks at the file: nothing is heard but what rings
+SHORT_WAIT: Final = timedelta(milliseconds=10)
+NO_POLLING: Final = timedelta(days=1)  # between two checks of the file: only datagrams notify
 SPAWN: Final = multiprocessing.get_context("spawn")
 FORK: Final = multiprocessing.get_context("fork")
 
@@ -42,8 +42,8 @@ def driver(file: Path) -> Iterator[SqliteDriver]:
 
 
 @contextmanager
-def listening(file: Path, *, look: timedelta = NEVER) -> Iterator[SqliteListener]:
-    with closing(SqliteListener(file, ["default"], look=look)) as listener:
+def listening(file: Path, *, poll: timedelta = NO_POLLING) -> Iterator[SqliteListener]:
+    with closing(SqliteListener(file, ["default"], poll=poll)) as listener:
         yield listener
 
 
@@ -53,7 +53,7 @@ def insert_one(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_job_of_another_process_rings(file: Path) -> None:
+def test_a_job_inserted_by_another_process_notifies(file: Path) -> None:
     with listening(file) as listener, SPAWN.Pool(1) as pool:
         inserting = pool.apply_async(insert_one, (file,))
 
@@ -61,41 +61,39 @@ def test_a_job_of_another_process_rings(file: Path) -> None:
         inserting.get(DEADLINE.total_seconds())
 
 
-def test_who_listens_for_one_queue_does_not_hear_of_another(driver: SqliteDriver, file: Path) -> None:
+def test_a_listener_is_not_notified_of_other_queues(driver: SqliteDriver, file: Path) -> None:
     with listening(file) as listener:
         driver.insert([new_job(queue="other")])
-        others = listener.wait(MOMENT)
+        others = listener.wait(SHORT_WAIT)
         driver.insert([new_job(queue="other"), new_job()])
         own = listener.wait(DEADLINE)
 
     assert (others, own) == (False, True)
 
 
-def test_a_job_for_later_does_not_ring(driver: SqliteDriver, file: Path) -> None:
+def test_a_delayed_job_does_not_notify(driver: SqliteDriver, file: Path) -> None:
     with listening(file) as listener:
         driver.insert([new_job(delay=LEASE)])
 
-        assert not listener.wait(MOMENT)
+        assert not listener.wait(SHORT_WAIT)
 
 
-def test_a_listener_that_does_not_wait_holds_nobody_up_and_hears_of_everything_at_once(
-    driver: SqliteDriver, file: Path
-) -> None:
+def test_a_listener_that_does_not_wait_blocks_no_inserts_and_is_notified_once(driver: SqliteDriver, file: Path) -> None:
     with listening(file) as listener:
         for _ in range(200):
             driver.insert([new_job()])
 
-        assert (listener.wait(DEADLINE), listener.wait(MOMENT)) == (True, False)
+        assert (listener.wait(DEADLINE), listener.wait(SHORT_WAIT)) == (True, False)
 
 
 @pytest.mark.usefixtures("driver")
-def test_only_the_user_may_look_at_who_listens(file: Path) -> None:
+def test_the_socket_directory_is_private(file: Path) -> None:
     with listening(file):
         assert stat.S_IMODE(socket_dir(file).stat().st_mode) == 0o700
 
 
 @pytest.mark.usefixtures("driver")
-def test_when_nobody_listens_any_more_nothing_of_it_is_left(file: Path) -> None:
+def test_the_last_listener_removes_its_sockets_and_directory(file: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     with listening(file), listening(file):
@@ -105,17 +103,15 @@ def test_when_nobody_listens_any_more_nothing_of_it_is_left(file: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def listen_for_ever(file: Path, ready: Connection) -> None:
+def listen_until_killed(file: Path, ready: Connection) -> None:
     with listening(file) as listener:
         ready.send(None)
-        listener.wait(NEVER)
+        listener.wait(NO_POLLING)
 
 
-def test_the_socket_of_a_listener_that_was_killed_is_swept_away_by_the_next_ring(
-    driver: SqliteDriver, file: Path
-) -> None:
+def test_the_next_notification_removes_the_socket_of_a_killed_listener(driver: SqliteDriver, file: Path) -> None:
     here, there = SPAWN.Pipe()
-    victim = SPAWN.Process(target=listen_for_ever, args=(file, there))
+    victim = SPAWN.Process(target=listen_until_killed, args=(file, there))
     victim.start()
     assert here.poll(DEADLINE.total_seconds())
     os.kill(victim.pid or 0, signal.SIGKILL)
@@ -130,7 +126,7 @@ def test_the_socket_of_a_listener_that_was_killed_is_swept_away_by_the_next_ring
     victim.close()
 
 
-def test_a_ring_removes_nothing_but_sockets(driver: SqliteDriver, file: Path) -> None:
+def test_a_notification_removes_only_sockets(driver: SqliteDriver, file: Path) -> None:
     with listening(file):
         note = socket_dir(file) / "note"
         note.write_text("not a socket")
@@ -139,7 +135,7 @@ def test_a_ring_removes_nothing_but_sockets(driver: SqliteDriver, file: Path) ->
         assert note.exists()
 
 
-def test_where_the_path_is_too_long_for_a_socket_the_folder_is_among_temporary_files(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_uses_the_temporary_directory(tmp_path: Path) -> None:
     file = tmp_path / ("deep" * 30) / "jobs.db"
     file.parent.mkdir()
     with closing(SqliteDriver(file)) as driver, listening(file) as listener:
@@ -151,7 +147,7 @@ def test_where_the_path_is_too_long_for_a_socket_the_folder_is_among_temporary_f
     assert not socket_dir(file).exists()
 
 
-def test_a_file_is_listened_at_under_each_of_its_names(driver: SqliteDriver, file: Path) -> None:
+def test_a_listener_on_a_symbolic_link_is_notified(driver: SqliteDriver, file: Path) -> None:
     link = file.with_name("link.db")
     link.symlink_to(file)
     with listening(link) as listener:
@@ -160,52 +156,52 @@ def test_a_file_is_listened_at_under_each_of_its_names(driver: SqliteDriver, fil
         assert listener.wait(DEADLINE)
 
 
-def occupied(folder: Path) -> None:
-    folder.write_text("no folder")
+def make_file(folder: Path) -> None:
+    folder.write_text("not a directory")
 
 
-def open_to_all(folder: Path) -> None:
+def make_public_directory(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
 
 
-def led_elsewhere(folder: Path) -> None:
-    elsewhere = folder.with_name("elsewhere")
-    elsewhere.mkdir(0o700)
-    folder.symlink_to(elsewhere)
+def make_link(folder: Path) -> None:
+    target = folder.with_name("target")
+    target.mkdir(0o700)
+    folder.symlink_to(target)
 
 
-@pytest.mark.parametrize("trouble", [occupied, open_to_all, led_elsewhere])
-def test_where_no_socket_can_be_trusted_a_job_is_noticed_all_the_same(
-    driver: SqliteDriver, file: Path, trouble: Any
+@pytest.mark.parametrize("obstacle", [make_file, make_public_directory, make_link])
+def test_a_job_is_noticed_by_polling_if_no_socket_can_be_trusted(
+    driver: SqliteDriver, file: Path, obstacle: Any
 ) -> None:
-    trouble(socket_dir(file))
+    obstacle(socket_dir(file))
 
-    with listening(file, look=MOMENT) as listener:
+    with listening(file, poll=SHORT_WAIT) as listener:
         driver.insert([new_job()])
 
         assert listener.wait(DEADLINE)
         assert not any(path.is_socket() for path in file.parent.rglob("*"))
 
 
-def test_where_the_folder_is_read_only_a_job_is_noticed_all_the_same(driver: SqliteDriver, file: Path) -> None:
+def test_a_job_is_noticed_by_polling_if_the_directory_is_read_only(driver: SqliteDriver, file: Path) -> None:
     driver.insert([new_job()])
     socket_dir(file).mkdir(0o700)
 
     report = call_in(socket_dir(file), insert_and_listen, mounted="ro,mode=700")
 
-    assert report == {"read-only": True, "rang": True}
+    assert report == {"read-only": True, "notified": True}
 
 
 def insert_and_listen(folder: Path) -> dict[str, bool]:
     file = folder.with_name(folder.name.removesuffix("-listeners"))
-    with closing(SqliteDriver(file)) as driver, listening(file, look=MOMENT) as listener:
+    with closing(SqliteDriver(file)) as driver, listening(file, poll=SHORT_WAIT) as listener:
         driver.insert([new_job()])
-        return {"read-only": bool(os.statvfs(folder).f_flag & os.ST_RDONLY), "rang": listener.wait(DEADLINE)}
+        return {"read-only": bool(os.statvfs(folder).f_flag & os.ST_RDONLY), "notified": listener.wait(DEADLINE)}
 
 
-def test_who_looks_for_jobs_and_finds_none_wakes_nobody(driver: SqliteDriver, file: Path) -> None:
-    with closing(ChangeWatch(file, every=NEVER)) as watch:
+def test_a_reserve_that_finds_no_job_wakes_no_listener(driver: SqliteDriver, file: Path) -> None:
+    with closing(ChangeWatch(file, every=NO_POLLING)) as watch:
         driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE)
         idle = watch.check()
         driver.insert([new_job()])
@@ -213,24 +209,24 @@ def test_who_looks_for_jobs_and_finds_none_wakes_nobody(driver: SqliteDriver, fi
         assert (idle, watch.check()) == (False, True)
 
 
-def listen_on_the_other_side(listener: SqliteListener, report: Connection) -> None:
+def listen_in_the_child(listener: SqliteListener, report: Connection) -> None:
     report.send(listener.wait(timedelta(0)))
     report.send(listener.wait(DEADLINE))
     listener.close()
 
 
-def test_a_listener_made_before_a_fork_hears_on_both_sides_of_it(driver: SqliteDriver, file: Path) -> None:
+def test_a_listener_made_before_a_fork_works_in_both_processes(driver: SqliteDriver, file: Path) -> None:
     here, there = FORK.Pipe()
     with listening(file) as listener:
-        child = FORK.Process(target=listen_on_the_other_side, args=(listener, there))
+        child = FORK.Process(target=listen_in_the_child, args=(listener, there))
         child.start()
         assert (here.poll(DEADLINE.total_seconds()), here.recv()) == (True, False)
 
         driver.insert([new_job()])
-        heard = listener.wait(DEADLINE), here.poll(DEADLINE.total_seconds()) and here.recv()
+        notified = listener.wait(DEADLINE), here.poll(DEADLINE.total_seconds()) and here.recv()
         child.join(DEADLINE.total_seconds())
         driver.insert([new_job()])
 
-        assert heard == (True, True)
+        assert notified == (True, True)
         assert child.exitcode == 0
-        assert listener.wait(DEADLINE), "the other side took down more than its own"
+        assert listener.wait(DEADLINE), "the child removed the socket of its parent"

@@ -1,4 +1,4 @@
-"""What SQLite's own file refuses, whoever writes to it, and how it is told when it cannot be migrated."""
+"""Tests of the constraints of a SQLite file against raw SQL, and of the errors of failed migrations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 JOB: Final = b"j" * 16
-NOBODY: Final = 65534
+UNPRIVILEGED_UID: Final = 65534
 
-# A reschedule leaves each waiting job in the state it has: its targets are not free to choose.
+# A reschedule keeps the status of a waiting job, so not every source may go to every target.
 KNOWN_MOVES: Final = {
     (source, target)
     for event, transition in TRANSITIONS.items()
@@ -62,7 +62,7 @@ def test_raw_sql_makes_exactly_the_moves_of_the_transition_table(
 
 
 @pytest.mark.parametrize("beginning", [status for status in Status if status is not Status.PENDING])
-def test_raw_sql_cannot_begin_a_job_elsewhere_than_in_waiting(beginning: Status, db: sqlite3.Connection) -> None:
+def test_raw_sql_cannot_insert_a_job_that_is_not_pending(beginning: Status, db: sqlite3.Connection) -> None:
     with pytest.raises(sqlite3.IntegrityError, match="a job begins as PENDING"):
         insert(db, **columns_of(beginning))
 
@@ -119,7 +119,7 @@ def test_a_waiting_job_has_no_time_of_its_end(db: sqlite3.Connection) -> None:
         update(db, completed_at=1)
 
 
-def test_there_is_no_status_but_those_of_the_table(db: sqlite3.Connection) -> None:
+def test_an_unknown_status_is_refused(db: sqlite3.Connection) -> None:
     insert(db)
     move(db, Status.PROCESSING)
 
@@ -156,7 +156,7 @@ def test_a_script_is_split_where_its_statements_end() -> None:
 
 
 @pytest.mark.parametrize("rest", ["SELECT 1", "-- the end; really", "SELECT ';", "CREATE TRIGGER t BEGIN SELECT 1;"])
-def test_what_stands_behind_the_last_statement_is_not_lost(rest: str) -> None:
+def test_text_after_the_last_statement_is_kept(rest: str) -> None:
     assert list(statements(f"SELECT 0;{rest}")) == ["SELECT 0;", rest]
 
 
@@ -165,7 +165,7 @@ def test_a_trigger_of_a_migration_works_as_written(db: sqlite3.Connection) -> No
     move(db, Status.DEAD)
 
     assert db.execute("SELECT minute, queue, status, count FROM th_ended").fetchall() == [(0, "default", "DEAD", 1)]
-    assert db.execute("SELECT job_id, error FROM th_outbox").fetchall() == [(JOB, "spent")]
+    assert db.execute("SELECT job_id, error FROM th_outbox").fetchall() == [(JOB, "exhausted")]
 
 
 @pytest.mark.parametrize("column", ["dead_at", "completed_at"])
@@ -191,7 +191,7 @@ def test_the_tables_can_join_those_of_an_application(file: Path) -> None:
     assert migrate_up(SqliteSchema(file), MIGRATIONS) == list(MIGRATIONS)
 
 
-def test_the_version_that_another_program_keeps_is_neither_believed_nor_written_over(file: Path) -> None:
+def test_the_user_version_of_another_program_is_ignored_and_kept(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA user_version = 7")
 
@@ -212,18 +212,18 @@ def test_a_job_cannot_be_replaced_by_a_new_one(db: sqlite3.Connection) -> None:
 def test_a_file_that_is_no_database_is_left_as_it_is(file: Path) -> None:
     file.write_text("Dear diary, nothing happened today.")
 
-    with pytest.raises(StoreUnavailable, match="it is no SQLite database"):
+    with pytest.raises(StoreUnavailable, match="not a SQLite database"):
         migrate_up(SqliteSchema(file), MIGRATIONS)
 
     assert file.read_text() == "Dear diary, nothing happened today."
 
 
-def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported_and_not_created(tmp_path: Path) -> None:
     file = tmp_path / "none" / "jobs.db"
 
-    with pytest.raises(StoreUnavailable, match=r"none/jobs\.db: it cannot be opened; does its folder exist"):
+    with pytest.raises(StoreUnavailable, match=r"none/jobs\.db: cannot be opened; check that its directory exists"):
         SqliteSchema(file).version()
-    with pytest.raises(StoreUnavailable, match=r"none/jobs\.db: it cannot be opened; does its folder exist"):
+    with pytest.raises(StoreUnavailable, match=r"none/jobs\.db: cannot be opened; check that its directory exists"):
         SqliteSchema(file).apply(MIGRATIONS[0])
 
     assert not file.parent.exists()
@@ -236,12 +236,12 @@ def test_a_file_that_another_holds_is_waited_for_until_the_deadline(file: Path) 
 
         with pytest.raises(
             StoreUnavailable,
-            match="another process, or a handler's own write transaction, has kept its write lock for too long",
+            match="another process, or a handler's own write transaction, has held the write lock for too long",
         ):
             migrate_up(SqliteSchema(file, deadline=timedelta(milliseconds=20)), MIGRATIONS)
 
 
-def test_a_file_that_may_only_be_read_can_be_looked_at_but_not_migrated() -> None:
+def test_a_read_only_file_can_be_inspected_but_not_migrated() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "jobs.db")
         with closing(sqlite3.connect(file)) as connection:
@@ -249,20 +249,20 @@ def test_a_file_that_may_only_be_read_can_be_looked_at_but_not_migrated() -> Non
         file.chmod(0o444)
         Path(folder).chmod(0o755)
 
-        with as_a_plain_user():
+        with as_unprivileged_user():
             found = SqliteSchema(file).version()
-            with pytest.raises(StoreUnavailable, match="it is read-only for this user"):
+            with pytest.raises(StoreUnavailable, match="read-only for this user"):
                 migrate_up(SqliteSchema(file), MIGRATIONS)
 
     assert found == 0
 
 
 @contextmanager
-def as_a_plain_user() -> Iterator[None]:
-    """Give up root for a while, to whom no file is read-only."""
+def as_unprivileged_user() -> Iterator[None]:
+    """Drop root privileges temporarily: root may write to read-only files."""
     before = os.geteuid()
     if before == 0:
-        os.seteuid(NOBODY)
+        os.seteuid(UNPRIVILEGED_UID)
     try:
         yield
     finally:
@@ -297,14 +297,14 @@ def move(db: sqlite3.Connection, target: Status) -> None:
 
 
 def lead_to(db: sqlite3.Connection, target: Status) -> None:
-    """Bring a PENDING job to *target* by moves of the table."""
+    """Bring a PENDING job to *target* by legal transitions."""
     if target is not Status.PENDING:
         move(db, Status.PROCESSING)
         move(db, target)
 
 
 def columns_of(target: Status) -> dict[str, object]:
-    """Return every column that a constraint ties to the status, as *target* needs it."""
+    """Return the columns that the constraints require for *target*."""
     is_held, is_dead = target is Status.PROCESSING, target is Status.DEAD
     return {
         "status": target.value,
@@ -312,7 +312,7 @@ def columns_of(target: Status) -> dict[str, object]:
         "lease_expires_at": 1 if is_held else None,
         "completed_at": 1 if target in FINAL else None,
         "dead_at": 1 if is_dead else None,
-        "dead_reason": "spent" if is_dead else None,
+        "dead_reason": "exhausted" if is_dead else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Outcomes on SQLite, beside data that it cannot hold."""
+"""Tests of settling on SQLite with data that it cannot store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_an_outcome_that_cannot_be_stored_is_answered_by_that_and_its_neighbours_are_recorded(tmp_path: Path) -> None:
+def test_an_unstorable_outcome_is_reported_and_the_others_are_recorded(tmp_path: Path) -> None:
     with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
         driver.insert([new_job() for _ in range(6)])
         claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=6, overdue_after=PATIENCE)

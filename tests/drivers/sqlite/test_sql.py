@@ -1,4 +1,4 @@
-"""Conditions of SQLite's statements that only raw SQL, or a writer between two of them, can put to the test."""
+"""Tests of conditions in SQLite statements that only raw SQL, or a concurrent writer, can reach."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskharbor.testing.conformance.subject import Subject
 
 END: Final = "UPDATE th_jobs SET status = 'CANCELED', completed_at = 1 WHERE id = ?"
-"""What a person may do by hand: it leaves all else as it was."""
+"""What an operator may do by hand: it leaves all other columns unchanged."""
 
 
 @pytest.fixture
@@ -37,23 +37,23 @@ def subject(file: Path) -> Iterator[Subject]:
 
 
 def run(file: Path, statement: str, *values: Any) -> list[Any]:
-    """Run one statement by a connection of its own, behind the driver's back."""
+    """Run one statement on a separate connection."""
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         return db.execute(statement, values).fetchall()
 
 
-STEPS: Final = 100_000
-"""Of SQLite's own machine: a hundred times what a walk over a handful of jobs takes."""
+MAX_STEPS: Final = 100_000
+"""Instructions of SQLite's virtual machine: a hundred times what a query over a few jobs takes."""
 
 
-def test_the_walk_over_the_lines_of_all_queues_ends(subject: Subject, file: Path) -> None:
+def test_the_recursive_query_over_all_queues_ends(subject: Subject, file: Path) -> None:
     for queue in ("default", "mail"):
         for priority in (0, 1):
             subject.insert(queue=queue, priority=priority)
 
     with closing(sqlite3.connect(file)) as db:
-        db.set_progress_handler(lambda: True, STEPS)
-        rows = db.execute(SqliteInspector._QUEUES, {"now": 0}).fetchall()  # noqa: SLF001  bounded, unlike the verb
+        db.set_progress_handler(lambda: True, MAX_STEPS)
+        rows = db.execute(SqliteInspector._QUEUES, {"now": 0}).fetchall()  # noqa: SLF001  the method sets no limit
 
     assert [row[0] for row in rows] == ["default", "mail"]
 
@@ -69,7 +69,7 @@ def test_a_reply_changes_nothing_of_a_job_that_raw_sql_ended(reply: Any, subject
     assert subject.everything(job_id) == before
 
 
-def test_a_job_that_raw_sql_ended_takes_no_room_under_the_bound(subject: Subject, file: Path) -> None:
+def test_a_job_that_raw_sql_ended_does_not_count_as_unclaimed(subject: Subject, file: Path) -> None:
     ended = subject.insert()
     subject.dispatch(unclaimed=1)
     run(file, END, ended.bytes)
@@ -78,7 +78,7 @@ def test_a_job_that_raw_sql_ended_takes_no_room_under_the_bound(subject: Subject
     assert [dispatch.job_id for dispatch in subject.dispatch(unclaimed=1)] == [waiting]
 
 
-def test_a_setting_that_another_process_recorded_since_it_was_looked_for_stays(
+def test_a_setting_recorded_by_another_process_after_the_read_is_kept(
     subject: Subject, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = "INSERT INTO th_settings (name, value) VALUES (?, 'aes')"
@@ -96,7 +96,7 @@ def test_a_setting_that_another_process_recorded_since_it_was_looked_for_stays(
     ],
     ids=["ended", "given attempts"],
 )
-def test_a_spent_job_that_changed_since_it_was_found_is_not_buried(
+def test_an_exhausted_job_that_changed_after_the_read_is_not_buried(
     change: str, subject: Subject, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = subject.insert()
@@ -112,7 +112,7 @@ def change_before_the_write(
     change: str, value: Any, subject: Subject, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let another connection run *change* after the driver has read, and before it writes."""
-    connections: Any = cast("Any", subject.driver.maintenance)._connections  # noqa: SLF001  no verb is that slow
+    connections: Any = cast("Any", subject.driver.maintenance)._connections  # noqa: SLF001  no method waits between read and write
     begin = connections._begin  # noqa: SLF001  as above
 
     def changed() -> Any:

@@ -1,4 +1,4 @@
-"""What an async shop does and what it asks of us are one transaction."""
+"""Tests that jobs and outcomes join the transaction of an async connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Open = Callable[[Callable[[AsyncShop], Awaitable[T]]], T]
 
 DEADLINE: Final = timedelta(seconds=5)
-AT_ONCE: Final = timedelta(0)
+NO_WAIT: Final = timedelta(0)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def store() -> Iterator[Store]:
 
 @pytest.fixture(params=ASYNC_SHOPS)
 def in_shop(request: pytest.FixtureRequest, store: Store) -> Open[Any]:
-    """Return what does some work in a shop."""
+    """Return a function that runs a coroutine in an open shop."""
 
     async def open_for(work: Callable[[AsyncShop], Awaitable[T]]) -> T:
         async with asyncio.timeout(30), ASYNC_SHOPS[request.param](store.url) as shop:
@@ -72,7 +72,7 @@ def test_a_job_is_there_with_the_order_once_the_shop_commits_and_not_before(stor
     assert (store.has(job), store.orders()) == (True, 1)
 
 
-def test_a_key_that_is_taken_is_answered_as_it_is_elsewhere(store: Store, in_shop: Open[Any]) -> None:
+def test_a_duplicate_key_returns_the_first_job(store: Store, in_shop: Open[Any]) -> None:
     first, second = (new_job(idempotency_key="k", digest=b"1") for _ in range(2))
 
     async def work(shop: AsyncShop) -> Any:
@@ -84,7 +84,7 @@ def test_a_key_that_is_taken_is_answered_as_it_is_elsewhere(store: Store, in_sho
     assert (store.has(first), store.has(second)) == (True, False)
 
 
-def test_a_job_never_was_if_the_shop_rolls_back(store: Store, in_shop: Open[Any]) -> None:
+def test_a_job_is_discarded_if_the_shop_rolls_back(store: Store, in_shop: Open[Any]) -> None:
     job = new_job()
 
     async def work(shop: AsyncShop) -> None:
@@ -97,7 +97,7 @@ def test_a_job_never_was_if_the_shop_rolls_back(store: Store, in_shop: Open[Any]
     assert (store.has(job), store.orders()) == (False, 0)
 
 
-def test_a_savepoint_takes_back_its_own_jobs_and_no_others(store: Store, in_shop: Open[Any]) -> None:
+def test_a_savepoint_rolls_back_only_its_own_jobs(store: Store, in_shop: Open[Any]) -> None:
     before, within, after = new_job(), new_job(), new_job()
 
     async def work(shop: AsyncShop) -> None:
@@ -114,19 +114,19 @@ def test_a_savepoint_takes_back_its_own_jobs_and_no_others(store: Store, in_shop
     assert [store.has(job) for job in (before, within, after)] == [True, False, True]
 
 
-def test_who_listens_hears_of_a_job_when_the_shop_commits_and_not_before(store: Store, in_shop: Open[Any]) -> None:
+def test_a_listener_is_notified_when_the_shop_commits_and_not_before(store: Store, in_shop: Open[Any]) -> None:
     with closing(store.driver.listen(["default"])) as listener:
 
         async def work(shop: AsyncShop) -> bool:
             await (await joined(store, shop)).insert([new_job()])
-            before = listener.wait(AT_ONCE)
+            before = listener.wait(NO_WAIT)
             await shop.commit()
             return bool(before)
 
         assert (in_shop(work), listener.wait(DEADLINE)) == (False, True)
 
 
-def test_who_asks_for_no_notice_gives_none(store: Store, in_shop: Open[Any]) -> None:
+def test_a_joined_transaction_without_notify_does_not_notify(store: Store, in_shop: Open[Any]) -> None:
     job = new_job()
     with closing(store.driver.listen(["default"])) as listener:
 
@@ -157,7 +157,7 @@ def test_an_outcome_is_recorded_with_the_order_once_the_shop_commits(store: Stor
     assert (store.status(claim), store.orders()) == (Status.SUCCEEDED, 1)
 
 
-def test_an_outcome_never_was_if_the_shop_rolls_back(store: Store, in_shop: Open[Any]) -> None:
+def test_an_outcome_is_discarded_if_the_shop_rolls_back(store: Store, in_shop: Open[Any]) -> None:
     claim = store.take()
     settlement = Settlement(claim.lease, Outcome.fail("hopeless", failure=BOOM))
 
@@ -171,7 +171,7 @@ def test_an_outcome_never_was_if_the_shop_rolls_back(store: Store, in_shop: Open
     assert store.driver.settle([settlement]) == [Settled(claim.job.id, Status.DEAD)]
 
 
-def test_without_its_token_no_job_is_settled_and_the_shop_can_go_on(store: Store, in_shop: Open[Any]) -> None:
+def test_a_wrong_token_settles_nothing_and_the_transaction_continues(store: Store, in_shop: Open[Any]) -> None:
     claim = store.take()
     stolen = Lease(claim.job.id, new_token(), claim.lease.expires_at)
 
@@ -187,7 +187,7 @@ def test_without_its_token_no_job_is_settled_and_the_shop_can_go_on(store: Store
     assert (store.status(claim), store.orders()) == (Status.PROCESSING, 1)
 
 
-def test_a_shop_that_awaits_its_database_is_known_as_such(in_shop: Open[Any]) -> None:
+def test_an_async_connection_is_recognized(in_shop: Open[Any]) -> None:
     async def work(shop: AsyncShop) -> bool:
         return is_async(shop.connection)
 

@@ -1,4 +1,4 @@
-"""What a shop made with Django does inside of atomic(), and what it asks of us, are one transaction."""
+"""Tests that jobs and outcomes join Django's atomic() transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module", params=["postgresql", "sqlite3"])
 def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facts]:
-    """Return what came of everything that a shop did."""
+    """Return the results of all scenarios of a shop."""
     engine = {"ENGINE": f"django.db.backends.{request.param}"}
     if request.param == "sqlite3":
         with sqlite_store(tmp_path_factory.mktemp("shop")) as store:
@@ -38,11 +38,11 @@ def test_a_job_is_there_with_the_order_after_atomic_and_not_before(facts: Facts)
     assert facts["commits"] == [False, True, 1]
 
 
-def test_a_job_never_was_if_atomic_is_left_by_an_error(facts: Facts) -> None:
+def test_a_job_is_discarded_if_atomic_ends_with_an_error(facts: Facts) -> None:
     assert facts["rolls_back"] == [False, 0]
 
 
-def test_an_inner_atomic_takes_back_its_own_jobs_and_no_others(facts: Facts) -> None:
+def test_an_inner_atomic_rolls_back_only_its_own_jobs(facts: Facts) -> None:
     assert facts["regrets"] == [True, False]
 
 
@@ -50,13 +50,13 @@ def test_an_outcome_is_recorded_after_atomic_and_not_before(facts: Facts) -> Non
     assert facts["settles"] == ["PROCESSING", "SUCCEEDED"]
 
 
-def test_who_listens_hears_of_a_job_after_atomic_and_not_before(facts: Facts) -> None:
-    assert facts["rings"] == [False, True]
+def test_a_listener_is_notified_after_atomic_and_not_before(facts: Facts) -> None:
+    assert facts["notifies"] == [False, True]
 
 
 def test_outside_of_atomic_there_is_nothing_to_join(facts: Facts) -> None:
-    assert facts["is_outside"].startswith("connection is Django's, outside of atomic(): use it inside of 'with tra")
+    assert facts["is_outside"].startswith("connection is Django's, outside atomic(): use it inside 'with tra")
 
 
 def test_what_only_looks_like_djangos_connection_is_refused(facts: Facts) -> None:
-    assert facts["gives_its_cache"].startswith("connection is a django.utils.connection.ConnectionProxy: give a psyco")
+    assert facts["gives_its_cache"].startswith("connection is a django.utils.connection.ConnectionProxy: pass a psyco")

@@ -1,4 +1,4 @@
-"""A job that its handler has settled, in a transaction that is still open, is nobody else's to take."""
+"""Tests that no other worker gets a job that was settled in an open transaction."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ def test_a_transaction_that_outlasts_its_lease_keeps_the_job_it_settled(
         driver.join(shop).settle([Settlement(claim.lease, Outcome.ack())])
         heartbeat = driver.extend([claim.lease], lease=LEASE)
         clock.advance(2 * LEASE)
-        taken = driver.maintenance.expire(limit=9), reserve(driver)
+        reclaimed = driver.maintenance.expire(limit=9), reserve(driver)
 
     assert heartbeat == [Skipped(claim.lease)]
-    assert taken == ([], [])
+    assert reclaimed == ([], [])
     assert driver.settle([Settlement(claim.lease, Outcome.ack())]) == [Settled(claim.job.id, Status.SUCCEEDED)]
 
 
-def test_a_transaction_that_comes_too_late_is_told_so_and_the_job_is_its_successors(
+def test_a_transaction_with_an_expired_lease_cannot_settle_the_job(
     driver: PostgresDriver, url: str, clock: ManualClock
 ) -> None:
     [lost] = reserve(driver)
     clock.advance(LEASE)
 
     with psycopg.connect(url) as shop:
-        [over] = driver.join(shop).settle([Settlement(lost.lease, Outcome.ack())])
+        [after_expiry] = driver.join(shop).settle([Settlement(lost.lease, Outcome.ack())])
         [held] = reserve(driver)
-        [taken] = driver.join(shop).settle([Settlement(lost.lease, Outcome.ack())])
+        [after_reclaim] = driver.join(shop).settle([Settlement(lost.lease, Outcome.ack())])
 
-    assert (type(over), type(taken)) == (LeaseExpired, LeaseMismatch)
+    assert (type(after_expiry), type(after_reclaim)) == (LeaseExpired, LeaseMismatch)
     assert driver.settle([Settlement(held.lease, Outcome.ack())]) == [Settled(lost.job.id, Status.SUCCEEDED)]

@@ -1,4 +1,4 @@
-"""A connection to another kind of store, or to a database without tables, is refused with the way out."""
+"""Tests that connections to another kind of store, or to a database without tables, are refused with a hint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _ship(order: int) -> None: ...
 
 
 def refusals(store: Store, shop: Shop) -> list[str]:
-    """Return what a harbor and a driver say to a connection."""
+    """Return the errors of a harbor and of a driver for a connection."""
 
     def of_harbor() -> None:
         with Harbor(store.url) as harbor:
@@ -73,19 +73,19 @@ def refusal(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize("kind", LITE)
 def test_a_connection_to_sqlite_is_refused_on_postgresql(kind: str, on_postgres: Store, on_sqlite: Store) -> None:
     with SHOPS[kind](on_sqlite.url) as shop:
-        said = refusals(on_postgres, shop)
+        errors = refusals(on_postgres, shop)
 
-    assert [each.partition(":")[0] for each in said] == ["connection is a sqlite3.Connection"] * 3
-    assert all("this store is PostgreSQL; give a psycopg (3) Connection" in each for each in said)
+    assert [each.partition(":")[0] for each in errors] == ["connection is a sqlite3.Connection"] * 3
+    assert all("this store is PostgreSQL; pass a psycopg (3) Connection" in each for each in errors)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_connection_to_postgresql_is_refused_on_sqlite(kind: str, on_postgres: Store, on_sqlite: Store) -> None:
     with SHOPS[kind](on_postgres.url) as shop:
-        said = refusals(on_sqlite, shop)
+        errors = refusals(on_sqlite, shop)
 
-    assert [each.partition(":")[0] for each in said] == ["connection is a psycopg.Connection"] * 3
-    assert all("this store is SQLite; give a sqlite3.Connection to" in each for each in said)
+    assert [each.partition(":")[0] for each in errors] == ["connection is a psycopg.Connection"] * 3
+    assert all("this store is SQLite; pass a sqlite3.Connection to" in each for each in errors)
 
 
 @pytest.mark.parametrize("kind", ASYNC_SHOPS)
@@ -94,9 +94,9 @@ def test_an_async_connection_is_refused_on_sqlite(kind: str, on_postgres: Store,
         with Harbor(on_sqlite.url) as harbor:
             await harbor.task(_ship).using(connection=shop.connection).aenqueue(1)
 
-    said = refusal(lambda: asyncio.run(with_shop(kind, on_postgres, send)))
+    error = refusal(lambda: asyncio.run(with_shop(kind, on_postgres, send)))
 
-    assert said.startswith("connection is a psycopg.AsyncConnection: this store joins no connection that is awaited")
+    assert error.startswith("connection is a psycopg.AsyncConnection: this store cannot join async connections")
 
 
 async def with_shop(kind: str, store: Store, work: Callable[[AsyncShop], Any]) -> None:
@@ -106,24 +106,24 @@ async def with_shop(kind: str, store: Store, work: Callable[[AsyncShop], Any]) -
 
 def test_a_sync_connection_is_refused_where_an_async_one_is_joined(on_postgres: Store) -> None:
     with psycopg.connect(on_postgres.url) as db:
-        said = refusal(lambda: on_postgres.driver.ajoin(db))
+        error = refusal(lambda: on_postgres.driver.ajoin(db))
 
-    assert said.startswith("connection is a psycopg.Connection: this store is PostgreSQL; ")
+    assert error.startswith("connection is a psycopg.Connection: this store is PostgreSQL; ")
 
 
 def test_a_job_is_not_completed_in_a_transaction_of_another_kind_of_store(on_postgres: Store, tmp_path: Path) -> None:
-    said: list[str] = []
+    errors: list[str] = []
 
     def handle(_payload: object, ctx: Context) -> None:
         with closing(sqlite3.connect(tmp_path / "other.db")) as db:
-            said.append(refusal(lambda: ctx.complete_in(db)))
+            errors.append(refusal(lambda: ctx.complete_in(db)))
 
     on_postgres.driver.insert([new_job(type="greet")])
     worker = Worker(on_postgres.driver)
     worker.register("greet", handle)
     worker.drain()
 
-    assert [each.partition(":")[0] for each in said] == ["connection is a sqlite3.Connection"]
+    assert [each.partition(":")[0] for each in errors] == ["connection is a sqlite3.Connection"]
 
 
 @pytest.mark.parametrize("verb", ["insert", "settle"])

@@ -1,4 +1,4 @@
-"""What cannot be joined is refused with what it is, and with what can."""
+"""Tests that unsupported connections are refused with an error that names them and the supported ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """As psycopg2 has one, as far as anybody can tell: it is not installed here."""
+    """A stand-in for psycopg2's connection, which is not installed here."""
 
 
 Connection.__module__, Connection.__qualname__ = "psycopg2.extensions", "connection"
@@ -45,27 +45,27 @@ Connection.__module__, Connection.__qualname__ = "psycopg2.extensions", "connect
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_connection_of_ours_is_named(given: object, named: str) -> None:
-    with pytest.raises(UsageError, match=f"connection is {named}: give a psycopg .3. Connection, a sqlite3"):
+def test_an_unsupported_object_is_named(given: object, named: str) -> None:
+    with pytest.raises(UsageError, match=f"connection is {named}: pass a psycopg .3. Connection, a sqlite3"):
         unwrap(given)
-    with pytest.raises(UsageError, match=f"connection is {named}: give a psycopg .3. AsyncConnection, or a"):
+    with pytest.raises(UsageError, match=f"connection is {named}: pass a psycopg .3. AsyncConnection, or a"):
         asyncio.run(aunwrap(given))
     assert not is_async(given)
 
 
 def test_a_session_over_another_driver_is_refused_by_the_name_of_that_driver() -> None:
-    engine = sqlalchemy.create_engine("sqlite://", module=_driver_of_another_make())
+    engine = sqlalchemy.create_engine("sqlite://", module=_other_dbapi())
 
     with (
         Session(engine) as session,
         pytest.raises(UsageError, match=r"Session over a psycopg2\.extensions\.connection"),
     ):
         unwrap(session)
-    engine.dispose()  # or its connection is found unclosed, from Python 3.13 on, in whichever test runs by then
+    engine.dispose()  # otherwise Python 3.13 and later report an unclosed connection in a later test
 
 
-def _driver_of_another_make() -> Any:
-    """Return a DBAPI that is sqlite3 but for what its connections are called."""
+def _other_dbapi() -> Any:
+    """Return sqlite3 as a DBAPI whose connections have another class name."""
     made = type("connection", (Connection,), {"__getattr__": lambda self, name: getattr(self.real, name)})
     made.__module__, made.__qualname__ = "psycopg2.extensions", "connection"
 
@@ -77,8 +77,8 @@ def _driver_of_another_make() -> Any:
     return SimpleNamespace(**{**vars(sqlite3), "connect": connect})
 
 
-def test_an_async_session_is_told_to_be_awaited() -> None:
-    with pytest.raises(UsageError, match="AsyncSession: await it"):
+def test_an_async_session_is_refused_by_the_sync_call() -> None:
+    with pytest.raises(UsageError, match="AsyncSession: it is async; use the async form"):
         unwrap(AsyncSession())
 
 

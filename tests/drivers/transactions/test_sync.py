@@ -1,4 +1,4 @@
-"""What a shop does and what it asks of us are one transaction, however it reaches its database."""
+"""Tests that jobs and outcomes join the transaction of a sync connection, for each supported library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.support.shops import Shop
 
 DEADLINE: Final = timedelta(seconds=5)
-AT_ONCE: Final = timedelta(0)
+NO_WAIT: Final = timedelta(0)
 
 
 @pytest.fixture(params=SHOPS)
@@ -64,7 +64,7 @@ def test_a_job_is_there_with_the_order_once_the_shop_commits_and_not_before(stor
     assert (store.has(job), store.orders()) == (True, 1)
 
 
-def test_a_job_never_was_if_the_shop_rolls_back(store: Store, shop: Shop) -> None:
+def test_a_job_is_discarded_if_the_shop_rolls_back(store: Store, shop: Shop) -> None:
     job = new_job(idempotency_key="order 1")
 
     shop.order()
@@ -75,7 +75,7 @@ def test_a_job_never_was_if_the_shop_rolls_back(store: Store, shop: Shop) -> Non
     assert store.driver.inspector.find_by_key("order 1") == []
 
 
-def test_a_savepoint_takes_back_its_own_jobs_and_no_others(store: Store, shop: Shop) -> None:
+def test_a_savepoint_rolls_back_only_its_own_jobs(store: Store, shop: Shop) -> None:
     before, within, after = new_job(), new_job(), new_job()
 
     joined(store, shop).insert([before])
@@ -88,10 +88,10 @@ def test_a_savepoint_takes_back_its_own_jobs_and_no_others(store: Store, shop: S
     assert [store.has(job) for job in (before, within, after)] == [True, False, True]
 
 
-def test_who_listens_hears_of_a_job_when_the_shop_commits_and_not_before(store: Store, shop: Shop) -> None:
+def test_a_listener_is_notified_when_the_shop_commits_and_not_before(store: Store, shop: Shop) -> None:
     with closing(store.driver.listen(["default"])) as listener:
         joined(store, shop).insert([new_job()])
-        before = listener.wait(AT_ONCE)
+        before = listener.wait(NO_WAIT)
         shop.commit()
 
         assert (before, listener.wait(DEADLINE)) == (False, True)
@@ -110,7 +110,7 @@ def test_an_outcome_is_recorded_with_the_order_once_the_shop_commits(store: Stor
     assert (store.status(claim), store.orders()) == (Status.SUCCEEDED, 1)
 
 
-def test_an_outcome_never_was_if_the_shop_rolls_back(store: Store, shop: Shop) -> None:
+def test_an_outcome_is_discarded_if_the_shop_rolls_back(store: Store, shop: Shop) -> None:
     claim = store.take()
     settlement = Settlement(claim.lease, Outcome.fail("hopeless", failure=BOOM))
 
@@ -122,7 +122,7 @@ def test_an_outcome_never_was_if_the_shop_rolls_back(store: Store, shop: Shop) -
     assert store.driver.settle([settlement]) == [Settled(claim.job.id, Status.DEAD)]
 
 
-def test_what_was_settled_in_a_shops_transaction_is_settled_for_the_worker_too(store: Store, shop: Shop) -> None:
+def test_a_job_settled_in_the_shops_transaction_is_settled_for_the_worker(store: Store, shop: Shop) -> None:
     claim = store.take()
     settlement = Settlement(claim.lease, Outcome.ack())
     joined(store, shop).settle([settlement])
@@ -131,10 +131,10 @@ def test_what_was_settled_in_a_shops_transaction_is_settled_for_the_worker_too(s
     assert store.driver.settle([settlement]) == [Settled(claim.job.id, Status.SUCCEEDED)]
 
 
-def test_without_its_token_no_job_is_settled_and_the_shop_can_go_on(store: Store, shop: Shop) -> None:
+def test_a_wrong_token_settles_nothing_and_the_transaction_continues(store: Store, shop: Shop) -> None:
     claim = store.take()
     stolen = Lease(claim.job.id, new_token(), claim.lease.expires_at)
-    outcomes = [Outcome.ack(), Outcome.retry(after=AT_ONCE, failure=BOOM)]
+    outcomes = [Outcome.ack(), Outcome.retry(after=NO_WAIT, failure=BOOM)]
 
     answers = [joined(store, shop).settle([Settlement(stolen, outcome)]) for outcome in outcomes]
     shop.order()
@@ -145,16 +145,16 @@ def test_without_its_token_no_job_is_settled_and_the_shop_can_go_on(store: Store
     assert store.driver.inspector.attempts([claim.job.id]) == []
 
 
-def test_a_job_that_a_shop_releases_rings_when_it_commits(store: Store, shop: Shop) -> None:
-    claim = store.take("a queue that nobody listens for")
+def test_a_job_released_in_the_shops_transaction_notifies_on_commit(store: Store, shop: Shop) -> None:
+    claim = store.take("a queue without listeners")
 
     with closing(store.driver.listen(["default"])) as listener:
         joined(store, shop).settle([Settlement(claim.lease, Outcome.release())])
-        before = listener.wait(AT_ONCE)
+        before = listener.wait(NO_WAIT)
         shop.commit()
 
         assert (before, listener.wait(DEADLINE)) == (False, True)
 
 
-def test_a_shop_that_waits_for_its_database_is_known_as_such(shop: Shop) -> None:
+def test_a_sync_connection_is_recognized(shop: Shop) -> None:
     assert not is_async(shop.connection)

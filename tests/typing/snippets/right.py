@@ -1,4 +1,4 @@
-"""What users write, and both checkers must accept."""
+"""Correct uses of tasks, which both type checkers must accept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Order:
 
 
 @harbor.task
-def plain(number: int, *, lang: str = "en") -> str:
+def greet(number: int, *, lang: str = "en") -> str:
     return lang * number
 
 
@@ -28,13 +28,13 @@ async def later(order: Order) -> list[int]:
 
 
 @harbor.task
-def told(ctx: Context, number: int) -> float:
+def with_context(ctx: Context, number: int) -> float:
     ctx.progress(number, 10, "half")
     return 0.5
 
 
 @harbor.task
-async def told_later(ctx: Context, number: int) -> None:
+async def with_context_later(ctx: Context, number: int) -> None:
     ctx.raise_if_cancelled()
 
 
@@ -81,23 +81,23 @@ def resources() -> Iterator[dict[str, int]]:
 
 
 async def main() -> None:
-    assert_type(plain(1, lang="fr"), str)
+    assert_type(greet(1, lang="fr"), str)
     assert_type(await later(Order(1)), list[int])
-    assert_type(plain.enqueue(1), Handle[str])
-    assert_type(plain.enqueue(1, lang="fr").result(5), str)
+    assert_type(greet.enqueue(1), Handle[str])
+    assert_type(greet.enqueue(1, lang="fr").result(5), str)
     assert_type(await later.aenqueue(Order(1)), Handle[list[int]])
     assert_type(later.enqueue(Order(1)).result(), list[int])
-    assert_type(await told.enqueue(3).aresult(), float)
-    assert_type(told_later.enqueue(3), Handle[None])
+    assert_type(await with_context.enqueue(3).aresult(), float)
+    assert_type(with_context_later.enqueue(3), Handle[None])
     assert_type(optioned.enqueue(1).result(), bytes)
     assert_type(await (await optioned_later.aenqueue(7)).aresult(timedelta(seconds=5)), str)
-    assert_type(plain.using(delay=300, priority=5, idempotency_key="a").enqueue(7), Handle[str])
-    assert_type(await plain.using(queue="mail").aenqueue(7, lang="fr"), Handle[str])
-    assert_type(plain.call(1), Call[str])
-    assert_type(harbor.enqueue_many(plain.call(n) for n in range(3)), list[Handle[str]])
+    assert_type(greet.using(delay=300, priority=5, idempotency_key="a").enqueue(7), Handle[str])
+    assert_type(await greet.using(queue="mail").aenqueue(7, lang="fr"), Handle[str])
+    assert_type(greet.call(1), Call[str])
+    assert_type(harbor.enqueue_many(greet.call(n) for n in range(3)), list[Handle[str]])
     assert_type(await harbor.aenqueue_many([later.call(Order(1))]), list[Handle[list[int]]])
-    assert_type(plain.enqueue(1).status(), Status)
-    assert_type(plain.enqueue(1).cancel(), bool)
+    assert_type(greet.enqueue(1).status(), Status)
+    assert_type(greet.enqueue(1).cancel(), bool)
     nightly.enqueue()
     report.enqueue()
     assert_type(await report.using(connection=None).aenqueue(days=7), Handle[int])
@@ -105,6 +105,6 @@ async def main() -> None:
     assert_type(found.enqueue(1).result(), Order | None)
     Mails.send.enqueue("ada@example.com")
     with harbor.testing() as harness:
-        harness.assert_enqueued(plain, 1, lang="fr")
-        harness.refute_enqueued(told, 3)
+        harness.assert_enqueued(greet, 1, lang="fr")
+        harness.refute_enqueued(with_context, 3)
         assert_type(harness.drain()[0].status, Status)

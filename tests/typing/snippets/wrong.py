@@ -1,4 +1,4 @@
-"""What users write by mistake: both checkers must refuse every line that is marked, and no other."""
+"""Wrong uses of tasks: both type checkers must reject every marked line and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ harbor = Harbor("memory://")
 
 
 @harbor.task
-def plain(number: int, *, lang: str = "en") -> str:
+def greet(number: int, *, lang: str = "en") -> str:
     return lang * number
 
 
@@ -18,7 +18,7 @@ async def later(number: int) -> int:
 
 
 @harbor.task
-def told(ctx: Context, number: int) -> float:
+def with_context(ctx: Context, number: int) -> float:
     return number / 2
 
 
@@ -65,37 +65,37 @@ def resources() -> int:
 
 harbor.worker(concurency=5)  # wrong
 harbor.worker(lease=30)  # wrong
-plain("7")  # wrong
+greet("7")  # wrong
 mixed.enqueue(first=1)  # wrong
 mixed.enqueue(1, "a")  # wrong
 mixed.enqueue(1, loud="yes")  # wrong
-plain.enqueue("7")  # wrong
-plain.enqueue()  # wrong
-plain.enqueue(7, 8)  # wrong
-plain.enqueue(7, language="fr")  # wrong
-plain.enqueue(7, lang=3)  # wrong
-plain.using(delay=5).enqueue("7")  # wrong
-plain.using(delay="5 minutes")  # wrong
-plain.using(dealy=5)  # wrong
-plain.call("7")  # wrong
-told.enqueue("7")  # wrong
-told.enqueue(Context, 7)  # wrong
-number: int = plain.enqueue(7).result()  # wrong
-text: str = told.enqueue(7).result()  # wrong
-harbor.enqueue_many([plain.call(7), later.call("7")])  # wrong
-harbor.enqueue_many([plain.enqueue(7)])  # wrong
-handles: list[str] = harbor.enqueue_many([plain.call(7)])  # wrong
+greet.enqueue("7")  # wrong
+greet.enqueue()  # wrong
+greet.enqueue(7, 8)  # wrong
+greet.enqueue(7, language="fr")  # wrong
+greet.enqueue(7, lang=3)  # wrong
+greet.using(delay=5).enqueue("7")  # wrong
+greet.using(delay="5 minutes")  # wrong
+greet.using(dealy=5)  # wrong
+greet.call("7")  # wrong
+with_context.enqueue("7")  # wrong
+with_context.enqueue(Context, 7)  # wrong
+number: int = greet.enqueue(7).result()  # wrong
+text: str = with_context.enqueue(7).result()  # wrong
+harbor.enqueue_many([greet.call(7), later.call("7")])  # wrong
+harbor.enqueue_many([greet.enqueue(7)])  # wrong
+handles: list[str] = harbor.enqueue_many([greet.call(7)])  # wrong
 
 
 with harbor.testing() as harness:
-    harness.assert_enqueued(plain, "7")  # wrong
-    harness.refute_enqueued(told, Context, 7)  # wrong
+    harness.assert_enqueued(greet, "7")  # wrong
+    harness.refute_enqueued(with_context, Context, 7)  # wrong
     harness.advance(hours="1")  # wrong
     harness.crash_after("start")  # wrong
 
 
 async def main() -> None:
     await later.aenqueue("7")  # wrong
-    await plain.using(priority="high").aenqueue(7)  # wrong
+    await greet.using(priority="high").aenqueue(7)  # wrong
     text: str = await later.enqueue(7).aresult()  # wrong
     other: str = await later(7)  # wrong

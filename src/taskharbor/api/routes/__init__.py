@@ -1,1 +1,1 @@
-"""The HTTP API's endpoints, one module for each resource."""
+"""The endpoints of the HTTP API, one module per resource."""

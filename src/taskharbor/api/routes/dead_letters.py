@@ -1,4 +1,4 @@
-"""Dead letters: what died, of what, and how many of them live again."""
+"""Endpoints for dead letters: list, group by error, requeue in bulk."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from taskharbor.api import openapi, responses
-from taskharbor.api.openapi import WITH_BODY, describe
+from taskharbor.api.openapi import BODY_PROBLEMS, describe
 from taskharbor.api.problems import field_problem, problem_of
 from taskharbor.api.render import json_response
-from taskharbor.api.requests import BulkRequeueBody, DeadFilter, Moment, QueueName, TypeName
+from taskharbor.api.requests import BulkRequeueBody, DeadFilter, QueueName, Timestamp, TypeName
 from taskharbor.api.routes.jobs import Cursor, Limit, Tag, reply_page, tag_of
 from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
 from taskharbor.api.store import Caller
@@ -27,7 +27,7 @@ from taskharbor.views import group_view
 router: Final = APIRouter(prefix="/v1/dead-letters", tags=["dead letters"], route_class=ApiRoute)
 
 DEAD: Final = frozenset({Status.DEAD})
-PAGE: Final = 200
+FIND_BATCH: Final = 200
 Fingerprint = Annotated[str, Query(max_length=64, pattern=r"^[^\x00]*$")]
 
 
@@ -43,8 +43,8 @@ async def list_dead(
     queue: Annotated[QueueName | None, Query()] = None,
     type: Annotated[TypeName | None, Query()] = None,
     fingerprint: Fingerprint | None = None,
-    since: Annotated[Moment | None, Query()] = None,
-    until: Annotated[Moment | None, Query()] = None,
+    since: Annotated[Timestamp | None, Query()] = None,
+    until: Annotated[Timestamp | None, Query()] = None,
     tag: Tag | None = None,
     cursor: Cursor | None = None,
     limit: Limit = 50,
@@ -71,7 +71,7 @@ async def list_dead(
 async def groups(
     request: ApiRequest, queue: Annotated[QueueName | None, Query()] = None, limit: Limit = 50
 ) -> Response:
-    """Say what dead letters died of, the largest group first."""
+    """Return dead letters grouped by queue, type and error, the largest group first."""
     store = request.api.store
     found = await store.call(store.inspector.dead_letter_groups, limit=limit, queue=queue)
     return json_response({"groups": [group_view(each) for each in found]})
@@ -79,7 +79,7 @@ async def groups(
 
 @router.post(
     "/requeue",
-    summary="Give many dead letters a new life",
+    summary="Requeue many dead letters",
     **describe(
         {
             200: (
@@ -87,32 +87,32 @@ async def groups(
                 {"matched": 1, "requeued": 1, "dry_run": False, "more": False, "ids": [openapi.ID], "refused": []},
             )
         },
-        *WITH_BODY,
+        *BODY_PROBLEMS,
         body={"filter": {"type": "email.send"}, "dry_run": True, "rate": 10},
     ),
 )
 @requires_scope("jobs:control")
 async def requeue_many(request: ApiRequest, body: BulkRequeueBody) -> Response:
-    """Requeue dead letters by their ids, or those that are like a filter, up to *limit* of them.
+    """Requeue dead letters by their ids, or those that match a filter, up to *limit* of them.
 
-    *dry_run* says which it would be. Where there are *more*, call again.
+    With *dry_run*, only return the jobs that would be requeued. If *more* is true, call again.
     """
     if (body.ids is None) == (body.filter is None):
-        field_problem("/filter", "give ids or a filter, one of them")
+        field_problem("/filter", "give either ids or a filter")
     store = request.api.store
-    result = await store.call(requeued, store.backend.driver, body, request.caller)
+    result = await store.call(_requeue, store.backend.driver, body, request.caller)
     if result["requeued"]:
         target = f"{result['requeued']} jobs"
         await store.record_audit(request.caller, "dead-letters.requeue", target, why=body.reason)
     return json_response(result, HTTPStatus.OK)
 
 
-def requeued(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str, Any]:
-    """Find the dead letters that are meant, requeue them, and say what became of them."""
-    ids, more = _meant(driver, body)
+def _requeue(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str, Any]:
+    """Select dead letters, requeue them, and return the result."""
+    ids, more = _select(driver, body)
     refused: list[dict[str, Any]] = []
     for batch, delay in () if body.dry_run else paced_batches(ids, body.rate):
-        answers = driver.requeue(
+        results = driver.requeue(
             batch,
             token=new_token(),
             budget=body.budget or DEFAULT_MAX_ATTEMPTS,
@@ -121,9 +121,9 @@ def requeued(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str,
             delay=delay,
         )
         refused += [
-            {"id": str(job_id), "problem": problem_of(answer)}
-            for job_id, answer in zip(batch, answers, strict=True)
-            if not isinstance(answer, Transitioned)
+            {"id": str(job_id), "problem": problem_of(result)}
+            for job_id, result in zip(batch, results, strict=True)
+            if not isinstance(result, Transitioned)
         ]
     return {
         "matched": len(ids),
@@ -135,15 +135,15 @@ def requeued(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str,
     }
 
 
-def _meant(driver: Driver, body: BulkRequeueBody) -> tuple[list[JobId], bool]:
-    """Return the jobs that are meant, those that died first at the head, and whether there are more."""
+def _select(driver: Driver, body: BulkRequeueBody) -> tuple[list[JobId], bool]:
+    """Return the ids of the selected jobs, oldest first, and whether there are more."""
     if body.ids is not None:
         return list(dict.fromkeys(body.ids)), False
     wanted = _filter(body.filter or DeadFilter())
     found: list[JobId] = []
     after: JobId | None = None
     while len(found) < body.limit:
-        page = driver.inspector.find(wanted, limit=min(PAGE, body.limit - len(found)), after=after)
+        page = driver.inspector.find(wanted, limit=min(FIND_BATCH, body.limit - len(found)), after=after)
         found += [job.id for job in page.jobs]
         after = page.after
         if after is None:

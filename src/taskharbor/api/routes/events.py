@@ -1,4 +1,4 @@
-"""What happens, as it happens: server-sent events."""
+"""Endpoints for server-sent events: the changes of one job, or of all jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from taskharbor.api import openapi
 from taskharbor.api.openapi import describe
-from taskharbor.api.routes.jobs import ThatJob
+from taskharbor.api.routes.jobs import JobIdParam
 from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
 from taskharbor.api.sse import MAX_LIFE_SECONDS, MEDIA_TYPE, EventStream, StreamBuffer, event
 from taskharbor.api.state import AppState
@@ -27,60 +27,60 @@ MAX_STREAM: Final = timedelta(seconds=MAX_LIFE_SECONDS)
 
 
 def _stream(*problems: int) -> dict[str, Any]:
-    shown = event("job", openapi.JOB).decode()
-    content = {MEDIA_TYPE: {"schema": {"type": "string"}, "example": shown}}
-    told = describe({}, 429, *problems)
-    told["responses"][200] = {"description": "A stream of events.", "content": content}
-    return told | {"response_class": Response}
+    example = event("job", openapi.JOB).decode()
+    content = {MEDIA_TYPE: {"schema": {"type": "string"}, "example": example}}
+    options = describe({}, 429, *problems)
+    options["responses"][200] = {"description": "A stream of events.", "content": content}
+    return options | {"response_class": Response}
 
 
 @router.get("/jobs/{job_id}/events", summary="Follow a job", **_stream(404, 422))
 @requires_scope("jobs:read")
-async def follow(request: ApiRequest, job_id: ThatJob) -> Response:
-    """Stream a job as it is and whenever it has changed, as `job`, until it has ended: `end` is the last event.
+async def follow(request: ApiRequest, job_id: JobIdParam) -> Response:
+    """Stream a job as `job` events: its current state, then every change. The last event is `end`.
 
-    It begins anew with every connection, so that nothing needs to be remembered.
+    Each connection starts with the current state, so no event id is needed to resume.
     """
     api = request.api
     await api.store.get(job_id)
-    listener = StreamBuffer()
-    leave = api.open.enter(listener.end, request.caller.key_id)
-    following = asyncio.get_running_loop().create_task(_follow(api, job_id, listener, request.root))
+    buffer = StreamBuffer()
+    leave = api.open.enter(buffer.end, request.caller.key_id)
+    following = asyncio.get_running_loop().create_task(_follow(api, job_id, buffer, request.root))
 
     def closed() -> None:
         leave()
         following.cancel()
 
-    return EventStream(listener, closed, is_allowed=request.is_still_allowed)
+    return EventStream(buffer, closed, is_allowed=request.is_still_allowed)
 
 
 @router.get("/events", summary="Follow all jobs", **_stream())
 @requires_scope("jobs:read")
 async def follow_all(request: ApiRequest) -> Response:
-    """Stream what happens to the newest 100 jobs, as `job`, and the counts of all queues, as `queues`.
+    """Stream changes of the newest 100 jobs, as `job`, and the counts of all queues, as `queues`.
 
-    The store is looked at once a second; what changed in between is told once. A client that falls
-    100 events behind is disconnected, and finds the counts at the beginning of its next stream.
+    The store is polled once a second; several changes within a second are sent as one. A client that falls
+    100 events behind is disconnected. Each stream starts with the counts.
     """
     api = request.api
-    listener = StreamBuffer()
-    leave = api.open.enter(listener.end, request.caller.key_id)
-    api.feed.join(listener)
+    buffer = StreamBuffer()
+    leave = api.open.enter(buffer.end, request.caller.key_id)
+    api.feed.join(buffer)
 
     def closed() -> None:
         leave()
-        api.feed.leave(listener)
+        api.feed.leave(buffer)
 
-    return EventStream(listener, closed, is_allowed=request.is_still_allowed)
+    return EventStream(buffer, closed, is_allowed=request.is_still_allowed)
 
 
-async def _follow(api: AppState, job_id: JobId, listener: StreamBuffer, root: str) -> None:
+async def _follow(api: AppState, job_id: JobId, buffer: StreamBuffer, root: str) -> None:
     try:
         async for job in api.store.backend.watcher.watch(job_id, MAX_STREAM):
-            listener.offer(event("job", job_view(job, now=api.store.clock.last(), root=root)))
+            buffer.offer(event("job", job_view(job, now=api.store.clock.last(), root=root)))
             if job.status.is_final:
-                listener.offer(event("end", {"status": job.status}))
-    except TaskHarborError as error:  # the job was pruned, or the store is out of reach: the client connects anew
+                buffer.offer(event("end", {"status": job.status}))
+    except TaskHarborError as error:  # the job was pruned, or the store is unavailable; the client reconnects
         _LOG.info("stopped following job %s: %s", job_id, error)
     finally:
-        listener.end()
+        buffer.end()

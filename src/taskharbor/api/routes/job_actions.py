@@ -1,4 +1,4 @@
-"""Steering one job: cancel, requeue, reschedule."""
+"""Endpoints that change one job: cancel, requeue, reschedule."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from taskharbor.api import openapi, responses
-from taskharbor.api.openapi import IF_MATCH, WITH_BODY, describe
+from taskharbor.api.openapi import BODY_PROBLEMS, IF_MATCH, describe
 from taskharbor.api.problems import field_problem
 from taskharbor.api.render import check_if_match, job_response
 from taskharbor.api.requests import RequeueBody, RescheduleBody, to_timedelta
-from taskharbor.api.routes.jobs import ThatJob
+from taskharbor.api.routes.jobs import JobIdParam
 from taskharbor.api.routing import ApiRequest, ApiRoute, check_scope, requires_scope
 from taskharbor.api.store import JobSnapshot
 from taskharbor.core.errors import IllegalTransition, JobNotFound
@@ -35,37 +35,39 @@ _JOB: Final = {200: (responses.JobShape, openapi.JOB)}
     **describe(_JOB | {202: (responses.JobShape, openapi.JOB)}, 404, 409, 412, 422, headers=(IF_MATCH,)),
 )
 @requires_scope("jobs:control")
-async def cancel(request: ApiRequest, job_id: ThatJob) -> Response:
-    """Call a job off: 200, a waiting one is canceled; 202, a running one is asked to stop."""
+async def cancel(request: ApiRequest, job_id: JobIdParam) -> Response:
+    """Cancel a job: 200 if it was waiting and is canceled; 202 if it is running and was asked to stop."""
     await _check(request, job_id)
-    seen = await _moved(request, job_id, "jobs.cancel", partial(request.api.store.backend.driver.cancel, [job_id]))
-    is_asked = seen.job.status is Status.PROCESSING
-    return await job_response(request, seen, HTTPStatus.ACCEPTED if is_asked else HTTPStatus.OK)
+    snapshot = await _transition(
+        request, job_id, "jobs.cancel", partial(request.api.store.backend.driver.cancel, [job_id])
+    )
+    is_running = snapshot.job.status is Status.PROCESSING
+    return await job_response(request, snapshot, HTTPStatus.ACCEPTED if is_running else HTTPStatus.OK)
 
 
 @router.post(
     "/{job_id}/requeue",
     status_code=HTTPStatus.ACCEPTED,
-    summary="Give a job a new life",
+    summary="Requeue a job",
     **describe(
         {202: (responses.JobShape, openapi.JOB)},
-        *(*WITH_BODY, 404, 409, 412),
+        *(*BODY_PROBLEMS, 404, 409, 412),
         body={"budget": 5, "reason": "the address was mistyped", "payload": {"to": "ada@example.com"}},
         headers=(IF_MATCH,),
     ),
 )
 @requires_scope("jobs:control")
-async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None = None) -> Response:
-    """Give a dead or canceled job a fresh set of attempts; 409 for any other.
+async def requeue(request: ApiRequest, job_id: JobIdParam, body: RequeueBody | None = None) -> Response:
+    """Requeue a dead or canceled job with new attempts; 409 for any other job.
 
-    With a payload, which needs the scope jobs:write too, it has that from now on. Its idempotency key still
-    stands for the first one: a repeat of the call that made the job finds it.
+    A payload replaces the job's payload and also requires the scope jobs:write. The idempotency key still
+    belongs to the original payload: a repeat of the request that created the job returns this job.
     """
     given = body or RequeueBody()
     _check_one_time(given)
     await _check(request, job_id)
     payload = await _payload(request, job_id, given) if "payload" in given.model_fields_set else None
-    requeued = partial(
+    requeue_job = partial(
         request.api.store.backend.driver.requeue,
         [job_id],
         token=new_token(),
@@ -78,56 +80,56 @@ async def requeue(request: ApiRequest, job_id: ThatJob, body: RequeueBody | None
     )
     detail = {} if payload is None else {"payload": "replaced"}
     return await job_response(
-        request, await _moved(request, job_id, "jobs.requeue", requeued, **detail), HTTPStatus.ACCEPTED
+        request, await _transition(request, job_id, "jobs.requeue", requeue_job, **detail), HTTPStatus.ACCEPTED
     )
 
 
 @router.post(
     "/{job_id}/reschedule",
     summary="Reschedule a job",
-    **describe(_JOB, *WITH_BODY, 404, 409, 412, body={"delay": 300, "priority": -5}, headers=(IF_MATCH,)),
+    **describe(_JOB, *BODY_PROBLEMS, 404, 409, 412, body={"delay": 300, "priority": -5}, headers=(IF_MATCH,)),
 )
 @requires_scope("jobs:control")
-async def reschedule(request: ApiRequest, job_id: ThatJob, body: RescheduleBody) -> Response:
-    """Let a waiting job be due at another time, or be more or less urgent; 409 for any other."""
+async def reschedule(request: ApiRequest, job_id: JobIdParam, body: RescheduleBody) -> Response:
+    """Change the due time or the priority of a waiting job; 409 for any other job."""
     _check_one_time(body)
     await _check(request, job_id)
-    rescheduled = partial(
+    reschedule_job = partial(
         request.api.store.backend.driver.reschedule,
         [job_id],
         scheduled_for=body.scheduled_for,
         delay=to_timedelta(body.delay),
         priority=body.priority,
     )
-    return await job_response(request, await _moved(request, job_id, "jobs.reschedule", rescheduled))
+    return await job_response(request, await _transition(request, job_id, "jobs.reschedule", reschedule_job))
 
 
 async def _check(request: ApiRequest, job_id: JobId) -> None:
-    """Hold If-Match against the job. The move itself is guarded by the job's state, in its own statement."""
+    """Check If-Match, if given. The transition itself checks the job's state in its own statement."""
     if "if-match" in request.headers:
         check_if_match(request, (await request.api.store.get(job_id)).job)
 
 
 async def _payload(request: ApiRequest, job_id: JobId, body: RequeueBody) -> bytes:
-    """Return the new payload as the store keeps it. Who may give one could as well make a job."""
+    """Return the encoded new payload. It requires jobs:write because it is equivalent to creating a job."""
     check_scope(request, "jobs:write")
     store = request.api.store
     job = (await store.get(job_id)).job
     return await store.call(store.backend.client.encode, body.payload, job_id, job_type=job.type)
 
 
-async def _moved(
+async def _transition(
     request: ApiRequest,
     job_id: JobId,
     action: str,
-    move: Callable[[], list[Transitioned | IllegalTransition | JobNotFound]],
+    change: Callable[[], list[Transitioned | IllegalTransition | JobNotFound]],
     **detail: str,
 ) -> JobSnapshot:
-    """Move one job, write down who asked, and return the job as it is then."""
+    """Change one job, write an audit entry, and return the job as it is afterwards."""
     store = request.api.store
-    [answer] = await store.call(move)
-    if not isinstance(answer, Transitioned):
-        raise answer
+    [result] = await store.call(change)
+    if not isinstance(result, Transitioned):
+        raise result
     await store.record_audit(request.caller, action, str(job_id), **detail)
     return await store.get(job_id, with_payload=request.shows_payload)
 

@@ -1,4 +1,4 @@
-"""Making jobs, looking at them, and steering one."""
+"""Endpoints that create jobs, one or many, and read them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 
 from taskharbor.api import openapi, responses
-from taskharbor.api.openapi import IDEMPOTENCY_KEY, KEY_PATTERN, WITH_BODY, describe
+from taskharbor.api.openapi import BODY_PROBLEMS, IDEMPOTENCY_KEY, KEY_PATTERN, describe
 from taskharbor.api.problems import HttpProblem, field_problem, json_pointers, problem, problem_of
 from taskharbor.api.render import job_response, json_bytes, json_response, page_json, reply_bytes
-from taskharbor.api.requests import BatchBody, GivenId, Key, Moment, NewJobBody, QueueName, TypeName
+from taskharbor.api.requests import BatchBody, GivenId, Key, NewJobBody, QueueName, Timestamp, TypeName
 from taskharbor.api.routing import BATCH_FACTOR, ApiRequest, ApiRoute, requires_scope
 from taskharbor.api.sse import run_until_disconnected
 from taskharbor.api.store import JobSnapshot, StoreGateway
@@ -36,19 +36,21 @@ from taskharbor.views import attempt_view, job_view
 router: Final = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=ApiRoute)
 Outcome = Enqueued | dict[str, Any]
 MAX_PAGE: Final = 200
-MAX_WAIT: Final = 60
-ThatJob = Annotated[GivenId, Path(examples=[openapi.ID])]
-Cursor = Annotated[str, Query(pattern="^[A-Za-z0-9_-]{22}$", description="Where to go on: `next` of the page before.")]
+MAX_WAIT_SECONDS: Final = 60
+JobIdParam = Annotated[GivenId, Path(examples=[openapi.ID])]
+Cursor = Annotated[
+    str, Query(pattern="^[A-Za-z0-9_-]{22}$", description="Where to continue: `next` of the previous page.")
+]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 Tag = Annotated[
-    str, Query(pattern=r"^[^=\x00]{1,64}=[^\x00]{0,1024}$", description="`key=value` that the metadata must have.")
+    str, Query(pattern=r"^[^=\x00]{1,64}=[^\x00]{0,1024}$", description="`key=value` that the metadata must contain.")
 ]
 _JOB: Final = {200: (responses.JobShape, openapi.JOB)}
 
 
 @router.post(
     "/batch",
-    summary="Make many jobs",
+    summary="Create many jobs",
     **describe(
         {
             200: (
@@ -56,52 +58,54 @@ _JOB: Final = {200: (responses.JobShape, openapi.JOB)}
                 {"stored": 1, "results": [{"status": 201, "id": openapi.ID, "existed": False, "problem": None}]},
             )
         },
-        *WITH_BODY,
+        *BODY_PROBLEMS,
         body={"jobs": [openapi.NEW_JOB], "atomic": False},
     ),
 )
 @requires_scope("jobs:write", body_factor=BATCH_FACTOR)
 async def create_many(request: ApiRequest, body: BatchBody) -> Response:
-    """Store up to 1,000 jobs in one statement, and say of each what became of it, in order.
+    """Store up to 1,000 jobs in one statement, and return one result per job, in order.
 
-    A job that breaks a rule is answered by its problem, and the others are stored. With *atomic* it stops all of
-    them, by 422; an idempotency key, which could be refused alone, is then not allowed.
+    An invalid job gets a problem as its result, and the others are stored. With *atomic*, one invalid job rejects
+    all of them with 422, and idempotency keys are not allowed, because a conflict would reject a single job.
     """
-    client, compute = request.api.store.backend.client, request.api.store.compute  # 1,000 small jobs are 30 ms, too
+    # In a thread whatever the size: 1,000 small jobs take 30 ms.
+    client, compute = request.api.store.backend.client, request.api.store.compute
     if body.atomic:
-        jobs = await compute(lambda: client.prepare_many(_all_or_none(body.jobs)))
-        outcomes = [_answer(each) for each in await client.astore(jobs)]
+        jobs = await compute(lambda: client.prepare_many(_read_all(body.jobs)))
+        outcomes = [_outcome(each) for each in await client.astore(jobs)]
     else:
-        prepared = await compute(lambda: [_prepared(client, each) for each in body.jobs])
-        outcomes = await _each(client, prepared)
+        prepared = await compute(lambda: [_prepare(client, each) for each in body.jobs])
+        outcomes = await _store_valid(client, prepared)
     new = [each for each in outcomes if isinstance(each, Enqueued) and not each.existed]
     if new:
         await request.api.store.record_audit(
             request.caller, "jobs.enqueue-many", f"{len(new)} jobs", first=str(new[0].id), last=str(new[-1].id)
         )
-    return reply_bytes(await compute(_batch_answer, len(new), outcomes))
+    return reply_bytes(await compute(_batch_json, len(new), outcomes))
 
 
-def _all_or_none(jobs: list[Any]) -> list[JobRequest]:
+def _read_all(jobs: list[Any]) -> list[JobRequest]:
+    """Return the requests of an atomic batch, or raise all their errors as one problem."""
     read = [_read(each) for each in jobs]
-    wrong = [
-        {"pointer": f"/jobs/{place}{each['pointer']}", "detail": each["detail"]}
-        for place, refused in enumerate(read)
+    invalid = [
+        {"pointer": f"/jobs/{index}{each['pointer']}", "detail": each["detail"]}
+        for index, refused in enumerate(read)
         if isinstance(refused, dict)
         for each in refused["errors"]
     ]
-    if wrong:
-        detail = f"{len(wrong)} rules are broken, and nothing was stored"
-        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=wrong)
+    if invalid:
+        detail = f"{len(invalid)} errors; no job was stored"
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=invalid)
     requests = [each for each in read if isinstance(each, JobRequest)]
-    for place, each in enumerate(requests):
+    for index, each in enumerate(requests):
         if each.idempotency_key is not None:
-            field_problem(f"/jobs/{place}/idempotency_key", "an atomic batch takes no idempotency keys")
+            field_problem(f"/jobs/{index}/idempotency_key", "not allowed in an atomic batch")
     return requests
 
 
 def _read(given: Any) -> JobRequest | dict[str, Any]:
-    """Return a job's request, or the problem with it."""
+    """Return the request of a job, or a problem if it is invalid."""
     try:
         request = NewJobBody.model_validate(given).request()
         validate(request)
@@ -114,8 +118,8 @@ def _read(given: Any) -> JobRequest | dict[str, Any]:
     return request
 
 
-def _prepared(client: Client, given: Any) -> NewJob | dict[str, Any]:
-    """Return a job that can be stored, or the problem with it."""
+def _prepare(client: Client, given: Any) -> NewJob | dict[str, Any]:
+    """Return a job that is ready to be stored, or a problem if it is invalid."""
     request = _read(given)
     if not isinstance(request, JobRequest):
         return request
@@ -125,25 +129,25 @@ def _prepared(client: Client, given: Any) -> NewJob | dict[str, Any]:
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error.problems[-1]))
 
 
-async def _each(client: Client, prepared: list[NewJob | dict[str, Any]]) -> list[Outcome]:
-    """Store what can be stored, and return what became of each."""
+async def _store_valid(client: Client, prepared: list[NewJob | dict[str, Any]]) -> list[Outcome]:
+    """Store the valid jobs, and return the outcome of each."""
     jobs = [each for each in prepared if isinstance(each, NewJob)]
-    answers = iter(await client.astore(jobs) if jobs else [])
-    return [_answer(next(answers)) if isinstance(each, NewJob) else each for each in prepared]
+    results = iter(await client.astore(jobs) if jobs else [])
+    return [_outcome(next(results)) if isinstance(each, NewJob) else each for each in prepared]
 
 
-def _answer(answer: object) -> Outcome:
-    if isinstance(answer, TaskHarborError):
-        return problem_of(answer)
-    assert isinstance(answer, Enqueued)  # noqa: S101  an answer is one or the other
-    return answer
+def _outcome(result: object) -> Outcome:
+    if isinstance(result, TaskHarborError):
+        return problem_of(result)
+    assert isinstance(result, Enqueued)  # noqa: S101  a result is one or the other
+    return result
 
 
-def _batch_answer(stored: int, outcomes: list[Outcome]) -> bytes:
-    return json_bytes({"stored": stored, "results": [_shown(each) for each in outcomes]})
+def _batch_json(stored: int, outcomes: list[Outcome]) -> bytes:
+    return json_bytes({"stored": stored, "results": [_outcome_view(each) for each in outcomes]})
 
 
-def _shown(outcome: Outcome) -> dict[str, Any]:
+def _outcome_view(outcome: Outcome) -> dict[str, Any]:
     if isinstance(outcome, Enqueued):
         status = HTTPStatus.OK if outcome.existed else HTTPStatus.CREATED
         return {"status": int(status), "id": str(outcome.id), "existed": outcome.existed, "problem": None}
@@ -153,20 +157,20 @@ def _shown(outcome: Outcome) -> dict[str, Any]:
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
-    summary="Make a job",
+    summary="Create a job",
     **describe(
         {201: (responses.JobShape, openapi.JOB), 200: (responses.JobShape, openapi.JOB)},
-        *WITH_BODY,
+        *BODY_PROBLEMS,
         body=openapi.NEW_JOB,
         headers=(IDEMPOTENCY_KEY,),
     ),
 )
 @requires_scope("jobs:write")
 async def create(request: ApiRequest, body: NewJobBody) -> Response:
-    """Store a job; when this answers, it is committed.
+    """Store a job. It is committed before the response is sent.
 
-    With an idempotency key, as a header or in the body, a repeat makes no second job: it is answered with
-    200, the first one, and `Idempotency-Replayed: true`. The same key with another type or payload is 422.
+    With an idempotency key, as a header or in the body, a repeat does not create a second job: it returns
+    200, the first job, and `Idempotency-Replayed: true`. The same key with another type or payload is 422.
     """
     store = request.api.store
     client = store.backend.client
@@ -175,13 +179,13 @@ async def create(request: ApiRequest, body: NewJobBody) -> Response:
     if isinstance(enqueued, IdempotencyConflict):
         raise enqueued
     if enqueued.existed:
-        seen = await store.get(enqueued.id, with_payload=request.shows_payload)
-        return await job_response(request, seen, HTTPStatus.OK, {"Idempotency-Replayed": "true"})
-    seen = await store.get_made(
+        snapshot = await store.get(enqueued.id, with_payload=request.shows_payload)
+        return await job_response(request, snapshot, HTTPStatus.OK, {"Idempotency-Replayed": "true"})
+    snapshot = await store.get_created(
         request.caller, enqueued.id, with_payload=request.shows_payload, type=body.type, queue=body.queue
     )
     location = f"{request.root}/v1/jobs/{enqueued.id}"
-    return await job_response(request, seen, HTTPStatus.CREATED, {"Location": location})
+    return await job_response(request, snapshot, HTTPStatus.CREATED, {"Location": location})
 
 
 @router.get(
@@ -196,10 +200,12 @@ async def list_jobs(
     status: Annotated[list[Status] | None, Query(max_length=len(Status))] = None,
     queue: Annotated[QueueName | None, Query()] = None,
     type: Annotated[TypeName | None, Query()] = None,
-    since: Annotated[Moment | None, Query()] = None,
-    until: Annotated[Moment | None, Query()] = None,
+    since: Annotated[Timestamp | None, Query()] = None,
+    until: Annotated[Timestamp | None, Query()] = None,
     tag: Tag | None = None,
-    q: Annotated[Key | None, Query(description="A job's id, or an idempotency key; without other filters.")] = None,
+    q: Annotated[
+        Key | None, Query(description="A job's id, or an idempotency key. Not allowed with other filters.")
+    ] = None,
     cursor: Cursor | None = None,
     limit: Limit = 50,
 ) -> Response:
@@ -215,23 +221,23 @@ async def list_jobs(
     if q is None:
         return await reply_page(request, wanted, cursor, limit)
     if wanted != JobFilter() or cursor is not None:
-        field_problem("query: q", "goes with no other filter: it names at most one job for each queue")
-    jobs = await request.api.store.call(_named, request.api.store, q)
-    return json_response({"jobs": [_listed(request, each) for each in jobs[:limit]], "next": None})
+        field_problem("query: q", "cannot be combined with other filters; it matches at most one job per queue")
+    jobs = await request.api.store.call(_find_named, request.api.store, q)
+    return json_response({"jobs": [_summary_view(request, each) for each in jobs[:limit]], "next": None})
 
 
 @router.get("/{job_id}", summary="Get a job", **describe(_JOB, 404, 422, 429))
 @requires_scope("jobs:read")
 async def get(
     request: ApiRequest,
-    job_id: ThatJob,
-    wait: Annotated[float, Query(ge=0, le=MAX_WAIT, allow_inf_nan=False, description="Seconds to wait.")] = 0,
+    job_id: JobIdParam,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False, description="Seconds to wait.")] = 0,
 ) -> Response:
-    """Return a job as it is now; with *wait*, as soon as it has ended, or after so many seconds as it is then."""
+    """Return a job. With *wait*, return it when it has ended, or after that many seconds."""
     store = request.api.store
     if wait and not (await store.get(job_id)).job.status.is_final:
         await _until_final(request, job_id, timedelta(seconds=wait))
-        await request.check_caller()  # the key may have been revoked meanwhile
+        await request.check_caller()  # the key may have been revoked while waiting
     return await job_response(request, await store.get(job_id, with_payload=request.shows_payload))
 
 
@@ -241,8 +247,8 @@ async def get(
     **describe({200: (responses.Attempts, {"attempts": [openapi.ATTEMPT]})}, 404, 422),
 )
 @requires_scope("jobs:read")
-async def attempts(request: ApiRequest, job_id: ThatJob) -> Response:
-    """List what is recorded of a job, oldest first: every attempt but a plain success, and every requeue."""
+async def attempts(request: ApiRequest, job_id: JobIdParam) -> Response:
+    """List the recorded attempts of a job, oldest first: all but successful ones, and every requeue."""
     store = request.api.store
     await store.get(job_id)
     recorded = await store.call(store.inspector.attempts, [job_id])
@@ -251,25 +257,25 @@ async def attempts(request: ApiRequest, job_id: ThatJob) -> Response:
 
 @router.get(
     "/{job_id}/why",
-    summary="Say why a job stands where it does",
+    summary="Explain a job's state",
     **describe({200: (responses.WhyShape, openapi.WHY)}, 404, 422),
 )
 @requires_scope("jobs:read")
-async def why_job(request: ApiRequest, job_id: ThatJob) -> Response:
-    """Say what a job waits for: its time, its queue, a worker, the jobs before it, or its message."""
-    answer = await request.api.store.call(diagnose, request.api.store.inspector, job_id)
-    return json_response(answer.view())
+async def why_job(request: ApiRequest, job_id: JobIdParam) -> Response:
+    """Explain what a job is waiting for: its due time, its queue, a worker, the jobs ahead of it, or its message."""
+    diagnosis = await request.api.store.call(diagnose, request.api.store.inspector, job_id)
+    return json_response(diagnosis.view())
 
 
 async def reply_page(request: ApiRequest, wanted: JobFilter, cursor: str | None, limit: int) -> Response:
-    """Answer with a page of jobs and the cursor of the next."""
+    """Return a response with a page of jobs and the cursor of the next page."""
     store = request.api.store
     after = None if cursor is None else JobId(UUID(bytes=urlsafe_b64decode(cursor + "==")))
-    return reply_bytes(await store.page(_page_answer, store, wanted, limit=limit, after=after, root=request.root))
+    return reply_bytes(await store.page(_page_bytes, store, wanted, limit=limit, after=after, root=request.root))
 
 
-def _page_answer(store: StoreGateway, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
-    """Read a page and write it as JSON, in one thread: the loop has others to serve meanwhile."""
+def _page_bytes(store: StoreGateway, wanted: JobFilter, *, limit: int, after: JobId | None, root: str) -> bytes:
+    """Read a page and encode it as JSON. Runs in a thread, so that it does not block the event loop."""
     page = store.inspector.find(wanted, limit=limit, after=after)
     following = None if page.after is None else urlsafe_b64encode(page.after.bytes).decode().rstrip("=")
     return page_json(page.jobs, following=following, now=store.clock.now(), root=root)
@@ -282,14 +288,14 @@ def tag_of(text: str | None) -> tuple[str, str] | None:
     return key, value
 
 
-async def _until_final(request: ApiRequest, job_id: JobId, longest: timedelta) -> None:
-    """Return when the job has ended, its time is over, nobody waits any more, or the server stops."""
+async def _until_final(request: ApiRequest, job_id: JobId, max_wait: timedelta) -> None:
+    """Return when the job has ended, *max_wait* has passed, the client disconnects, or the server stops."""
     stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     leave = request.api.open.enter(stopped.cancel, request.caller.key_id)
-    final = asyncio.ensure_future(request.api.store.backend.watcher.await_end(job_id, longest))
-    gone = asyncio.ensure_future(run_until_disconnected(request.receive))
+    final = asyncio.ensure_future(request.api.store.backend.watcher.await_end(job_id, max_wait))
+    disconnected = asyncio.ensure_future(run_until_disconnected(request.receive))
     try:
-        ends: list[asyncio.Future[Any]] = [final, gone, stopped]
+        ends: list[asyncio.Future[Any]] = [final, disconnected, stopped]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if final.done():
             with suppress(ResultTimeout):
@@ -297,7 +303,7 @@ async def _until_final(request: ApiRequest, job_id: JobId, longest: timedelta) -
     finally:
         leave()
         final.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
 def _key(request: ApiRequest, body: NewJobBody) -> str | None:
@@ -305,13 +311,13 @@ def _key(request: ApiRequest, body: NewJobBody) -> str | None:
     if key is None:
         return None
     if not re.fullmatch(KEY_PATTERN, key):
-        field_problem("header: Idempotency-Key", "must have 1 to 255 visible characters of ASCII")
+        field_problem("header: Idempotency-Key", "must have 1 to 255 visible ASCII characters")
     if body.idempotency_key not in {None, key}:
-        field_problem("/idempotency_key", "is not that of the header: give one of them")
+        field_problem("/idempotency_key", "differs from the Idempotency-Key header; send only one of them")
     return key
 
 
-def _named(store: StoreGateway, q: str) -> list[JobSnapshot]:
+def _find_named(store: StoreGateway, q: str) -> list[JobSnapshot]:
     inspector = store.inspector
     ids = inspector.find_by_key(q)
     with suppress(ValueError):
@@ -319,5 +325,5 @@ def _named(store: StoreGateway, q: str) -> list[JobSnapshot]:
     return [JobSnapshot(job, None, store.clock.now()) for job in inspector.summaries(list(dict.fromkeys(ids))).values()]
 
 
-def _listed(request: ApiRequest, seen: JobSnapshot) -> dict[str, Any]:
-    return job_view(seen.job, now=seen.now, root=request.root)
+def _summary_view(request: ApiRequest, snapshot: JobSnapshot) -> dict[str, Any]:
+    return job_view(snapshot.job, now=snapshot.now, root=request.root)

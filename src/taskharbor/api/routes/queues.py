@@ -1,4 +1,4 @@
-"""Queues: how full they are, and whether their jobs may start."""
+"""Endpoints for queues: list, get, pause, resume, and figures for autoscaling."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from taskharbor.views import queue_view
 
 router: Final = APIRouter(prefix="/v1/queues", tags=["queues"], route_class=ApiRoute)
 
-ThatQueue = Annotated[QueueName, Path(examples=["default"])]
+QueueParam = Annotated[QueueName, Path(examples=["default"])]
 _QUEUE: Final = {200: (responses.QueueShape, openapi.QUEUE)}
 
 
 @router.get("", summary="List queues", **describe({200: (responses.Queues, {"queues": [openapi.QUEUE]})}))
 @requires_scope("jobs:read")
 async def list_queues(request: ApiRequest) -> Response:
-    """List every queue that holds jobs or is paused. Counts are some seconds old."""
+    """List every queue that has jobs or is paused. Counts are a few seconds old."""
     store = request.api.store
     queues, now = await store.read(store.inspector.queues)
     return json_response({"queues": [queue_view(each, now=now) for each in queues]})
@@ -38,8 +38,8 @@ async def list_queues(request: ApiRequest) -> Response:
 
 @router.get("/{name}", summary="Get a queue", **describe(_QUEUE, 404, 422))
 @requires_scope("jobs:read")
-async def get(request: ApiRequest, name: ThatQueue) -> Response:
-    """Return one queue; 404 where it neither holds jobs nor is paused."""
+async def get(request: ApiRequest, name: QueueParam) -> Response:
+    """Return one queue; 404 if it has no jobs and is not paused."""
     queue, now = await _find(request, name)
     if queue is None:
         raise not_found("queue", name)
@@ -48,8 +48,8 @@ async def get(request: ApiRequest, name: ThatQueue) -> Response:
 
 @router.post("/{name}/pause", summary="Pause a queue", **describe(_QUEUE, 422))
 @requires_scope("queues:control")
-async def pause(request: ApiRequest, name: ThatQueue) -> Response:
-    """Let no job of the queue start; running ones go on. A queue that is paused stays so."""
+async def pause(request: ApiRequest, name: QueueParam) -> Response:
+    """Stop starting jobs of the queue; running jobs continue. Pausing a paused queue has no effect."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.pause, [name], by=request.caller.name)
     if is_new:
@@ -59,8 +59,8 @@ async def pause(request: ApiRequest, name: ThatQueue) -> Response:
 
 @router.post("/{name}/resume", summary="Resume a queue", **describe(_QUEUE, 422))
 @requires_scope("queues:control")
-async def resume(request: ApiRequest, name: ThatQueue) -> Response:
-    """Let jobs of the queue start again."""
+async def resume(request: ApiRequest, name: QueueParam) -> Response:
+    """Start jobs of the queue again."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.resume, [name])
     if is_new:
@@ -70,19 +70,21 @@ async def resume(request: ApiRequest, name: ThatQueue) -> Response:
 
 @router.get(
     "/{name}/scaling",
-    summary="Say how many workers a queue could use",
+    summary="Get autoscaling figures for a queue",
     **describe({200: (responses.Scaling, openapi.SCALING)}, 422),
 )
 @requires_scope("jobs:read")
 async def scaling(
     request: ApiRequest,
-    name: ThatQueue,
-    jobs_per_worker: Annotated[int, Query(ge=1, le=10_000, description="How many a worker runs at once.")] = 16,
+    name: QueueParam,
+    jobs_per_worker: Annotated[
+        int, Query(ge=1, le=10_000, description="How many jobs one worker runs concurrently.")
+    ] = 16,
 ) -> Response:
-    """Return what an autoscaler needs, as KEDA reads it: the backlog, its age, and as *hint* how many workers."""
+    """Return figures for an autoscaler such as KEDA: backlog, its age, and a suggested number of workers (*hint*)."""
     store = request.api.store
-    facts, _ = await store.read(_scaling, store.inspector, name, jobs_per_worker)
-    return json_response(facts)
+    figures, _ = await store.read(_scaling, store.inspector, name, jobs_per_worker)
+    return json_response(figures)
 
 
 def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str,
     now = inspector.now()
     backlog = sum(queue.counts.get(status, 0) for status in WAITING)
     running = queue.counts.get(Status.PROCESSING, 0)
-    # Jobs that wait for their time need no worker yet; the store tells whether any is due, not how many.
+    # Jobs that are not due need no worker; the store knows whether any job is due, but not how many.
     due = backlog if queue.oldest_due is not None and queue.paused_at is None else 0
     return {
         "queue": name,

@@ -1,4 +1,4 @@
-"""Schedules: jobs that are made again and again."""
+"""Endpoints for schedules: list, get, define, remove, run, pause, resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Path
 from fastapi.responses import Response
 
 from taskharbor.api import openapi, responses
-from taskharbor.api.openapi import KEY_PATTERN, WITH_BODY, describe
+from taskharbor.api.openapi import BODY_PROBLEMS, KEY_PATTERN, describe
 from taskharbor.api.render import job_response, json_response
 from taskharbor.api.requests import ScheduleBody, ScheduleName, to_timedelta
 from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
@@ -22,8 +22,8 @@ from taskharbor.views import schedule_view
 
 router: Final = APIRouter(prefix="/v1/schedules", tags=["schedules"], route_class=ApiRoute)
 
-# A schedule's name may hold slashes, as types do.
-ThatSchedule = Annotated[ScheduleName, Path(examples=["nightly"])]
+# A schedule's name may contain slashes, as types may.
+ScheduleParam = Annotated[ScheduleName, Path(examples=["nightly"])]
 _SCHEDULE: Final = {200: (responses.ScheduleShape, openapi.SCHEDULE)}
 
 
@@ -41,19 +41,21 @@ async def list_schedules(request: ApiRequest) -> Response:
 
 @router.get("/{name:path}", summary="Get a schedule", **describe(_SCHEDULE, 404, 422))
 @requires_scope("jobs:read")
-async def get(request: ApiRequest, name: ThatSchedule) -> Response:
-    """Return one schedule, with its payload for those who may see it."""
+async def get(request: ApiRequest, name: ScheduleParam) -> Response:
+    """Return one schedule; it includes the payload if the caller may read payloads."""
     return await _reply(request, name)
 
 
 @router.put(
     "/{name:path}",
     summary="Define a schedule",
-    **describe(_SCHEDULE | {201: (responses.ScheduleShape, openapi.SCHEDULE)}, *WITH_BODY, body=openapi.NEW_SCHEDULE),
+    **describe(
+        _SCHEDULE | {201: (responses.ScheduleShape, openapi.SCHEDULE)}, *BODY_PROBLEMS, body=openapi.NEW_SCHEDULE
+    ),
 )
 @requires_scope("schedules:write")
-async def put(request: ApiRequest, name: ThatSchedule, body: ScheduleBody) -> Response:
-    """Store a schedule: 201 where there was none. With the same cron and timezone its next time stays."""
+async def put(request: ApiRequest, name: ScheduleParam, body: ScheduleBody) -> Response:
+    """Store a schedule: 201 if it is new. If cron and timezone are unchanged, so is its next fire time."""
     store = request.api.store
     given = body.model_dump(exclude={"jitter", "window", "timeout"})
     spec = ScheduleSpec(
@@ -77,11 +79,11 @@ async def put(request: ApiRequest, name: ThatSchedule, body: ScheduleBody) -> Re
     **(describe({}, 404, 422) | {"response_class": Response}),
 )
 @requires_scope("schedules:write")
-async def delete(request: ApiRequest, name: ThatSchedule) -> Response:
-    """Remove a schedule; jobs that it made stay."""
+async def delete(request: ApiRequest, name: ScheduleParam) -> Response:
+    """Remove a schedule; the jobs it created are kept."""
     store = request.api.store
-    [was_there] = await store.call(store.backend.driver.control.delete_schedules, [name])
-    if not was_there:
+    [existed] = await store.call(store.backend.driver.control.delete_schedules, [name])
+    if not existed:
         raise ScheduleNotFound(name)
     await store.record_audit(request.caller, "schedules.delete", name)
     return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -96,23 +98,23 @@ async def delete(request: ApiRequest, name: ThatSchedule) -> Response:
 @requires_scope("schedules:write")
 async def run(
     request: ApiRequest,
-    name: ThatSchedule,
+    name: ScheduleParam,
     idempotency_key: Annotated[str | None, Header(pattern=KEY_PATTERN)] = None,
 ) -> Response:
-    """Make a job of the schedule at once, paused or not; its next time stays as it is."""
+    """Create a job of the schedule now, even if it is paused. Its next fire time does not change."""
     store = request.api.store
-    made = await store.call(_scheduler(store).run_now, name, idempotency_key=idempotency_key)
-    if not made.existed:
-        await store.record_audit(request.caller, "schedules.run", name, job=str(made.id))
-    seen = await store.get(made.id, with_payload=request.shows_payload)
-    headers = {"Location": f"{request.root}/v1/jobs/{made.id}"}
-    return await job_response(request, seen, HTTPStatus.OK if made.existed else HTTPStatus.CREATED, headers)
+    enqueued = await store.call(_scheduler(store).run_now, name, idempotency_key=idempotency_key)
+    if not enqueued.existed:
+        await store.record_audit(request.caller, "schedules.run", name, job=str(enqueued.id))
+    snapshot = await store.get(enqueued.id, with_payload=request.shows_payload)
+    headers = {"Location": f"{request.root}/v1/jobs/{enqueued.id}"}
+    return await job_response(request, snapshot, HTTPStatus.OK if enqueued.existed else HTTPStatus.CREATED, headers)
 
 
 @router.post("/{name:path}/pause", summary="Pause a schedule", **describe(_SCHEDULE, 404, 422))
 @requires_scope("schedules:write")
-async def pause(request: ApiRequest, name: ThatSchedule) -> Response:
-    """Let a schedule rest. One that rests already stays so."""
+async def pause(request: ApiRequest, name: ScheduleParam) -> Response:
+    """Pause a schedule. Pausing a paused schedule has no effect."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.pause_schedules, [name])
     if is_new:
@@ -122,8 +124,8 @@ async def pause(request: ApiRequest, name: ThatSchedule) -> Response:
 
 @router.post("/{name:path}/resume", summary="Resume a schedule", **describe(_SCHEDULE, 404, 422))
 @requires_scope("schedules:write")
-async def resume(request: ApiRequest, name: ThatSchedule) -> Response:
-    """Let a schedule fire again."""
+async def resume(request: ApiRequest, name: ScheduleParam) -> Response:
+    """Resume a paused schedule."""
     store = request.api.store
     [is_new] = await store.call(store.backend.driver.control.resume_schedules, [name])
     if is_new:
@@ -136,10 +138,10 @@ def _scheduler(store: StoreGateway) -> Scheduler:
 
 
 def _put(store: StoreGateway, spec: ScheduleSpec) -> bool:
-    """Store a schedule, and tell whether there was none of its name."""
-    was_there = spec.name in store.inspector.schedules()
+    """Store a schedule, and return whether it is new."""
+    existed = spec.name in store.inspector.schedules()
     _scheduler(store).put([spec])
-    return not was_there
+    return not existed
 
 
 async def _reply(request: ApiRequest, name: str, status: int = HTTPStatus.OK) -> Response:

@@ -1,1 +1,1 @@
-"""One module for each command of `taskharbor`; `taskharbor.cli.main` lists them."""
+"""The commands of `taskharbor`, a module for each group of them; `taskharbor.cli.main` lists them."""

@@ -14,25 +14,26 @@ if TYPE_CHECKING:
 
 @click.group(cls=LazyGroup)
 def codec() -> None:
-    """Show or change the codec that payloads are written with.
+    """Show or change the codec for payloads.
 
-    The first process that writes to a store, or works on it, records the name of its codec there.
-    Processes with another codec are refused. To change the codec of a store:
+    The first client or worker of a store records the name of its codec there. Processes with
+    another codec are rejected. To change the codec of a store:
 
     \b
     1. Deploy a codec that reads both formats and still writes the old one, under the old name.
-    2. Run 'taskharbor codec set NAME' with the name of the new one.
+    2. Run 'taskharbor codec set NAME' with the name of the new codec.
     3. Deploy the codec that writes the new format under the new name, and still reads the old one.
 
-    Running processes notice nothing. One that starts between 2 and 3 with the old codec is refused.
-    """  # noqa: D301  click wants the character itself
+    Running processes are not affected. A process that starts with the old codec between steps 2
+    and 3 is rejected.
+    """  # noqa: D301  click needs the character \b
 
 
 @codec.command(name="show")
 @url_option
 @json_option
 def show_(*, url: str, as_json: bool) -> None:
-    """Print the name of the recorded codec; nothing before the first payload is written.
+    """Print the name of the recorded codec; print nothing if none is recorded yet.
 
     With --json: {"codec": NAME}, or null
     """
@@ -42,7 +43,7 @@ def show_(*, url: str, as_json: bool) -> None:
     with open_driver(url) as driver:
         name = driver.inspector.settings().get(CODEC_SETTING)
     if name is None and not as_json:
-        echo_status("no codec is recorded: the first process that writes records its own")
+        echo_status("no codec recorded; the first client or worker records its own")
     else:
         echo_data({"codec": name}, as_json=as_json, plain=str(name))
 
@@ -53,9 +54,9 @@ def show_(*, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def set_(*, url: str, name: str, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Record another codec, and print the name that is recorded then.
+    """Record another codec, and print the recorded name.
 
-    Payloads that are stored stay as they are: every worker must be able to read them with the new codec.
+    Stored payloads are not changed: every worker must be able to read them with the new codec.
     """
     from taskharbor.cli.store import open_driver
     from taskharbor.core.codec import CODEC_SETTING, check_name
@@ -67,7 +68,7 @@ def set_(*, url: str, name: str, yes: bool, dry_run: bool, as_json: bool) -> Non
             after = _record(driver, name, before, yes=yes)
         echo_data({"codec": after}, as_json=as_json, plain=after or "")
         if dry_run:
-            echo_status(f"it would be {name!r}, and is {before!r}" if before else f"it would be {name!r}")
+            echo_status(f"would change {before!r} to {name!r}" if before else f"would record {name!r}")
 
 
 def _record(driver: Driver, name: str, before: str | None, *, yes: bool) -> str:

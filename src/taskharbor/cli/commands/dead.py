@@ -20,13 +20,13 @@ from taskharbor.cli.store import job_id_of, no_matches, open_driver
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from taskharbor.cli.options import Asked
+    from taskharbor.cli.options import FilterValue
     from taskharbor.cli.render import Cell
 
 
 @click.group(cls=LazyGroup)
 def dead() -> None:
-    """Look at dead letters, give them a new life, or remove them."""
+    """List dead letters; requeue or remove them."""
 
 
 @dead.command(name="list")
@@ -34,8 +34,8 @@ def dead() -> None:
 @page_options
 @url_option
 @json_option
-def list_(*, url: str, limit: int, after: str | None, as_json: bool, **asked: Asked) -> None:
-    """List dead letters, newest job first.
+def list_(*, url: str, limit: int, after: str | None, as_json: bool, **filters: FilterValue) -> None:
+    """List dead letters, newest first.
 
     With --json: {"jobs": [...], "next": ID or null}
     """
@@ -43,19 +43,19 @@ def list_(*, url: str, limit: int, after: str | None, as_json: bool, **asked: As
 
     with open_driver(url) as driver:
         below = None if after is None else job_id_of(driver, after)
-        page = full_page(driver, dead_filter(**asked), limit=limit, after=below)
-        show_page(driver, page, as_json=as_json, what="dead letter", queue=asked["queue"])
+        page = full_page(driver, dead_filter(**filters), limit=limit, after=below)
+        show_page(driver, page, as_json=as_json, what="dead letter", queue=filters["queue"])
 
 
 @dead.command()
-@click.option("-q", "--queue", help="Only of this queue.")
+@click.option("-q", "--queue", help="Only jobs of this queue.")
 @click.option("-n", "--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many to show.")
 @url_option
 @json_option
 def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
-    """Show what dead letters died of, the most frequent first.
+    """Group dead letters by their error, the most frequent first.
 
-    The fingerprint stands for the kind and place of an error; other commands take it as a filter.
+    The fingerprint identifies the type and location of an error. Other commands take it as a filter.
     """
     from taskharbor.cli.jobs_view import first_line
     from taskharbor.cli.render import echo_data, print_table
@@ -71,7 +71,7 @@ def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
             for each in found
         ]
         titles = ("count", "fingerprint", "queue", "type", "first", "last", "error")
-        print_table(titles, rows, now=driver.inspector.now(), empty="there are no dead letters")
+        print_table(titles, rows, now=driver.inspector.now(), empty="no dead letters")
 
 
 @dead.command()
@@ -79,9 +79,9 @@ def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that the filters leave.")
 @dead_options
 @click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: 20]")
-@click.option("--why", "reason", default="", help="Goes into the jobs' history.")
+@click.option("--why", "reason", default="", help="The reason, for the jobs' history.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Let so many become due in a second."
+    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="How many become due per second."
 )
 @confirm_options
 @url_option
@@ -97,19 +97,20 @@ def requeue(
     yes: bool,
     dry_run: bool,
     as_json: bool,
-    **asked: Asked,
+    **filters: FilterValue,
 ) -> None:
-    """Give dead letters a new life: those named, or all that the filters leave.
+    """Requeue dead letters: the given ids, or all that match the filters.
 
-    What died after the preview is left alone. Several, or a filter: it shows what it found, and
-    asks. With --json: {"matched": N, "requeued": N, "dry_run": BOOL, "refused": [...]}
+    For several ids or a filter, it prints a preview and asks for confirmation. Jobs that die after
+    the preview are not changed.
+    With --json: {"matched": N, "requeued": N, "dry_run": BOOL, "refused": [...]}
     """
     from taskharbor.cli.bulk import BulkRequeue, select_dead_letters
 
     with open_driver(url) as driver:
-        found = select_dead_letters(driver, job_ids, dead_filter(**asked), everything=everything)
+        found = select_dead_letters(driver, job_ids, dead_filter(**filters), everything=everything)
         if not found:
-            echo_status(no_matches(driver, "dead letter", asked["queue"]))
+            echo_status(no_matches(driver, "dead letter", filters["queue"]))
         BulkRequeue(driver, budget=budget, reason=reason, rate=rate).run(
             found, yes=yes, dry_run=dry_run, as_json=as_json
         )
@@ -119,9 +120,9 @@ def requeue(
 @click.argument("job_ids", nargs=-1, metavar="[ID]...")
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that the filters leave.")
 @dead_options
-@click.option("--older-than", type=duration, metavar="TIME", help="Only those that died before that.")
+@click.option("--older-than", type=duration, metavar="TIME", help="Only jobs that died longer ago.")
 @click.option(
-    "--unpublished", is_flag=True, help="Even if the event of their death is still to be published: give it up."
+    "--unpublished", is_flag=True, help="Also jobs whose dead-letter event is unpublished; the event is dropped."
 )
 @confirm_options
 @url_option
@@ -136,12 +137,12 @@ def purge(
     yes: bool,
     dry_run: bool,
     as_json: bool,
-    **asked: Asked,
+    **filters: FilterValue,
 ) -> None:
-    """Remove dead letters for good, with their history: those named, or all that the filters leave.
+    """Permanently remove dead letters with their history: the given ids, or all that match the filters.
 
-    It shows what it found, and asks. What died after that is left alone, and so is a dead letter
-    whose event a publisher has still to publish.
+    It prints a preview and asks for confirmation. It keeps jobs that die after the preview, and
+    jobs whose dead-letter event a publisher has not published yet.
     With --json: {"matched": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
     """
     from taskharbor.cli.bulk import BulkPurge, died_before, select_dead_letters
@@ -150,12 +151,12 @@ def purge(
         found = select_dead_letters(
             driver,
             job_ids,
-            dead_filter(**asked),
+            dead_filter(**filters),
             everything=everything or (older_than is not None and not job_ids),
-            is_meant=died_before(driver, older_than),
+            is_selected=died_before(driver, older_than),
         )
         if not found:
-            echo_status(no_matches(driver, "dead letter", asked["queue"]))
+            echo_status(no_matches(driver, "dead letter", filters["queue"]))
         BulkPurge(driver, older_than=older_than, unpublished=unpublished).run(
             found, yes=yes, dry_run=dry_run, as_json=as_json
         )
@@ -168,10 +169,10 @@ def purge(
     default="7d",
     show_default=True,
     metavar="TIME",
-    help="Only those that ended before that.",
+    help="Only jobs that ended longer ago.",
 )
 @click.option(
-    "--unpublished", is_flag=True, help="Even if the event of an earlier death is still to be published: give it up."
+    "--unpublished", is_flag=True, help="Also jobs with an unpublished dead-letter event; the event is dropped."
 )
 @confirm_options
 @url_option
@@ -179,9 +180,9 @@ def purge(
 def prune(*, url: str, older_than: timedelta, unpublished: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
     """Remove finished jobs that are past their retention.
 
-    Every worker and janitor does that by itself, after seven days. Dead letters stay: see
-    'taskharbor dead purge'. A store may keep some for up to a day longer, and a job that died once
-    is kept while a publisher has still to publish that.
+    Workers and janitors do this automatically after seven days. Dead letters are kept; see
+    'taskharbor dead purge'. A store may keep some jobs for up to a day longer, and it keeps a job
+    with a dead-letter event that a publisher has not published yet.
     With --json: {"found": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
     """
     from taskharbor.cli.bulk import prune_finished

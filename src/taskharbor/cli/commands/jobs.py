@@ -12,9 +12,9 @@ from taskharbor.cli.options import (
     filter_options,
     job_filter,
     json_option,
-    moment,
     page_options,
     tag,
+    time_with_zone,
     url_option,
     url_or_app_option,
 )
@@ -23,7 +23,7 @@ from taskharbor.cli.store import WAIT_TIMEOUT, get_job, job_id_of, job_ids_of, o
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from taskharbor.cli.options import Asked
+    from taskharbor.cli.options import FilterValue
     from taskharbor.core.ids import JobId
     from taskharbor.core.request import JobRequest
     from taskharbor.drivers.base import Driver
@@ -31,43 +31,43 @@ if TYPE_CHECKING:
 
 @click.group(cls=LazyGroup)
 def jobs() -> None:
-    """Look at jobs, and move them.
+    """List, show, cancel and requeue jobs.
 
-    With --json a job is printed as the API shows it, a list as {"jobs": [...], "next": ID or null}.
+    With --json a job is printed as the API returns it, a list as {"jobs": [...], "next": ID or null}.
     """
 
 
 @jobs.command(name="list")
 @filter_options
-@click.option("--key", help="Only those under this idempotency key; without other filters.")
+@click.option("--key", help="Only jobs with this idempotency key; not with other filters.")
 @page_options
 @url_option
 @json_option
-def list_(*, url: str, key: str | None, limit: int, after: str | None, as_json: bool, **asked: Asked) -> None:
+def list_(*, url: str, key: str | None, limit: int, after: str | None, as_json: bool, **filters: FilterValue) -> None:
     """List jobs, newest first.
 
-    Where more are left, the last line on stderr says how to see them.
+    If there are more jobs, the last line on stderr has the option for the next page.
     """
     from taskharbor.cli.jobs_view import full_page, page_under, show_page
 
-    if key is not None and (after is not None or any(asked.values())):
+    if key is not None and (after is not None or any(filters.values())):
         raise ConflictingOptions("--key", "other filters")
     with open_driver(url) as driver:
         if key is not None:
             page = page_under(driver, key)
         else:
             below = None if after is None else job_id_of(driver, after)
-            page = full_page(driver, job_filter(**asked), limit=limit, after=below)
-        show_page(driver, page, as_json=as_json, what="job", queue=asked["queue"])
+            page = full_page(driver, job_filter(**filters), limit=limit, after=below)
+        show_page(driver, page, as_json=as_json, what="job", queue=filters["queue"])
 
 
 @jobs.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--payload", "with_payload", is_flag=True, help="Show what it was given, and what it returned.")
+@click.option("--payload", "with_payload", is_flag=True, help="Show its payload and result.")
 @url_option
 @json_option
 def show(*, url: str, job_id: str, with_payload: bool, as_json: bool) -> None:
-    """Show all that is known of a job, and every attempt that did not simply succeed."""
+    """Show all fields of a job, and its recorded attempts (all but successful ones)."""
     from taskharbor.cli.jobs_view import show_job_details
 
     with open_driver(url) as driver:
@@ -83,12 +83,12 @@ def show(*, url: str, job_id: str, with_payload: bool, as_json: bool) -> None:
     metavar="TIME",
     default=WAIT_TIMEOUT,
     show_default=True,
-    help="Exit with 7 after so long.",
+    help="Exit with 7 after this time.",
 )
 @url_option
 @json_option
 def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
-    """Return when a job has ended; exit with 8 if it did not succeed."""
+    """Wait until a job has ended; exit with 8 if it did not succeed."""
     from taskharbor.cli.jobs_view import show_job
     from taskharbor.cli.store import require_success, wait_until_final
 
@@ -103,29 +103,29 @@ def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
 @url_option
 @json_option
 def cancel(*, url: str, job_ids: tuple[str, ...], as_json: bool) -> None:
-    """Call jobs off: those that wait at once; those that run are asked to stop.
+    """Cancel jobs: waiting jobs immediately; running jobs are asked to stop.
 
-    Prints each id with the status it is in then. Says why any was left alone, and then exits with
-    5; with 4 if it was the only one, and is not there.
+    Prints each id with its new status. If a job cannot be canceled, prints the reason and exits
+    with 5, or with 4 if the only given job does not exist.
     """
     from taskharbor.cli.jobs_view import report_transitions
     from taskharbor.cli.store import record_audit
 
     with open_driver(url) as driver:
         ids = job_ids_of(driver, job_ids)
-        answers = driver.cancel(ids)
+        results = driver.cancel(ids)
         report_transitions(
-            driver, answers, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.cancel", job_id)
+            driver, results, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.cancel", job_id)
         )
 
 
 @jobs.command()
 @click.argument("job_ids", nargs=-1, required=True, metavar="ID...")
 @click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: 20]")
-@click.option("--delay", type=duration, metavar="TIME", help="How long they shall wait.")
-@click.option("--at", "scheduled_for", type=moment, metavar="TIME", help="When they may start.")
-@click.option("--payload", metavar="JSON|@FILE|-", help="What one job is given from now on, as with 'enqueue'.")
-@click.option("--why", "reason", default="", help="Goes into the jobs' history.")
+@click.option("--delay", type=duration, metavar="TIME", help="How long they wait before they are due.")
+@click.option("--at", "scheduled_for", type=time_with_zone, metavar="TIME", help="When they are due.")
+@click.option("--payload", metavar="JSON|@FILE|-", help="A new payload, for one job, as with 'enqueue'.")
+@click.option("--why", "reason", default="", help="The reason, for the jobs' history.")
 @app_option
 @url_option
 @json_option
@@ -141,10 +141,10 @@ def requeue(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Give dead and canceled jobs a new life.
+    """Requeue dead and canceled jobs.
 
-    Prints each id with the status it is in then. Says why any was left alone, and then exits with
-    5; with 4 if it was the only one, and is not there. 'taskharbor dead requeue' does it for many.
+    Prints each id with its new status. If a job cannot be requeued, prints the reason and exits
+    with 5, or with 4 if the only given job does not exist. For many jobs, see 'taskharbor dead requeue'.
     """
     from taskharbor.cli.jobs_view import report_transitions
     from taskharbor.cli.options import read_payload
@@ -159,7 +159,7 @@ def requeue(
     value = None if payload is None else read_payload(payload)
     with open_driver(url) as driver:
         ids = job_ids_of(driver, job_ids)
-        answers = driver.requeue(
+        results = driver.requeue(
             ids,
             token=new_token(),
             budget=budget or DEFAULT_MAX_ATTEMPTS,
@@ -171,7 +171,7 @@ def requeue(
         )
         detail = {"why": reason} if payload is None else {"why": reason, "payload": "replaced"}
         report_transitions(
-            driver, answers, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.requeue", job_id, **detail)
+            driver, results, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.requeue", job_id, **detail)
         )
 
 
@@ -186,68 +186,67 @@ def _encoded(driver: Driver, job_id: JobId, payload: Any, app: str | None) -> by
 @url_option
 @json_option
 def why(*, url: str, job_id: str, as_json: bool) -> None:
-    """Say what a job waits for.
+    """Explain a job's state: what it is waiting for.
 
     With --json: {"job_id", "status", "cause", "text", "until", "worker", "ahead", "kept"}
     """
-    from taskharbor.cli.render import echo_data as show_data
-    from taskharbor.cli.render import printable
-    from taskharbor.diagnosis import diagnose as ask
+    from taskharbor.cli.render import echo_data, printable
+    from taskharbor.diagnosis import diagnose
 
     with open_driver(url) as driver:
-        answer = ask(driver.inspector, job_id_of(driver, job_id))
-        show_data(answer.view(), as_json=as_json, plain=f"{answer.status}: {printable(answer.text)}")
+        found = diagnose(driver.inspector, job_id_of(driver, job_id))
+        echo_data(found.view(), as_json=as_json, plain=f"{found.status}: {printable(found.text)}")
 
 
 @click.command()
 @click.argument("type")
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--payload", metavar="JSON|@FILE|-", help="The payload as JSON: as it is, from a file, or from stdin.")
-@click.option("-q", "--queue", default="default", show_default=True, help="Where to put it.")
-@click.option("--delay", type=duration, metavar="TIME", help="How long it shall wait.")
-@click.option("--at", "scheduled_for", type=moment, metavar="TIME", help="When it may start.")
-@click.option("--max-attempts", type=int, help="How often it may be tried.  [default: 20]")
+@click.option("--payload", metavar="JSON|@FILE|-", help="The payload as JSON, from a file, or from stdin.")
+@click.option("-q", "--queue", default="default", show_default=True, help="The queue of the job.")
+@click.option("--delay", type=duration, metavar="TIME", help="How long it waits before it is due.")
+@click.option("--at", "scheduled_for", type=time_with_zone, metavar="TIME", help="When it is due.")
+@click.option("--max-attempts", type=int, help="The maximum number of attempts.  [default: 20]")
 @click.option("--priority", type=int, default=0, show_default=True, help="Lower runs first.")
 @click.option("--timeout", type=duration, metavar="TIME", help="How long one attempt may take.")
-@click.option("--idempotency-key", metavar="KEY", help="A second job under the same key is not made.")
+@click.option("--idempotency-key", metavar="KEY", help="A second job with the same key is not created.")
 @click.option("--tag", "tags", type=tag, multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
-@click.option("--wait", is_flag=True, help="Return when the job has ended; exit with 8 if it failed.")
+@click.option("--wait", is_flag=True, help="Wait until the job has ended; exit with 8 if it failed.")
 @click.option(
     "--wait-for",
     type=duration,
     metavar="TIME",
     default=WAIT_TIMEOUT,
     show_default=True,
-    help="With --wait: exit with 7 after so long.",
+    help="With --wait: exit with 7 after this time.",
 )
 @app_option
 @url_or_app_option
 @json_option
-def enqueue(*, app: str | None, url: str | None, wait: bool, wait_for: timedelta, as_json: bool, **asked: Any) -> None:
-    """Store a job, and print its id.
+def enqueue(*, app: str | None, url: str | None, wait: bool, wait_for: timedelta, as_json: bool, **fields: Any) -> None:
+    """Enqueue a job and print its id.
 
-    The payload is an object made from the pairs KEY=VALUE, each value JSON if it can be read as
-    JSON and else text; or what --payload says. It is written with the codec of the app: the one that
-    --app names, or that is found as 'taskharbor worker' finds it. Without an app it is plain JSON. A
-    store whose payloads are written with another codec refuses the job. With --json the job is
-    printed as the API shows it.
+    The payload is an object of the pairs KEY=VALUE, or the value of --payload. Each VALUE is JSON
+    if it is valid JSON, otherwise text. The codec of the app encodes the payload: the app that
+    --app names, or that 'taskharbor worker' would find. Without an app the payload is JSON. A store
+    whose payloads have another codec rejects the job. With --json the job is printed as the API
+    returns it.
 
     \b
     taskharbor enqueue email.send to=ada@example.org copies=2 --delay 5m
     taskharbor enqueue report.render --payload @report.json --wait
-    """  # noqa: D301  click wants the character itself
+    """  # noqa: D301  click needs the character \b
     from taskharbor.cli.app_loader import open_harbor
     from taskharbor.cli.jobs_view import show_job
     from taskharbor.cli.render import echo_status
     from taskharbor.cli.store import get_job, record_audit, require_success, wait_until_final
 
-    request = _request(**asked)
+    request = _request(**fields)
     with open_harbor(app, url) as harbor:
         driver = harbor.driver
         enqueued = harbor.client.enqueue(request)
         record_audit(driver, "jobs.enqueue", str(enqueued.id), type=request.type, queue=request.queue)
         if enqueued.existed:
-            echo_status(f"the idempotency key belongs to job {enqueued.id}, which is the same: nothing new was stored")
+            echo_status(f"job {enqueued.id} already has this idempotency key; nothing new was stored")
         job = wait_until_final(driver, enqueued.id, timeout=wait_for) if wait else get_job(driver, enqueued.id)
         show_job(driver, job, as_json=as_json, plain=str(job.id))
     if wait:
@@ -255,7 +254,7 @@ def enqueue(*, app: str | None, url: str | None, wait: bool, wait_for: timedelta
 
 
 def _request(
-    *, pairs: tuple[str, ...], payload: str | None, tags: tuple[tuple[str, str], ...], **asked: Any
+    *, pairs: tuple[str, ...], payload: str | None, tags: tuple[tuple[str, str], ...], **fields: Any
 ) -> JobRequest:
     from taskharbor.cli.options import payload_of, read_payload
     from taskharbor.core.request import JobRequest
@@ -263,4 +262,4 @@ def _request(
     if pairs and payload is not None:
         raise ConflictingOptions("KEY=VALUE", "--payload")
     value = read_payload(payload) if payload is not None else payload_of(pairs)
-    return JobRequest(payload=value, metadata=dict(tags), **asked)
+    return JobRequest(payload=value, metadata=dict(tags), **fields)

@@ -18,7 +18,7 @@ TITLES: Final = ("id", "name", "scopes", "created", "used", "expires", "revoked"
 
 @click.group(cls=LazyGroup)
 def keys() -> None:
-    """Give, list and revoke keys for the HTTP API."""
+    """Create, list and revoke keys for the HTTP API."""
 
 
 @keys.command()
@@ -30,13 +30,13 @@ def keys() -> None:
     type=click.Choice(SCOPES),
     multiple=True,
     required=True,
-    help="What the key opens; may be repeated.",
+    help="A scope of the key; may be repeated.",
 )
-@click.option("--expires-in", type=duration, metavar="TIME", help="When it ends by itself.  [default: never]")
+@click.option("--expires-in", type=duration, metavar="TIME", help="When the key expires.  [default: never]")
 @url_option
 @json_option
 def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelta | None, as_json: bool) -> None:
-    """Make a key, and print it. It is shown this once and stored nowhere.
+    """Create a key and print it. It is shown only once; the store keeps a hash.
 
     With --json: {"key": TEXT, "id", "name", "scopes", "created_at", "expires_at", "revoked_at", "used_at"}
     """
@@ -50,14 +50,14 @@ def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelt
         driver.control.add_keys([issued.key])
         record_audit(driver, "keys.create", issued.key.id, name=name, scopes=" ".join(issued.key.scopes))
     echo_data({"key": issued.text} | key_view(issued.key), as_json=as_json, plain=issued.text)
-    echo_status(f"keep it now: key {issued.key.id} cannot be shown again")
+    echo_status(f"save it now: key {issued.key.id} cannot be shown again")
 
 
 @keys.command(name="list")
 @url_option
 @json_option
 def list_(*, url: str, as_json: bool) -> None:
-    """List keys, with those that open nothing any more. None is shown itself. A use is noted once a minute.
+    """List keys, with revoked and expired ones. The key texts are not shown. A use is recorded once a minute.
 
     With --json: {"keys": [...]}
     """
@@ -73,7 +73,7 @@ def list_(*, url: str, as_json: bool) -> None:
             [key.id, key.name, " ".join(key.scopes), key.created_at, key.used_at, key.expires_at, key.revoked_at]
             for key in found
         ]
-        print_table(TITLES, rows, now=driver.inspector.now(), empty="there are no keys")
+        print_table(TITLES, rows, now=driver.inspector.now(), empty="no keys")
 
 
 @keys.command()
@@ -81,7 +81,7 @@ def list_(*, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def revoke(*, url: str, key_id: str, as_json: bool) -> None:
-    """Let a key open nothing any more, from a few seconds on. There is no way back."""
+    """Revoke a key permanently. This takes effect within a few seconds."""
     from taskharbor.cli.store import record_audit
     from taskharbor.views import key_view
 
@@ -91,5 +91,5 @@ def revoke(*, url: str, key_id: str, as_json: bool) -> None:
         if is_new:
             record_audit(driver, "keys.revoke", key_id)
         else:
-            echo_status(f"key {key_id} was revoked before")
+            echo_status(f"key {key_id} was already revoked")
         echo_data(key_view(driver.inspector.keys([key_id])[key_id]), as_json=as_json, plain=key_id)

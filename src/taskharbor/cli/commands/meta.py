@@ -15,7 +15,7 @@ NAMES: Final = ("taskharbor", "th")
 @click.command()
 @json_option
 def version(*, as_json: bool) -> None:
-    """Say what is installed here.
+    """Show the installed version.
 
     With --json: {"version": ..., "python": ..., "platform": ...}
     """
@@ -26,13 +26,13 @@ def version(*, as_json: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(*, shell: str) -> None:
-    """Print what lets a shell complete commands.
+    """Print a completion script for a shell.
 
     \b
     bash   eval "$(taskharbor completion bash)"      in ~/.bashrc
     zsh    eval "$(taskharbor completion zsh)"       in ~/.zshrc
     fish   taskharbor completion fish | source       in ~/.config/fish/config.fish
-    """  # noqa: D301  click wants the character itself
+    """  # noqa: D301  click needs the character \b
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
@@ -40,5 +40,5 @@ def completion(*, shell: str) -> None:
         raise click.BadParameter(shell)
     for name in NAMES:
         maker = kind(click.get_current_context().find_root().command, {}, name, f"_{name.upper()}_COMPLETE")
-        # Not source(): for bash that starts one to ask for its version.
+        # Not source(): it would start bash to check its version.
         click.echo(maker.source_template % maker.source_vars())

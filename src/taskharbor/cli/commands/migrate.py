@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @click.group(cls=LazyGroup)
 def migrate() -> None:
-    """Bring the store's schema up to date, or look at it.
+    """Migrate the store's schema, or show its status.
 
-    With --json every command prints where the store stands:
+    With --json every command prints the status:
 
     {"store": "sqlite", "schema": 0, "wanted": 1, "pending": ["0001_foundation"]}
 
-    A store in memory keeps no schema: both numbers are null.
+    The memory store has no schema: both numbers are null.
     """
 
 
@@ -32,7 +32,7 @@ def migrate() -> None:
 @url_option
 @json_option
 def up(*, url: str, as_json: bool) -> None:
-    """Apply every pending migration, and name each."""
+    """Apply every pending migration, and print their names."""
     _run(_up, url, as_json=as_json)
 
 
@@ -40,7 +40,7 @@ def up(*, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def status(*, url: str, as_json: bool) -> None:
-    """Show the schema that is there, and what is pending."""
+    """Show the schema version and the pending migrations."""
     _run(_status, url, as_json=as_json)
 
 
@@ -48,7 +48,7 @@ def status(*, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def sql(*, url: str, as_json: bool) -> None:
-    """Print the pending migrations as SQL, and apply nothing."""
+    """Print the pending migrations as SQL, without applying them."""
     _run(runner.pending_sql, url, as_json=as_json)
 
 
@@ -56,23 +56,23 @@ def sql(*, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def check(*, url: str, as_json: bool) -> None:
-    """Exit with 9 if the schema does not fit this version."""
+    """Exit with 9 if the schema does not match this version of TaskHarbor."""
     _run(_check, url, as_json=as_json)
 
 
 def _run(verb: Callable[[Schema, Sequence[Migration]], str], url: str, *, as_json: bool) -> None:
-    """Run *verb* on the store's schema, and print the text it returns, or as JSON where the store stands then."""
-    # The URL and not a driver: a driver migrates a store, or refuses it, when it opens it.
-    store, at_hand = store_kind(url), schema_for(url)
-    if at_hand is None:
-        _warn_no_schema(store, as_json=as_json)
+    """Run *verb* on the store's schema, and print its text, or the resulting status as JSON."""
+    # Not through a driver: it migrates the store, or rejects it, when it opens it.
+    store, schema = store_kind(url), schema_for(url)
+    if schema is None:
+        _print_no_schema(store, as_json=as_json)
         return
-    text = verb(*at_hand)
-    where = runner.migration_status(*at_hand)
+    text = verb(*schema)
+    status = runner.migration_status(*schema)
     if as_json or text:
-        echo_data(_data(store, where), as_json=as_json, plain=text.rstrip("\n"))
+        echo_data(_data(store, status), as_json=as_json, plain=text.rstrip("\n"))
     else:
-        echo_status(f"the schema is up to date: {where.found}")
+        echo_status(f"schema is up to date: {status.found}")
 
 
 def _up(schema: Schema, migrations: Sequence[Migration]) -> str:
@@ -80,9 +80,9 @@ def _up(schema: Schema, migrations: Sequence[Migration]) -> str:
 
 
 def _status(schema: Schema, migrations: Sequence[Migration]) -> str:
-    where = runner.migration_status(schema, migrations)
-    pending = _names(where.pending).replace("\n", " ") or "none"
-    return f"schema   {where.found}\nwanted   {where.wanted}\npending  {pending}"
+    status = runner.migration_status(schema, migrations)
+    pending = _names(status.pending).replace("\n", " ") or "none"
+    return f"schema   {status.found}\nwanted   {status.wanted}\npending  {pending}"
 
 
 def _check(schema: Schema, migrations: Sequence[Migration]) -> str:
@@ -94,13 +94,13 @@ def _names(migrations: Sequence[Migration]) -> str:
     return "\n".join(migration.name for migration in migrations)
 
 
-def _data(store: str, where: MigrationStatus) -> dict[str, object]:
-    pending = [migration.name for migration in where.pending]
-    return {"store": store, "schema": where.found, "wanted": where.wanted, "pending": pending}
+def _data(store: str, status: MigrationStatus) -> dict[str, object]:
+    pending = [migration.name for migration in status.pending]
+    return {"store": store, "schema": status.found, "wanted": status.wanted, "pending": pending}
 
 
-def _warn_no_schema(store: str, *, as_json: bool) -> None:
+def _print_no_schema(store: str, *, as_json: bool) -> None:
     if as_json:
         echo_data({"store": store, "schema": None, "wanted": None, "pending": []}, as_json=True, plain="")
     else:
-        echo_status(f"the {store} store keeps no schema: there is nothing to migrate")
+        echo_status(f"the {store} store has no schema; nothing to migrate")

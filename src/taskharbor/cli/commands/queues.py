@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @click.group(cls=LazyGroup)
 def queues() -> None:
-    """Look at queues, pause them, and let them go on.
+    """List queues; pause and resume them.
 
-    With --json every command prints {"queues": [...]}, each as the API shows it.
+    With --json every command prints {"queues": [...]}, each as the API returns it.
     """
 
 
@@ -29,9 +29,9 @@ def queues() -> None:
 @url_option
 @json_option
 def list_queues(*, url: str, as_json: bool) -> None:
-    """List every queue that holds jobs or is paused.
+    """List every queue that has jobs or is paused.
 
-    Counts are as of a few seconds ago.
+    Counts are a few seconds old.
     """
     from taskharbor.cli.stats_view import show_queues
 
@@ -41,11 +41,11 @@ def list_queues(*, url: str, as_json: bool) -> None:
 
 @queues.command()
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
-@click.option("--new", is_flag=True, help="Even if no job was ever in it.")
+@click.option("--new", is_flag=True, help="Also if the queue has never had a job.")
 @url_option
 @json_option
 def pause(*, url: str, names: tuple[str, ...], new: bool, as_json: bool) -> None:
-    """Let no more jobs of these queues start. Those that run go on."""
+    """Stop starting jobs of these queues. Running jobs continue."""
     with open_driver(url) as driver:
         unique = _known(driver, names, may_be_new=new)
         _report(driver, "pause", unique, driver.control.pause(unique, by=current_actor()), as_json=as_json)
@@ -56,22 +56,22 @@ def pause(*, url: str, names: tuple[str, ...], new: bool, as_json: bool) -> None
 @url_option
 @json_option
 def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
-    """Let jobs of these queues start again."""
+    """Start jobs of these queues again."""
     with open_driver(url) as driver:
         unique = _known(driver, names, may_be_new=False)
         _report(driver, "resume", unique, driver.control.resume(unique), as_json=as_json)
 
 
 def _known(driver: Driver, names: Sequence[str], *, may_be_new: bool) -> list[str]:
-    """Return each name once, or raise `NoSuchName`."""
+    """Return the names without duplicates, or raise `NoSuchName`."""
     from taskharbor.core.request import QUEUE_PATTERN
     from taskharbor.core.results import JobFilter
 
     known = known_queues(driver)
     for name in names:
-        is_taken = may_be_new and QUEUE_PATTERN.fullmatch(name) is not None
-        # The counts are some seconds old: a queue's first jobs may be younger.
-        if not is_taken and not driver.inspector.find(JobFilter(queue=name), limit=1).jobs:
+        is_accepted = may_be_new and QUEUE_PATTERN.fullmatch(name) is not None
+        # The counts are a few seconds old; a queue's first jobs may be newer.
+        if not is_accepted and not driver.inspector.find(JobFilter(queue=name), limit=1).jobs:
             require_name("queue", name, known)
     return list(dict.fromkeys(names))
 
@@ -84,14 +84,14 @@ def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[b
         if is_new:
             record_audit(driver, f"queues.{verb}", name)
         else:
-            echo_status(f"queue {name} was {verb}d before")
+            echo_status(f"queue {name} was already {verb}d")
     known, now = {queue.name: queue for queue in driver.inspector.queues()}, driver.inspector.now()
     views = [queue_view(known.get(name) or _empty(name), now=now) for name in names]
     echo_data({"queues": views}, as_json=as_json, plain="\n".join(names))
 
 
 def _empty(name: str) -> QueueStats:
-    """Return a queue whose jobs nobody has counted yet."""
+    """Return the statistics of a queue that has no counts yet."""
     from taskharbor.core.results import QueueStats
 
     return QueueStats(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)
@@ -99,16 +99,16 @@ def _empty(name: str) -> QueueStats:
 
 @click.group(cls=LazyGroup)
 def workers() -> None:
-    """Look at workers."""
+    """List workers."""
 
 
 @workers.command(name="list")
 @url_option
 @json_option
 def list_workers(*, url: str, as_json: bool) -> None:
-    """List the workers that were heard of lately, and what each runs.
+    """List the workers that sent a heartbeat recently, with their queues and types.
 
-    With --json: {"workers": [...]}, each as the API shows it.
+    With --json: {"workers": [...]}, each as the API returns it.
     """
     from taskharbor.cli.stats_view import show_workers
 
@@ -120,9 +120,9 @@ def list_workers(*, url: str, as_json: bool) -> None:
 @url_option
 @json_option
 def stats(*, url: str, as_json: bool) -> None:
-    """Show how much there is, and how fast jobs end.
+    """Show job counts and recent throughput.
 
-    Counts are as of a few seconds ago.
+    Counts are a few seconds old.
     """
     from taskharbor.cli.stats_view import show_stats
     from taskharbor.cli.store import open_driver
@@ -138,16 +138,16 @@ def stats(*, url: str, as_json: bool) -> None:
     default="2s",
     show_default=True,
     metavar="TIME",
-    help="How often to look.",
+    help="How often to refresh.",
 )
-@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="Exit after this many refreshes.")
 @url_option
 @json_option
 def top(*, url: str, every: timedelta, count: int | None, as_json: bool) -> None:
     """Watch queues and workers live.
 
-    On a terminal q or Ctrl-C ends it. Elsewhere, and with --json, it prints one look after the
-    other, as 'taskharbor stats' does.
+    On a terminal, press q or Ctrl-C to quit. Elsewhere, and with --json, it prints the output of
+    'taskharbor stats' repeatedly.
     """
     from taskharbor.cli.stats_view import watch
     from taskharbor.cli.store import open_driver

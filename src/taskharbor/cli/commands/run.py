@@ -35,13 +35,13 @@ CONCURRENCY: Final = 16
     "--queues",
     type=queues,
     metavar="NAME[:N],…",
-    help="Whose jobs to run, and how many of each at once.  [default: default, and those that tasks name]",
+    help="Queues, and how many jobs of each to run concurrently.  [default: default, and those of the tasks]",
 )
 @click.option(
     "-c",
     "--concurrency",
     type=click.IntRange(min=1),
-    help=f"How many jobs to run at once.  [default: what the queues say, else {CONCURRENCY}]",
+    help=f"How many jobs to run concurrently.  [default: sum of the queue limits, else {CONCURRENCY}]",
 )
 @click.option(
     "--grace",
@@ -49,7 +49,7 @@ CONCURRENCY: Final = 16
     metavar="TIME",
     default="25s",
     show_default=True,
-    help="How long jobs may go on after a signal.",
+    help="How long running jobs may continue after a signal.",
 )
 @click.option(
     "--lease",
@@ -57,7 +57,7 @@ CONCURRENCY: Final = 16
     metavar="TIME",
     default="30s",
     show_default=True,
-    help="How long a silent worker keeps a job.",
+    help="How long a worker keeps a job without a heartbeat.",
 )
 @click.option(
     "--poll",
@@ -65,29 +65,29 @@ CONCURRENCY: Final = 16
     metavar="TIME",
     default="1s",
     show_default=True,
-    help="How often to look where nothing rings.",
+    help="How often to poll when no notification arrives.",
 )
 @click.option(
     "--unknown-types",
     type=click.Choice(["dead-letter", "leave"]),
     default="dead-letter",
     show_default=True,
-    help="What becomes of jobs without a handler here, five minutes after they are due.",
+    help="What to do with jobs without a handler, five minutes after they are due.",
 )
-@click.option("--sqs", is_flag=True, help="Take jobs by the messages that an enqueuer sends.")
+@click.option("--sqs", is_flag=True, help="Receive jobs as SQS messages, which an enqueuer sends.")
 @url_of_app_option
 @json_option
 def worker(*, app: str | None, url: str | None, as_json: bool, sqs: bool, **options: Any) -> None:
     """Run jobs until a signal.
 
     APP is module:attribute or file.py[:attribute]: a Harbor, a mapping from types to handlers, or
-    a function that registers them on the worker it is given. Without an attribute the first of
-    app, harbor, register and handlers is taken; without APP, what pyproject.toml names under
-    [tool.taskharbor] as app, or tasks.py, app.py, jobs.py or main.py.
+    a function that takes a worker and registers handlers on it. Without an attribute, the first of
+    app, harbor, register and handlers is used. Without APP, the app of [tool.taskharbor] in
+    pyproject.toml is used, or tasks.py, app.py, jobs.py or main.py.
 
-    SIGTERM and Ctrl-C let jobs in hand end; those that do not within the grace time are given
-    back. A second signal ends the worker now. The log, one line for each attempt, goes to
-    stderr; with --json, and errors too, as JSON lines: {"at", "level", "logger", "message"}.
+    After SIGTERM or Ctrl-C, running jobs may finish within the grace time; the others are released.
+    A second signal ends the worker immediately. The log, with one line per attempt, goes to stderr;
+    with --json, log and errors are JSON lines: {"at", "level", "logger", "message"}.
     """
     from contextlib import nullcontext
 
@@ -98,7 +98,7 @@ def worker(*, app: str | None, url: str | None, as_json: bool, sqs: bool, **opti
 
     loaded = load_app(find_app() if app is None else app)
     log_to_stderr(as_json=as_json)
-    pollers = max(8, len(options["queues"] or ()))  # one for each queue, of which tasks may name more
+    pollers = max(8, len(options["queues"] or ()))  # one per queue; tasks may name more queues
     with loaded.harbor or Harbor() as harbor, sqs_transport(pollers=pollers) if sqs else nullcontext() as transport:
         if url is not None:
             harbor.use_store(url)
@@ -119,11 +119,11 @@ def _worker(
     unknown_types: Literal["dead-letter", "leave"],
 ) -> Worker:
     named = queues or dict.fromkeys(harbor.queues)
-    most = concurrency or _in_all(named)
-    limits = {name: limit or most for name, limit in named.items()}
+    total = concurrency or _default_concurrency(named)
+    limits = {name: limit or total for name, limit in named.items()}
     return harbor.worker(
         queues=limits,
-        concurrency=most,
+        concurrency=total,
         grace=grace,
         lease=lease,
         poll=poll,
@@ -132,8 +132,8 @@ def _worker(
     )
 
 
-def _in_all(queues: Mapping[str, int | None]) -> int:
-    """Return how many jobs may run at once where nobody said: all that the queues allow, if each has a limit."""
+def _default_concurrency(queues: Mapping[str, int | None]) -> int:
+    """Return the default concurrency: the sum of the limits if every queue has one."""
     limits = [limit for limit in queues.values() if limit is not None]
     return sum(limits) if len(limits) == len(queues) else max([CONCURRENCY, *limits])
 
@@ -150,7 +150,7 @@ def _run_worker(worker: Worker, grace: timedelta) -> None:
         log.info("worker %s runs %s", worker.id, ", ".join(worker.types))
 
     def stop() -> None:
-        log.info("worker %s stops: what it has in hand may take %s more", worker.id, grace)
+        log.info("worker %s stopping: waiting up to %g s for running jobs", worker.id, grace.total_seconds())
         worker.stop()
         log.info("worker %s stopped", worker.id)
 
@@ -168,23 +168,23 @@ def _run_worker(worker: Worker, grace: timedelta) -> None:
     metavar="TIME",
     default="1s",
     show_default=True,
-    help="How long to rest at most, where nothing rings and no job becomes due.",
+    help="The maximum idle time without notifications and due jobs.",
 )
 @click.option(
     "--unclaimed",
     type=click.IntRange(min=1),
     default=10_000,
     show_default=True,
-    help="How many jobs of a queue may be out before some are claimed.",
+    help="How many sent jobs of a queue may be unclaimed before sending pauses.",
 )
 @url_option
 @json_option
 def enqueuer(*, url: str, as_json: bool, queues: tuple[str, ...], period: timedelta, unclaimed: int) -> None:
     """Send messages for due jobs until a signal.
 
-    Workers that run with --sqs take jobs by these messages. Any number of enqueuers may run at
-    once. Credentials, region and endpoint are found as for every AWS tool; TASKHARBOR_SQS_PREFIX
-    begins the names of all queues. The log goes to stderr.
+    Workers with --sqs receive these messages. Any number of enqueuers may run at the same time.
+    Credentials, region and endpoint come from the standard AWS configuration.
+    TASKHARBOR_SQS_PREFIX is the prefix of all queue names. The log goes to stderr.
     """
     import logging
 
@@ -197,27 +197,27 @@ def enqueuer(*, url: str, as_json: bool, queues: tuple[str, ...], period: timede
     log = logging.getLogger("taskharbor.enqueuer")
     log_to_stderr(as_json=as_json)
     with closing(connect(url)) as driver, sqs_transport() as transport:
-        made = DueTaskEnqueuer(
+        service = DueTaskEnqueuer(
             ThreadRuntime(sync_threads=1), driver, transport, queues=queues, max_idle=period, max_unclaimed=unclaimed
         )
-        log.info("the enqueuer serves %s", ", ".join(queues))
-        run_until_signal(made.start, made.stop, is_over=lambda: False)
-        log.info("the enqueuer stopped")
+        log.info("enqueuer serves %s", ", ".join(queues))
+        run_until_signal(service.start, service.stop, is_over=lambda: False)
+        log.info("enqueuer stopped")
 
 
 @click.command()
 @click.argument("app", required=False)
-@click.option("--sqs", is_flag=True, help="Publish the events of dead letters to their SQS queue.")
+@click.option("--sqs", is_flag=True, help="Publish dead-letter events to their SQS queue.")
 @url_of_app_option
 @json_option
 def janitor(*, app: str | None, url: str | None, as_json: bool, sqs: bool) -> None:
-    """Keep the store in order until a signal.
+    """Run maintenance of the store until a signal.
 
-    Brings back jobs of workers that died, fires schedules, and removes what is past its retention. Every
-    worker does that too; a janitor of its own is for times when none runs.
+    Reclaims jobs of dead workers, fires schedules, and removes data past its retention. Every worker does
+    this too; run a janitor if there are times without workers.
 
-    APP names a Harbor as for 'taskharbor worker': its publisher gets the events of dead letters, its hooks
-    are called, and its codec writes the jobs of schedules. The log goes to stderr.
+    APP is a Harbor, named as for 'taskharbor worker': its publisher receives dead-letter events, its hooks
+    are called, and its codec encodes the payloads of scheduled jobs. The log goes to stderr.
     """
     from contextlib import nullcontext
 
@@ -251,35 +251,37 @@ def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
     relay = relay_for(harbor.driver, publisher=harbor.publisher, transport=transport, queue=DEAD_EVENTS_QUEUE)
     if relay is not None:
         loops.add("outbox-relay", relay.tick)
-    made = Janitor(
+    service = Janitor(
         runtime,
         harbor.driver,
         lease=LEASE,
         scheduler=harbor.scheduler(),
         relay=None if relay is None else lambda: loops.wake("outbox-relay"),
-        tell=HookCaller(harbor.hooks),
+        notify=HookCaller(harbor.hooks),
     )
-    loops.add("janitor", made.tick)
-    log.info("the janitor keeps the store in order")
+    loops.add("janitor", service.tick)
+    log.info("janitor started")
     run_until_signal(loops.start, loops.stop, is_over=lambda: False)
-    log.info("the janitor stopped")
+    log.info("janitor stopped")
 
 
 @click.command()
 @click.argument("app", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="The port; 0 for any free one."
+)
 @url_or_app_option
 @json_option
 def api(*, app: str | None, host: str, port: int, url: str | None, as_json: bool) -> None:
     """Serve the HTTP API until a signal.
 
-    Once the store has an API key, every request needs one, a few seconds after it was made. Without any key
-    the API is for this machine only: another address is refused, and so is what comes through a proxy. The
-    log goes to stderr.
+    Once the store has an API key, every request needs one; a new key takes effect within a few seconds.
+    Without any key, the API serves this machine only: it rejects other addresses and requests that come
+    through a proxy. The log goes to stderr.
 
-    Payloads are written with the codec of APP, which is named and found as for 'taskharbor worker'.
-    Without an app they are plain JSON. A store whose payloads are written with another codec is refused.
+    The codec of APP, which is named and found as for 'taskharbor worker', encodes payloads. Without an app
+    they are JSON. A store whose payloads have another codec is rejected.
     """
     from importlib.util import find_spec
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
 
 TITLES: Final = ("name", "cron", "timezone", "type", "queue", "next", "fired", "paused")
-MOST: Final = 1_000
+MAX_FIRE_TIMES: Final = 1_000
 
 
 @click.group(cls=LazyGroup)
 def schedules() -> None:
-    """Look at schedules, run, pause and resume them.
+    """List schedules; run, pause and resume them.
 
-    They are made where tasks are, in Python, and kept in the store.
+    Schedules are defined in Python, beside the tasks, and kept in the store.
     """
 
 
@@ -30,9 +30,9 @@ def schedules() -> None:
 @url_option
 @json_option
 def list_(*, url: str, as_json: bool) -> None:
-    """List schedules, with when each fires next.
+    """List schedules with their next fire times.
 
-    With --json: {"schedules": [...]}, each as the API shows it.
+    With --json: {"schedules": [...]}, each as the API returns it.
     """
     from taskharbor.cli.render import print_table
     from taskharbor.views import schedule_view
@@ -46,16 +46,18 @@ def list_(*, url: str, as_json: bool) -> None:
             [each.name, each.cron, each.timezone, each.type, each.queue, each.next_at, each.fired_at, each.paused_at]
             for each in found
         ]
-        print_table(TITLES, rows, now=driver.inspector.now(), empty="there are no schedules")
+        print_table(TITLES, rows, now=driver.inspector.now(), empty="no schedules")
 
 
 @schedules.command(name="next")
 @click.argument("name")
-@click.option("-n", "--count", type=click.IntRange(1, MOST), default=5, show_default=True, help="How many to show.")
+@click.option(
+    "-n", "--count", type=click.IntRange(1, MAX_FIRE_TIMES), default=5, show_default=True, help="How many to show."
+)
 @url_option
 @json_option
 def next_(*, url: str, name: str, count: int, as_json: bool) -> None:
-    """Show when a schedule fires next, in UTC and by its own clocks.
+    """Show the next fire times of a schedule, in UTC and in its time zone.
 
     With --json: {"name", "cron", "timezone", "fires": [...]}
     """
@@ -67,12 +69,12 @@ def next_(*, url: str, name: str, count: int, as_json: bool) -> None:
     with open_driver(url) as driver:
         [schedule] = require_schedules(driver, [name])
         fires = next_fires(schedule.cron, schedule.timezone, after=driver.inspector.now(), count=count)
-    facts = {"name": name, "cron": schedule.cron, "timezone": schedule.timezone, "fires": list(map(iso_time, fires))}
+    data = {"name": name, "cron": schedule.cron, "timezone": schedule.timezone, "fires": list(map(iso_time, fires))}
     zone = ZoneInfo(schedule.timezone)
     lines = [f"{iso_time(fire)}\t{fire.astimezone(zone):%a %Y-%m-%d %H:%M %Z}" for fire in fires]
-    echo_data(facts, as_json=as_json, plain="\n".join(lines))
+    echo_data(data, as_json=as_json, plain="\n".join(lines))
     if schedule.paused_at is not None:
-        echo_status(f"schedule {name} is paused: it fires when it is resumed")
+        echo_status(f"schedule {name} is paused; it does not fire until it is resumed")
 
 
 @schedules.command()
@@ -81,9 +83,9 @@ def next_(*, url: str, name: str, count: int, as_json: bool) -> None:
 @url_option
 @json_option
 def run(*, app: str | None, url: str, name: str, as_json: bool) -> None:
-    """Make a job of a schedule now, and print its id. Its next time stays.
+    """Create a job of a schedule now, and print its id. Its next fire time does not change.
 
-    With --json the job is printed as the API shows it.
+    With --json the job is printed as the API returns it.
     """
     from taskharbor.cli.app_loader import harbor_for
     from taskharbor.cli.jobs_view import show_job
@@ -92,9 +94,9 @@ def run(*, app: str | None, url: str, name: str, as_json: bool) -> None:
 
     harbor = harbor_for(app)
     with open_driver(url) as driver:
-        made = Scheduler(driver, codec=harbor.codec, policy=harbor.policy).run_now(name)
-        record_audit(driver, "schedules.run", name, job=str(made.id))
-        show_job(driver, get_job(driver, made.id), as_json=as_json, plain=str(made.id))
+        enqueued = Scheduler(driver, codec=harbor.codec, policy=harbor.policy).run_now(name)
+        record_audit(driver, "schedules.run", name, job=str(enqueued.id))
+        show_job(driver, get_job(driver, enqueued.id), as_json=as_json, plain=str(enqueued.id))
 
 
 @schedules.command()
@@ -102,7 +104,7 @@ def run(*, app: str | None, url: str, name: str, as_json: bool) -> None:
 @url_option
 @json_option
 def pause(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
-    """Let schedules rest: none of their times makes a job until they are resumed."""
+    """Pause schedules: they create no jobs until they are resumed."""
     with open_driver(url) as driver:
         unique = list(dict.fromkeys(names))
         require_schedules(driver, unique)
@@ -114,7 +116,7 @@ def pause(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
 @url_option
 @json_option
 def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
-    """Let schedules fire again."""
+    """Resume paused schedules."""
     with open_driver(url) as driver:
         unique = list(dict.fromkeys(names))
         require_schedules(driver, unique)
@@ -129,7 +131,7 @@ def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[b
         if is_new:
             record_audit(driver, f"schedules.{verb}", name)
         else:
-            echo_status(f"schedule {name} was {verb}d before")
+            echo_status(f"schedule {name} was already {verb}d")
     found = driver.inspector.schedules()
     views = [schedule_view(found[name]) for name in names if name in found]
     echo_data({"schedules": views}, as_json=as_json, plain="\n".join(names))

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @click.group(cls=LazyGroup)
 def sqs() -> None:
-    """Make the queues of SQS, and look at them.
+    """Create SQS queues and show their status.
 
-    Besides one for each queue of jobs there is one for news of dead jobs, and one for messages
-    that nobody can read.
+    There is one SQS queue for each job queue, one for dead-letter events, and one for unreadable
+    messages.
     """
 
 
@@ -26,9 +26,9 @@ def sqs() -> None:
 @queues_option
 @json_option
 def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
-    """Make what is missing, and mend what is set otherwise.
+    """Create missing queues, and correct the attributes of existing ones.
 
-    It can be called again at any time, and removes nothing.
+    It is safe to repeat, and removes nothing.
     """
     with sqs_transport() as transport:
         shapes = queue_shapes(queues)
@@ -40,13 +40,13 @@ def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
 
 @sqs.command()
 @queues_option
-@click.option("--url", metavar="URL", help="The store, which knows ages  [default: TASKHARBOR_URL, else no ages]")
+@click.option("--url", metavar="URL", help="The store, for ages  [default: TASKHARBOR_URL, else no ages]")
 @json_option
 def status(*, queues: tuple[str, ...], url: str | None, as_json: bool) -> None:
-    """Show how many messages there are, about, and for how many seconds the oldest job is due.
+    """Show approximate message counts, and for how many seconds the oldest job has been due.
 
-    SQS itself tells its age to CloudWatch alone: this one is the store's, and counts from the moment
-    a job was due until a worker claims it, whether its message was sent, lost, or is still to be sent.
+    The age comes from the store, since SQS reports ages only to CloudWatch. It counts from the time a
+    job is due until a worker claims it, whether or not its message was sent.
     """
     ages = _ages(url)
     with sqs_transport() as transport:
@@ -68,15 +68,15 @@ def status(*, queues: tuple[str, ...], url: str | None, as_json: bool) -> None:
 
 @sqs.command()
 @queues_option
-@click.option("--account", default="*", show_default=True, help="The number of the AWS account.")
+@click.option("--account", default="*", show_default=True, help="The AWS account id.")
 @click.option("--region", default="*", show_default=True, help="The region of the queues.")
 @click.option(
     "--role",
     type=click.Choice(["worker", "enqueuer", "setup"]),
-    help="Print the policy of this role alone, as IAM takes it.",
+    help="Print only the policy of this role, in the format of IAM.",
 )
 def policy(*, queues: tuple[str, ...], account: str, region: str, role: str | None) -> None:
-    """Print what each role must be allowed, and no more, as IAM policies in JSON."""
+    """Print least-privilege IAM policies for each role, as JSON."""
     import json
 
     with sqs_transport() as transport:
@@ -89,10 +89,10 @@ def _ages(url: str | None) -> dict[str, float | None]:
     from taskharbor.settings import Settings
     from taskharbor.views import queue_view
 
-    place = url or Settings.from_env().url
-    if place is None:
+    store_url = url or Settings.from_env().url
+    if store_url is None:
         return {}
-    with open_driver(place) as driver:
+    with open_driver(store_url) as driver:
         now = driver.inspector.now()
         return {queue.name: queue_view(queue, now=now)["oldest_age_seconds"] for queue in driver.inspector.queues()}
 

@@ -1,1 +1,1 @@
-"""What `taskharbor demo` shows: real workers, jobs that go wrong in every way, and an honest ledger."""
+"""The demo of `taskharbor demo`: worker processes, failing jobs, and a ledger of the results."""

@@ -1,4 +1,4 @@
-"""Worker processes, started again when they die, as systemd or Kubernetes would."""
+"""The worker processes of the demo. Dead ones are replaced, as systemd or Kubernetes would do."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class DemoFleet:
         self.members = [DemoWorker(number=n, process=self._spawn(n)) for n in range(1, count + 1)]
 
     def kill(self, pid: int) -> None:
-        """Kill one with SIGKILL: it can do nothing about it."""
+        """Kill a worker with SIGKILL, which it cannot handle."""
         [member] = [member for member in self.members if member.process.pid == pid]
         member.process.kill()
-        self._say(f"worker {member.number} is killed with SIGKILL in the middle of its jobs")
+        self._say(f"killed worker {member.number} with SIGKILL while it runs jobs")
 
     def replace_the_dead(self) -> None:
         for member in self.members:
             if member.process.poll() is not None:
                 member.process = self._spawn(member.number)
-                self._say(f"worker {member.number} died; another takes its place")
+                self._say(f"worker {member.number} died; starting a replacement")
 
     def stop(self) -> list[int]:
-        """Ask all to end, and return their exit codes."""
+        """Send SIGTERM to all workers, and return their exit codes."""
         for member in self.members:
             member.process.send_signal(signal.SIGTERM)
         return [member.process.wait(timeout=30) for member in self.members]
 
     def end(self) -> None:
-        """Leave no process behind, whatever happened."""
+        """Kill any worker that still runs."""
         for member in self.members:
             with suppress(ProcessLookupError):
                 member.process.kill()
@@ -65,12 +65,12 @@ class DemoFleet:
     def _spawn(self, number: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "taskharbor.cli", "worker", "taskharbor.cli.demo.handlers", "--url", self._url]
         with (self._folder / f"worker-{number}.log").open("ab") as log:
-            process = subprocess.Popen([*command, *OPTIONS], stdout=log, stderr=log)  # noqa: S603  our own words
+            process = subprocess.Popen([*command, *OPTIONS], stdout=log, stderr=log)  # noqa: S603  fixed command
         self._watches.append(Thread(target=self._watch, args=(process,)))
         self._watches[-1].start()
         return process
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Write down the moment of its death: times of recovery count from there."""
+        """Log the time when the process dies; recovery times count from there."""
         process.wait()
         self._deaths.write("died", pid=process.pid)

@@ -1,4 +1,4 @@
-"""What the workers of the demo run: `taskharbor worker taskharbor.cli.demo.handlers`."""
+"""The handlers of the demo (`taskharbor worker taskharbor.cli.demo.handlers`), and the log that they write."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from taskharbor import Worker
 
 What = Literal["begin", "done", "failed", "died"]
-LUCKY: Final = 3  # the attempt of flaky jobs that works
+SUCCEEDING_ATTEMPT: Final = 3  # of flaky jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """A handler began, was done or failed; or a process died. Times are of a clock that all processes share."""
+    """A log entry: a handler began, finished or failed, or a process died. All processes share the clock of ``at``."""
 
     what: What
     pid: int
@@ -38,7 +38,7 @@ class Effect:
 
 
 class EffectLog:
-    """Lines that any number of processes append to; one that is killed leaves no half line behind."""
+    """A log file that several processes append to, one write per line, so that a kill leaves no partial line."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -70,31 +70,31 @@ def quick(job: Job, ctx: Context) -> str:
 
 async def slow(job: Job, ctx: Context) -> str:
     with logged(job, ctx):
-        await asyncio.sleep(job.data["seconds"])  # longer than a lease: the heartbeat holds it
+        await asyncio.sleep(job.data["seconds"])  # longer than a lease; the heartbeat extends it
         return "done at last"
 
 
 def flaky(job: Job, ctx: Context) -> str:
     with logged(job, ctx):
-        if job.attempt_count < LUCKY:
-            raise TimeoutError("the mail server did not answer")  # noqa: TRY003  as users do
-        return "third time lucky"
+        if job.attempt_count < SUCCEEDING_ATTEMPT:
+            raise TimeoutError("the mail server did not answer")  # noqa: TRY003  as in users' code
+        return "done at the third attempt"
 
 
 def hopeless(job: Job, ctx: Context) -> None:
     with logged(job, ctx):
-        raise ValueError("this will never work")  # noqa: TRY003  as users do
+        raise ValueError("this always fails")  # noqa: TRY003  as in users' code
 
 
 def poison(job: Job, ctx: Context) -> None:
     with logged(job, ctx):
         os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait()  # the kernel is a moment late
+        threading.Event().wait()  # until the signal is delivered
 
 
 @contextmanager
 def logged(job: Job, ctx: Context) -> Iterator[None]:
-    """Write down that this attempt began, and how it ended."""
+    """Log when this attempt begins and how it ends."""
     note = partial(
         EffectLog(Path(job.data["log"])).write, pid=os.getpid(), job=str(job.id), token=str(ctx.claim.lease.token)
     )

@@ -1,4 +1,4 @@
-"""What became of the jobs: from the store's rows, and from what handlers wrote down."""
+"""The ledger of the demo: it compares the store's rows with the log of the handlers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRun:
-    """One attempt, as its handler saw it. It ended when it said so, or else when its process died."""
+    """One attempt in the handlers' log. It ended when the handler logged that, or else when its process died."""
 
     job: str
     began: float
@@ -50,8 +50,8 @@ class Ledger:
         return [
             f"accepted {self.accepted} · succeeded {self.succeeded} · dead {self.dead} · unfinished {self.unfinished}",
             f"lost {self.lost} · overlapping {self.overlapping}",
-            f"on the way: {self.failed_attempts} attempts failed, {self.lost_attempts} died with their worker",
-            f"recovery, from a kill until the job ran again: median {usual:.1f} s, longest {worst:.1f} s",
+            f"attempts: {self.failed_attempts} failed, {self.lost_attempts} lost with their worker",
+            f"recovery, from the death of a worker to the next attempt: median {usual:.1f} s, longest {worst:.1f} s",
         ]
 
 
@@ -61,18 +61,18 @@ def ledger(
     attempts: Iterable[AttemptOutcome],
     effects: Sequence[Effect],
 ) -> Ledger:
-    """Judge. A job is lost if it is not there, or if it is said to be done and no handler ever was."""
+    """Return the ledger. A job is lost if it is missing, or if it succeeded although no handler finished."""
     runs = runs_in(effects)
     done = {effect.job for effect in effects if effect.what == "done"}
     missing = [job for job in accepted if job not in stored]
-    hollow = [job for job, status in stored.items() if status is Status.SUCCEEDED and job not in done]
+    unconfirmed = [job for job, status in stored.items() if status is Status.SUCCEEDED and job not in done]
     statuses, history = Counter(stored.values()), Counter(attempts)
     return Ledger(
         accepted=len(accepted),
         succeeded=statuses[Status.SUCCEEDED],
         dead=statuses[Status.DEAD],
         unfinished=sum(count for status, count in statuses.items() if status not in FINAL),
-        lost=len(missing) + len(hollow),
+        lost=len(missing) + len(unconfirmed),
         overlapping=overlapping(runs),
         failed_attempts=history[AttemptOutcome.FAILED],
         lost_attempts=history[AttemptOutcome.LOST],
@@ -96,12 +96,12 @@ def runs_in(effects: Sequence[Effect]) -> list[HandlerRun]:
 
 
 def overlapping(runs: Iterable[HandlerRun]) -> int:
-    """Count how often a job began while an earlier attempt at it had not ended."""
+    """Count the attempts that began before the previous attempt of the same job had ended."""
     return sum(later.began < earlier.ended for earlier, later in _successions(runs))
 
 
 def recoveries(runs: Iterable[HandlerRun]) -> tuple[float, ...]:
-    """Return how many seconds each job that lost its worker waited until it ran again."""
+    """Return, for each attempt lost with its worker, the seconds until the next attempt began."""
     return tuple(later.began - earlier.ended for earlier, later in _successions(runs) if earlier.was_killed)
 
 

@@ -1,6 +1,6 @@
-"""Real workers on one SQLite file, jobs that go wrong in every way, and a worker killed in the middle.
+"""Runs the demo: worker processes on one SQLite file, failing jobs, and a worker that is killed.
 
-At the end stands a ledger, computed from the store and from what the handlers wrote down themselves.
+At the end it prints a ledger, computed from the store and from the handlers' log.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import JobSummary
 
-EVENTS: Final = 10  # lines above the counts
+MAX_EVENT_LINES: Final = 10  # above the counts
 WORKERS: Final = 3
-STREAM: Final = 12.0  # seconds in which jobs come
-BEAT: Final = 0.1  # seconds between two batches of them
-KILL_AT: Final = 6.0
-CHAOS: Final = 1.5  # seconds between two kills, where chaos is asked for
-LIMIT: Final = 60.0  # seconds until what is unfinished is called so
-PAGE: Final = 500
+ENQUEUE_SECONDS: Final = 12.0  # how long jobs are enqueued
+BATCH_SECONDS: Final = 0.1  # between two batches
+KILL_AT_SECONDS: Final = 6.0
+CHAOS_KILL_SECONDS: Final = 1.5  # between two kills with --chaos
+MAX_RUN_SECONDS: Final = 60.0  # jobs that have not ended by then count as unfinished
+FIND_BATCH: Final = 500
+# Numbers of the batches that contain such jobs.
 SLOW_AND_FLAKY: Final = range(2, 1_000, 8)
 HOPELESS: Final = (30, 60)
 POISON: Final = (20,)
 
 
 class Display:
-    """Shows counts as they change, and what happens as it happens."""
+    """Shows events and job counts, live on a terminal."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -66,16 +67,16 @@ class Display:
         self._stack.close()
 
     def say(self, text: str) -> None:
-        """Tell what happened."""
+        """Show an event."""
         line = f"[{time.monotonic() - self._start:>5.1f} s] {text}"
         if self._live is None:
             click.echo(line)
         else:
-            self._events = [*self._events, line][-EVENTS:]
+            self._events = [*self._events, line][-MAX_EVENT_LINES:]
             self._draw()
 
     def count(self, counts: Mapping[str, int]) -> None:
-        """Show where the jobs are."""
+        """Show the number of jobs in each state."""
         if self._live is None:
             self.say(" · ".join(f"{name} {count}" for name, count in counts.items()))
         else:
@@ -101,17 +102,17 @@ class Display:
 
 
 def run_demo(*, chaos: bool) -> bool:
-    """Run it, print the ledger, and return whether all is as it should be."""
+    """Run the demo, print the ledger, and return whether it is clean."""
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-demo-"))
     try:
         with Display() as display:
-            found, codes = Demo(folder, display, kill_every=CHAOS if chaos else None).run()
+            found, codes = Demo(folder, display, kill_every=CHAOS_KILL_SECONDS if chaos else None).run()
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise
     click.echo("\n".join(["", *found.lines()]))
     if not found.is_clean or any(codes):
-        click.echo(f"something is wrong (the workers' exit codes are {codes}); see what is in {folder}")
+        click.echo(f"the demo failed (exit codes of the workers: {codes}); see the files in {folder}")
         return False
     shutil.rmtree(folder)
     return True
@@ -121,7 +122,7 @@ class Demo:
     def __init__(self, folder: Path, display: Display, *, kill_every: float | None) -> None:
         self.display = display
         self.kill_every = kill_every
-        self.kill_at: float | None = KILL_AT if kill_every is None else kill_every
+        self.kill_at: float | None = KILL_AT_SECONDS if kill_every is None else kill_every
         self.log = EffectLog(folder / "effects.log")
         self.driver = SqliteDriver(folder / "jobs.db")
         self.client = Client(self.driver)
@@ -130,7 +131,7 @@ class Demo:
 
     def run(self) -> tuple[Ledger, list[int]]:
         self.log.file.touch()
-        self.display.say(f"{WORKERS} workers start, each a process; a silent one keeps its jobs for {LEASE}")
+        self.display.say(f"starting {WORKERS} worker processes with leases of {LEASE}")
         try:
             self.fleet.start(WORKERS)
             self.work()
@@ -138,16 +139,16 @@ class Demo:
             codes = self.fleet.stop()
         finally:
             self.fleet.end()
-        self.display.say("every job has ended, and the workers stopped when they were asked to")
+        self.display.say("all jobs have ended, and all workers have stopped")
         found = self.ledger()
         self.driver.close()
         return found, codes
 
     def work(self) -> None:
-        """Keep jobs coming, kill workers, and watch until all jobs have ended."""
+        """Enqueue jobs, kill workers, and wait until all jobs have ended."""
         start = shown_at = time.monotonic()
         batches = self.batches()
-        while (passed := time.monotonic() - start) < LIMIT:
+        while (passed := time.monotonic() - start) < MAX_RUN_SECONDS:
             requests = next(batches, None)
             if requests is not None:
                 self.accepted += [enqueued.id for enqueued in self.client.enqueue_many(requests)]
@@ -159,38 +160,38 @@ class Demo:
             if time.monotonic() >= shown_at:
                 shown_at += 1.0
                 self.show()
-            threading.Event().wait(BEAT)
+            threading.Event().wait(BATCH_SECONDS)
         self.show()
 
     def wait_for_replacements(self) -> None:
-        """Wait until every process has reported to the store: a signal that comes before would kill it."""
-        give_up_at = time.monotonic() + LIMIT
+        """Wait until every process has registered in the store; an earlier signal would kill it."""
+        give_up_at = time.monotonic() + MAX_RUN_SECONDS
         while time.monotonic() < give_up_at:
             reported = {worker.pid for worker in self.driver.inspector.workers()}
             starting = [member for member in self.fleet.members if member.process.pid not in reported]
             if not any(member.process.poll() is None for member in starting):
                 return
-            threading.Event().wait(BEAT)
+            threading.Event().wait(BATCH_SECONDS)
 
     def batches(self) -> Iterator[list[JobRequest]]:
-        """Give the jobs of each beat: quick ones all the time, and now and then one of another kind."""
-        for beat in range(int(STREAM / BEAT)):
+        """Yield the jobs of each batch: quick ones in all of them, other types in some."""
+        for number in range(int(ENQUEUE_SECONDS / BATCH_SECONDS)):
             types = ["quick"] * 5
-            if beat in SLOW_AND_FLAKY:
+            if number in SLOW_AND_FLAKY:
                 types += ["slow", "flaky"]
-            if beat in HOPELESS:
+            if number in HOPELESS:
                 types.append("hopeless")
-            if beat in POISON:
+            if number in POISON:
                 types.append("poison")
             yield [self.request(type) for type in types]
 
     def request(self, type: str) -> JobRequest:
         payload = {"log": str(self.log.file), "seconds": 2.5}
-        # The innocent that run beside poison lose attempts to it: they get enough of them.
+        # Jobs that run beside a poison job lose attempts, so they get more of them.
         return JobRequest(type=type, payload=payload, max_attempts=3 if type in {"hopeless", "poison"} else 20)
 
     def kill_a_busy_worker(self) -> bool:
-        """Kill the worker with most handlers under way, if there is one."""
+        """Kill the worker with the most running handlers, if any handler runs."""
         effects = self.log.read()
         begun = {(effect.pid, effect.job, effect.token) for effect in effects if effect.what == "begin"}
         ended = {(effect.pid, effect.job, effect.token) for effect in effects if effect.what in {"done", "failed"}}
@@ -223,9 +224,9 @@ class Demo:
 
     def jobs(self) -> list[JobSummary]:
         found: list[JobSummary] = []
-        page = self.driver.inspector.find(JobFilter(), limit=PAGE)
+        page = self.driver.inspector.find(JobFilter(), limit=FIND_BATCH)
         while True:
             found += page.jobs
             if page.after is None:
                 return found
-            page = self.driver.inspector.find(JobFilter(), limit=PAGE, after=page.after)
+            page = self.driver.inspector.find(JobFilter(), limit=FIND_BATCH, after=page.after)

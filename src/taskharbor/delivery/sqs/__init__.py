@@ -1,4 +1,4 @@
-"""Amazon SQS, by boto3, which is loaded on the first call and not before."""
+"""The transport over Amazon SQS. boto3 is imported on the first call."""
 
 from taskharbor.delivery.sqs.queues import PREFIX, sqs_name
 from taskharbor.delivery.sqs.transport import SqsTransport

@@ -1,4 +1,4 @@
-"""boto3's clients, and one way to call them. Nothing else here loads it: that takes a third of a second."""
+"""boto3 clients, and translation of their errors. The only module that imports boto3, which takes 0.3 s."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 CAUGHT: Final = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
 
 _NO_QUEUE: Final = (
-    "there is no queue {queue} at {place}",
-    "make it with 'taskharbor sqs setup', or correct the region or the prefix",
+    "queue {queue} does not exist at {place}",
+    "create it with 'taskharbor sqs setup', or correct the region or the prefix",
 )
 _DENIED: Final = (
-    "{action} on {queue} is denied ({said})",
-    "allow {action} to this role or user; 'taskharbor sqs policy' prints all that is needed",
+    "{action} on {queue} is denied ({message})",
+    "allow {action} for this role or user; 'taskharbor sqs policy' prints the required policy",
 )
-_EXPIRED: Final = ("the session token for AWS has expired", "log in again, or let it be renewed")
-_CLOCK: Final = ("the clock of this machine is wrong ({said})", "set it")
-_REGION: Final = ("the region does not fit {place} ({said})", "correct the region (AWS_REGION, or region=)")
-_BAD_KEY: Final = ("AWS does not accept these credentials ({said})", "correct the key, its secret and the region")
-_NO_SQS: Final = ("{place} does not answer as SQS does", "see that the endpoint URL is the one of SQS")
-_OTHER: Final = ("{operation} on {queue}: {said} ({code})", "see what it names, and correct it")
+_EXPIRED: Final = ("the AWS session token has expired", "log in again or renew it")
+_CLOCK: Final = ("the clock of this machine is wrong ({message})", "synchronize it")
+_REGION: Final = ("the region does not match {place} ({message})", "correct the region (AWS_REGION or region=)")
+_BAD_KEY: Final = ("AWS rejected the credentials ({message})", "correct the key, its secret and the region")
+_NO_SQS: Final = ("{place} did not reply like SQS", "check the endpoint URL")
+_OTHER: Final = ("{operation} on {queue}: {message} ({code})", "correct the reported problem")
 
 _REFUSALS: Final = {
     **dict.fromkeys(MISSING, _NO_QUEUE),
@@ -53,99 +53,100 @@ _REFUSALS: Final = {
     "SignatureDoesNotMatch": _BAD_KEY,
     "UnrecognizedClientException": _BAD_KEY,
 }
-# Some codes stand for several things, which only the words tell apart.
-_WORDS: Final = {"Signature expired": _CLOCK, "scoped to a valid region": _REGION}
+# Some codes have several causes, which only the message distinguishes.
+_BY_MESSAGE: Final = {"Signature expired": _CLOCK, "scoped to a valid region": _REGION}
 
 _NO_KEYS: Final = (
-    "no credentials for AWS were found ({said})",
+    "no credentials for AWS found ({message})",
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give this machine a role",
 )
-_KEYS_NOT_HAD: Final = ("credentials for AWS could not be had ({said})", "log in again")
-_NO_REGION: Final = ("no AWS region was given", "set AWS_REGION, or pass region=")
-_BAD_CONFIG: Final = ("{said}", "correct the configuration of AWS that it names")
+_KEYS_UNAVAILABLE: Final = ("AWS credentials could not be retrieved ({message})", "log in again")
+_NO_REGION: Final = ("no AWS region configured", "set AWS_REGION or pass region=")
+_BAD_CONFIG: Final = ("{message}", "correct this AWS configuration")
 _LOCAL: Final[Mapping[type[Exception], tuple[str, str]]] = {
     ResponseParserError: _NO_SQS,
     boto.NoCredentialsError: _NO_KEYS,
     boto.PartialCredentialsError: _NO_KEYS,
     boto.UnknownCredentialError: _NO_KEYS,
-    boto.CredentialRetrievalError: _KEYS_NOT_HAD,
-    boto.TokenRetrievalError: _KEYS_NOT_HAD,
-    boto.SSOError: _KEYS_NOT_HAD,
-    getattr(boto, "LoginError", boto.SSOError): _KEYS_NOT_HAD,  # younger than the oldest boto3 that we take
+    boto.CredentialRetrievalError: _KEYS_UNAVAILABLE,
+    boto.TokenRetrievalError: _KEYS_UNAVAILABLE,
+    boto.SSOError: _KEYS_UNAVAILABLE,
+    getattr(boto, "LoginError", boto.SSOError): _KEYS_UNAVAILABLE,  # missing in the oldest supported boto3
     boto.NoRegionError: _NO_REGION,
     Exception: _BAD_CONFIG,
 }
 
 _NOT_SENT: Final = (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)
-_AWAY: Final = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
-LONGEST_POLL: Final = 20
-"""Seconds; what SQS allows."""
+_UNREACHABLE: Final = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
+MAX_RECEIVE_WAIT_SECONDS: Final = 20
+"""The maximum wait that SQS allows."""
 
-_CONNECT: Final = 3  # seconds
-_WITHOUT_POLLERS: Final = 16  # connections for all calls that do not poll
-_ASKED_TWICE: Final = frozenset(
+_CONNECT_TIMEOUT_SECONDS: Final = 3
+_MAX_CONNECTIONS: Final = 16
+"""For all calls other than receives, which have one connection per poller."""
+_RETRIED: Final = frozenset(
     {"ChangeMessageVisibilityBatch", "DeleteMessageBatch", "GetQueueAttributes", "GetQueueUrl", "SetQueueAttributes"}
 )
-"""To do these twice is to do them once. A send is not repeated here: its caller shall know whether it went out."""
+"""Idempotent operations. A send is not retried here: its caller must know whether it was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """What was being done when it failed: for the words."""
+    """The failed call, for its error message."""
 
     operation: str
     queue: str
     place: str
     region_exists: bool = True
 
-    def refusal(self, words: tuple[str, str], *, said: str, code: str = "") -> TransportRefused:
-        facts = {"operation": self.operation, "queue": self.queue, "place": self.place, "said": said or code}
+    def refusal(self, texts: tuple[str, str], *, message: str, code: str = "") -> TransportRefused:
+        facts = {"operation": self.operation, "queue": self.queue, "place": self.place, "message": message or code}
         action = f"sqs:{self.operation.removesuffix('Batch')}"
-        what, way_out = (part.format(**facts, action=action, code=code) for part in words)
-        return TransportRefused(what, way_out, code=code)
+        problem, remedy = (text.format(**facts, action=action, code=code) for text in texts)
+        return TransportRefused(problem, remedy, code=code)
 
 
-def translate_error(error: Exception, doing: CallContext) -> TransportUnavailable | TransportRefused:
-    """Tell whether trying again may help, and if not, what would."""
+def translate_error(error: Exception, context: CallContext) -> TransportUnavailable | TransportRefused:
+    """Return `TransportUnavailable` if a retry may help, otherwise `TransportRefused` with a remedy."""
     if isinstance(error, boto.ClientError):
-        return _answered(error.response, doing)
-    said = " ".join(str(error).split())
-    if isinstance(error, boto.EndpointConnectionError) and not doing.region_exists:
-        return doing.refusal(_REGION, said=said)
-    if isinstance(error, _AWAY):
-        return TransportUnavailable(f"{doing.place}: {said}", is_unknown=not isinstance(error, _NOT_SENT))
-    return doing.refusal(next(_LOCAL[kind] for kind in type(error).__mro__ if kind in _LOCAL), said=said)
+        return _translate_response(error.response, context)
+    message = " ".join(str(error).split())
+    if isinstance(error, boto.EndpointConnectionError) and not context.region_exists:
+        return context.refusal(_REGION, message=message)
+    if isinstance(error, _UNREACHABLE):
+        return TransportUnavailable(f"{context.place}: {message}", is_unknown=not isinstance(error, _NOT_SENT))
+    return context.refusal(next(_LOCAL[kind] for kind in type(error).__mro__ if kind in _LOCAL), message=message)
 
 
-def _answered(
-    response: Mapping[str, Mapping[str, object]], doing: CallContext
+def _translate_response(
+    response: Mapping[str, Mapping[str, object]], context: CallContext
 ) -> TransportUnavailable | TransportRefused:
     code = short_code(str(response.get("Error", {}).get("Code", "")))
-    said = " ".join(str(response.get("Error", {}).get("Message", "")).split())
+    message = " ".join(str(response.get("Error", {}).get("Message", "")).split())
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code in THROTTLED:
-        return TransportUnavailable(f"{doing.place} asks us to slow down ({code})", code=code, is_unknown=False)
-    if isinstance(status, int) and status >= 500:  # noqa: PLR2004  as HTTP has it
-        return TransportUnavailable(f"{doing.place} fails by itself ({code or status})", code=code)
-    by_words = next((words for part, words in _WORDS.items() if part in said), None)
+        return TransportUnavailable(f"{context.place} throttles requests ({code})", code=code, is_unknown=False)
+    if isinstance(status, int) and status >= 500:  # noqa: PLR2004  HTTP server errors
+        return TransportUnavailable(f"{context.place} failed internally ({code or status})", code=code)
+    by_message = next((texts for part, texts in _BY_MESSAGE.items() if part in message), None)
     by_code = _REFUSALS.get(code, _OTHER if code and not code.isdigit() else _NO_SQS)
-    return doing.refusal(by_words or by_code, said=said, code=code)
+    return context.refusal(by_message or by_code, message=message, code=code)
 
 
 class SqsClients:
-    """Two clients, shared by all threads of a process: one for calls that wait for messages, one for the others.
+    """Two clients, shared by all threads of a process: one for receives, one for all other calls.
 
-    A client has one deadline for all answers. That of a long poll would let a send hang for half a minute.
+    A client has one read timeout. The timeout of a long poll would let a send hang for half a minute.
     """
 
     def __init__(self, *, endpoint_url: str | None, region: str | None, pollers: int, answer_within: float) -> None:
-        quick = _config(_WITHOUT_POLLERS, answer_within)
-        patient = _config(pollers, LONGEST_POLL + answer_within)
+        short = _config(_MAX_CONNECTIONS, answer_within)
+        long = _config(pollers, MAX_RECEIVE_WAIT_SECONDS + answer_within)
         try:
             self._session = boto3.session.Session(region_name=region)
-            self._quick = self._session.client("sqs", endpoint_url=endpoint_url, config=quick)
-            self._patient = self._session.client("sqs", endpoint_url=endpoint_url, config=patient)
-        except (*CAUGHT, ValueError) as error:  # ValueError: an endpoint that is no URL
+            self._client = self._session.client("sqs", endpoint_url=endpoint_url, config=short)
+            self._receiving_client = self._session.client("sqs", endpoint_url=endpoint_url, config=long)
+        except (*CAUGHT, ValueError) as error:  # ValueError: the endpoint is not a URL
             raise translate_error(error, CallContext(operation="", queue="", place=endpoint_url or "SQS")) from error
         self._counting = threading.Lock()
         self._calls: Counter[str] = Counter()
@@ -156,31 +157,31 @@ class SqsClients:
             return self._calls.copy()
 
     def call(self, operation: str, queue: str, **parameters: object) -> Mapping[str, Any]:
-        """Call SQS. *queue* is the name that SQS knows, for the words of an error."""
+        """Call SQS. *queue* is the name in SQS, for error messages."""
         try:
             return self._call_once(operation, queue, parameters)
         except TransportUnavailable as error:
-            # A connection that was idle is sometimes found cut. Who is asked to slow down does not ask again.
-            if operation not in _ASKED_TWICE or error.code or not error.is_unknown:
+            # An idle connection may have been closed: retry once. Do not retry if throttled.
+            if operation not in _RETRIED or error.code or not error.is_unknown:
                 raise
         return self._call_once(operation, queue, parameters)
 
     def close(self) -> None:
-        self._quick.close()
-        self._patient.close()
+        self._client.close()
+        self._receiving_client.close()
 
     def _call_once(self, operation: str, queue: str, parameters: Mapping[str, object]) -> Mapping[str, Any]:
         with self._counting:
             self._calls[operation] += 1
-        client = self._patient if operation == "ReceiveMessage" else self._quick
+        client = self._receiving_client if operation == "ReceiveMessage" else self._client
         try:
             answer: Mapping[str, Any] = getattr(client, xform_name(operation))(**parameters)
         except CAUGHT as error:
             place = f"{client.meta.endpoint_url} ({client.meta.region_name})"
-            # A region may be newer than this boto3: it is doubted only where nobody is found.
+            # Check the region only if its host does not exist: it may be newer than this boto3.
             exists = not isinstance(error, EndpointConnectionError) or self._region_exists(client.meta)
-            doing = CallContext(operation=operation, queue=queue, place=place, region_exists=exists)
-            raise translate_error(error, doing) from error
+            context = CallContext(operation=operation, queue=queue, place=place, region_exists=exists)
+            raise translate_error(error, context) from error
         return answer
 
     def _region_exists(self, meta: Any) -> bool:
@@ -193,9 +194,9 @@ def _config(connections: int, answer_within: float) -> Config:
     return Config(
         max_pool_connections=connections,
         tcp_keepalive=True,
-        connect_timeout=_CONNECT,
+        connect_timeout=_CONNECT_TIMEOUT_SECONDS,
         read_timeout=answer_within,
-        parameter_validation=False,  # we make the parameters ourselves: it would cost a call a tenth of its time
-        user_agent="taskharbor",  # likewise
+        parameter_validation=False,  # our parameters are valid, and validation takes a tenth of a call
+        user_agent="taskharbor",  # building the default takes time too
         retries={"mode": "standard", "total_max_attempts": 1},
     )

@@ -1,4 +1,4 @@
-"""The words that SQS has for what went wrong, as far as we act on them."""
+"""The SQS error codes that TaskHarbor handles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ THROTTLED: Final = frozenset(
         "BandwidthLimitExceeded",
         "KmsThrottled",
         "OverLimit",  # too many messages in flight
-        "QueueDeletedRecently",  # it may be made again after a minute
+        "QueueDeletedRecently",  # it can be created again after a minute
         "RequestLimitExceeded",
         "RequestThrottled",
         "SlowDown",
@@ -18,17 +18,17 @@ THROTTLED: Final = frozenset(
         "TooManyRequestsException",
     }
 )
-"""Nothing was done; it may be later."""
+"""The call had no effect and can be retried."""
 
 MISSING: Final = frozenset({"NonExistentQueue", "QueueDoesNotExist"})
 EXISTS: Final = frozenset({"QueueAlreadyExists", "QueueNameExists"})
-_STALE: Final = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid"})
-_SPOILT: Final = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
-"""What AWS says of a receipt that has expired, and of much else."""
+_STALE_RECEIPT: Final = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid"})
+_INVALID_VALUE: Final = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
+"""Returned for an expired receipt handle, among other causes."""
 
 
 def short_code(code: str) -> str:
-    """Return an error's code without the family name that AWS puts before some.
+    """Return an error code without its namespace.
 
     >>> short_code("AWS.SimpleQueueService.NonExistentQueue")
     'NonExistentQueue'
@@ -37,5 +37,5 @@ def short_code(code: str) -> str:
 
 
 def is_stale(code: str, reason: str) -> bool:
-    """Tell whether a receipt was refused because its message is gone, or in other hands by now."""
-    return code in _STALE or (code in _SPOILT and "receipt" in reason.lower())
+    """Return whether a receipt handle was refused because its message was deleted or received again."""
+    return code in _STALE_RECEIPT or (code in _INVALID_VALUE and "receipt" in reason.lower())

@@ -1,4 +1,4 @@
-"""Provision queues: create missing ones, update those that differ."""
+"""SQS queue names, and provisioning: create missing queues, update those that differ."""
 
 from __future__ import annotations
 
@@ -17,92 +17,92 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 PREFIX: Final = "taskharbor-"
-MAX_NAME: Final = 80
-"""What SQS allows."""
+MAX_NAME_CHARS: Final = 80
+"""The limit of SQS."""
 
 _PREFIX_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{0,40}")
-_OURS: Final = {name: name.removeprefix(".") for name in (DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE)}
+_RESERVED: Final = {name: name.removeprefix(".") for name in (DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE)}
 MAX_RETENTION: Final = timedelta(days=14)
 MAX_RECEIVES: Final = 100
-"""A message may be left many times for good reasons; after so many nobody can do anything with it."""
+"""A message may be received many times for valid reasons. After this many, no worker can process it."""
 
-_LONGEST_POLL: Final = "20"
+_RECEIVE_WAIT: Final = "20"  # seconds
 
 
 def sqs_name(queue: str, *, prefix: str = PREFIX) -> str:
-    """Return what *queue* is called in SQS.
+    """Return the SQS name of *queue*.
 
-    Nearly all names are kept as they are. SQS knows no point, and two names belong to queues of
-    our own: such a name is spelt out behind a hyphen, with which no queue of a user begins. One
-    that is then too long becomes a digest, behind two.
+    Most names are kept. SQS does not allow dots, and two names are reserved for TaskHarbor's own
+    queues. Such a name is escaped and prefixed with a hyphen, with which no queue name begins. If the
+    result is too long, it becomes a digest prefixed with two hyphens.
 
     >>> [sqs_name(name) for name in ("mail", "billing.eu", "dead-events", DEAD_EVENTS_QUEUE)]
     ['taskharbor-mail', 'taskharbor--billing-dot-eu', 'taskharbor--dead--events', 'taskharbor-dead-events']
     """
-    if queue in _OURS:
-        return f"{prefix}{_OURS[queue]}"
-    is_plain = "." not in queue and queue not in _OURS.values()
-    name = f"{prefix}{queue}" if is_plain else f"{prefix}-{_spelt_out(queue)}"
-    return name if len(name) <= MAX_NAME else f"{prefix}--{sha256(queue.encode()).hexdigest()[:32]}"
+    if queue in _RESERVED:
+        return f"{prefix}{_RESERVED[queue]}"
+    is_kept = "." not in queue and queue not in _RESERVED.values()
+    name = f"{prefix}{queue}" if is_kept else f"{prefix}-{_escaped(queue)}"
+    return name if len(name) <= MAX_NAME_CHARS else f"{prefix}--{sha256(queue.encode()).hexdigest()[:32]}"
 
 
 def checked_prefix(prefix: str) -> str:
-    """Return *prefix*, or raise `InvalidRequest` where SQS could not take it."""
+    """Return *prefix*, or raise `InvalidRequest` if SQS does not allow it."""
     if not _PREFIX_PATTERN.fullmatch(prefix):
-        rule = f"must match {_PREFIX_PATTERN.pattern}; SQS allows no more in the name of a queue"
+        rule = f"must match {_PREFIX_PATTERN.pattern}; SQS allows no other characters in a queue name"
         raise InvalidRequest([Problem(field="prefix", value=repr(prefix[:60]), rule=rule)])
     return prefix
 
 
-def _spelt_out(queue: str) -> str:
-    """Spell points out. Hyphens are doubled, so that what is read back is never in doubt."""
+def _escaped(queue: str) -> str:
+    """Replace dots by words. Hyphens are doubled, so that different names stay different."""
     return queue.replace("-", "--").replace(".", "-dot-")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueProvisioner:
-    """Makes and mends queues. *call* reaches SQS, *name* tells what a queue of ours is called there."""
+    """Creates and updates queues. *call* calls SQS; *name* maps a queue to its SQS name."""
 
     call: Callable[..., Mapping[str, Any]]
     name: Callable[[str], str]
 
-    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> dict[str, str]:
-        """Bring every queue into its shape, and return their URLs."""
-        return {shape.name: self._ensure_one(shape) for shape in _in_order(shapes)}
+    def ensure_queues(self, specs: Sequence[QueueSpec]) -> dict[str, str]:
+        """Create or update every queue, and return their URLs."""
+        return {spec.name: self._ensure_one(spec) for spec in _in_order(specs)}
 
-    def _ensure_one(self, shape: QueueSpec) -> str:
-        wanted = self._wanted(shape)
+    def _ensure_one(self, spec: QueueSpec) -> str:
+        wanted = self._wanted(spec)
         try:
-            url = self._url(shape.name)
+            url = self._url(spec.name)
         except TransportRefused as error:
             if error.code not in MISSING:
                 raise
             try:
-                return self._created(shape.name, wanted)
+                return self._create(spec.name, wanted)
             except TransportRefused as raced:
-                if raced.code not in EXISTS:  # else somebody was faster, and made it differently
+                if raced.code not in EXISTS:  # otherwise another process created it with other attributes
                     raise
-            url = self._url(shape.name)
-        self._update(shape.name, url, wanted)
+            url = self._url(spec.name)
+        self._update(spec.name, url, wanted)
         return url
 
-    def _wanted(self, shape: QueueSpec) -> dict[str, str]:
+    def _wanted(self, spec: QueueSpec) -> dict[str, str]:
         return {
-            "VisibilityTimeout": _seconds(shape.visibility),
-            "MessageRetentionPeriod": _seconds(shape.retention),
-            "ReceiveMessageWaitTimeSeconds": _LONGEST_POLL,
+            "VisibilityTimeout": _seconds(spec.visibility),
+            "MessageRetentionPeriod": _seconds(spec.retention),
+            "ReceiveMessageWaitTimeSeconds": _RECEIVE_WAIT,
             "SqsManagedSseEnabled": "true",
-            "RedrivePolicy": self._redrive(shape),
+            "RedrivePolicy": self._redrive(spec),
         }
 
-    def _redrive(self, shape: QueueSpec) -> str:
-        if shape.dead_letters is None:
+    def _redrive(self, spec: QueueSpec) -> str:
+        if spec.dead_letters is None:
             return ""
-        url = self._url(shape.dead_letters)
-        arn = self._attributes(shape.dead_letters, url, "QueueArn")["QueueArn"]
-        return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": shape.max_receives or MAX_RECEIVES})
+        url = self._url(spec.dead_letters)
+        arn = self._attributes(spec.dead_letters, url, "QueueArn")["QueueArn"]
+        return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": spec.max_receives or MAX_RECEIVES})
 
-    def _created(self, queue: str, wanted: Mapping[str, str]) -> str:
+    def _create(self, queue: str, wanted: Mapping[str, str]) -> str:
         name = self.name(queue)
         given = {attribute: value for attribute, value in wanted.items() if value}
         return str(self.call("CreateQueue", name, QueueName=name, Attributes=given)["QueueUrl"])
@@ -111,7 +111,7 @@ class QueueProvisioner:
         found = self._attributes(queue, url, "All")
         differing = {name: value for name, value in wanted.items() if not _is_same(name, found.get(name, ""), value)}
         if found.get("KmsMasterKeyId"):
-            differing.pop("SqsManagedSseEnabled", None)  # encrypted already, with a key of the user's own
+            differing.pop("SqsManagedSseEnabled", None)  # already encrypted with the user's own key
         if differing:
             self.call("SetQueueAttributes", self.name(queue), QueueUrl=url, Attributes=differing)
 
@@ -125,13 +125,13 @@ class QueueProvisioner:
         return found
 
 
-def _in_order(shapes: Iterable[QueueSpec]) -> Iterator[QueueSpec]:
-    """Yield queues for dead letters first, also those which nobody described: the others refer to them."""
-    given = {shape.name: shape for shape in shapes}
-    for shape in given.values():
-        if shape.dead_letters is not None and shape.dead_letters not in given:
-            yield QueueSpec(name=shape.dead_letters, visibility=shape.visibility, retention=MAX_RETENTION)
-    yield from sorted(given.values(), key=lambda shape: shape.dead_letters is not None)
+def _in_order(specs: Iterable[QueueSpec]) -> Iterator[QueueSpec]:
+    """Yield dead-letter queues first, including those not in *specs*, because the others refer to them."""
+    given = {spec.name: spec for spec in specs}
+    for spec in given.values():
+        if spec.dead_letters is not None and spec.dead_letters not in given:
+            yield QueueSpec(name=spec.dead_letters, visibility=spec.visibility, retention=MAX_RETENTION)
+    yield from sorted(given.values(), key=lambda spec: spec.dead_letters is not None)
 
 
 def _is_same(attribute: str, found: str, wanted: str) -> bool:

@@ -1,4 +1,4 @@
-"""The transport over Amazon SQS, or over anything that speaks as it does."""
+"""The transport over Amazon SQS or a compatible service."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 MAX_RECEIVE_WAIT: Final = timedelta(seconds=20)
 MAX_VISIBILITY: Final = timedelta(hours=12)
-_CLOSED: Final = "this transport was closed"
+_CLOSED: Final = "this transport is closed"
 _NO_BOTO: Final = "boto3 is not installed"
 _INSTALL: Final = "run: pip install 'taskharbor[sqs]'"
-_SMALL: Final = 1_500  # bytes, more than a receipt and its entry take
+_RECEIPT_ENTRY_BYTES: Final = 1_500  # an upper bound for an entry with a receipt handle
 
 
 class SqsTransport:
-    """Carries messages through SQS.
+    """A `Transport` over SQS.
 
-    Credentials, region and endpoint are found as boto3 finds them, unless given. *pollers* is how many
-    threads will wait in `receive` at once, *answer_within* how long any answer may take, beyond the wait that
-    was asked for. A process that was forked off makes connections of its own.
+    Credentials, region and endpoint come from boto3's configuration, unless given. *pollers* is the number of
+    threads that wait in `receive` at once. *answer_within* is the timeout of a reply, in addition to the wait of
+    a receive. A forked process opens its own connections.
     """
 
     def __init__(
@@ -60,22 +60,25 @@ class SqsTransport:
 
     @property
     def calls(self) -> Counter[str]:
-        """How often this process called each operation of SQS: what is paid for."""
+        """How often this process called each SQS operation. AWS bills by call."""
         clients = self._process().clients
         return Counter() if clients is None else clients.calls
 
     def name(self, queue: str) -> str:
-        """Return what *queue* is called in SQS."""
+        """Return the SQS name of *queue*."""
         return sqs_name(queue, prefix=self._prefix)
 
-    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> None:
-        self._urls.update(QueueProvisioner(self._clients().call, self.name).ensure_queues(shapes))
+    def ensure_queues(self, specs: Sequence[QueueSpec]) -> None:
+        self._urls.update(QueueProvisioner(self._clients().call, self.name).ensure_queues(specs))
 
     def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
         refused = [batches.rejection_of(message) for message in messages]
-        good = [message for message, failed in zip(messages, refused, strict=True) if failed is None]
-        entries, sizes = [batches.entry(message) for message in good], [batches.size(message) for message in good]
-        answers = iter(self._each("SendMessageBatch", queue, entries, sizes))
+        sendable = [message for message, failed in zip(messages, refused, strict=True) if failed is None]
+        entries, sizes = (
+            [batches.entry(message) for message in sendable],
+            [batches.size(message) for message in sendable],
+        )
+        answers = iter(self._call_in_batches("SendMessageBatch", queue, entries, sizes))
         return [next(answers) if failed is None else failed for failed in refused]
 
     def receive(self, queue: str, *, most: int, wait: timedelta, visibility: timedelta) -> list[IncomingMessage]:
@@ -90,18 +93,18 @@ class SqsTransport:
             MessageSystemAttributeNames=["ApproximateReceiveCount"],
             MessageAttributeNames=["All"],
         )
-        return [_delivery(message) for message in answer.get("Messages", ())]
+        return [_incoming(message) for message in answer.get("Messages", ())]
 
     def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
         entries = [{"ReceiptHandle": receipt} for receipt in receipts]
-        return self._each_held("DeleteMessageBatch", queue, entries)
+        return self._call_by_receipt("DeleteMessageBatch", queue, entries)
 
     def change_visibility(self, queue: str, changes: Sequence[tuple[str, timedelta]]) -> list[ItemFailure | None]:
         entries = [
             {"ReceiptHandle": receipt, "VisibilityTimeout": _seconds(min(duration, MAX_VISIBILITY))}
             for receipt, duration in changes
         ]
-        return self._each_held("ChangeMessageVisibilityBatch", queue, entries)
+        return self._call_by_receipt("ChangeMessageVisibilityBatch", queue, entries)
 
     def depth(self, queue: str) -> QueueDepth:
         names = {
@@ -118,15 +121,17 @@ class SqsTransport:
         if clients is not None:
             clients.close()
 
-    def _each_held(self, operation: str, queue: str, entries: Sequence[batches.Entry]) -> list[ItemFailure | None]:
-        """Do something to messages by their receipts. A stale one is nobody's loss, however the service words it."""
-        answers = self._each(operation, queue, entries, [_SMALL] * len(entries))
+    def _call_by_receipt(
+        self, operation: str, queue: str, entries: Sequence[batches.Entry]
+    ) -> list[ItemFailure | None]:
+        """Call an operation on messages by receipt handle. A stale receipt counts as a success."""
+        answers = self._call_in_batches(operation, queue, entries, [_RECEIPT_ENTRY_BYTES] * len(entries))
         return [None if answer is not None and is_stale(answer.code, answer.reason) else answer for answer in answers]
 
-    def _each(
+    def _call_in_batches(
         self, operation: str, queue: str, entries: Sequence[batches.Entry], sizes: Sequence[int]
     ) -> list[ItemFailure | None]:
-        return batches.call_in_batches(entries, sizes, lambda some: self._call(operation, queue, Entries=some))
+        return batches.call_in_batches(entries, sizes, lambda batch: self._call(operation, queue, Entries=batch))
 
     def _call(self, operation: str, queue: str, **parameters: object) -> Mapping[str, Any]:
         clients, name = self._clients(), self.name(queue)
@@ -137,7 +142,7 @@ class SqsTransport:
             except TransportRefused as error:
                 if error.code not in MISSING:
                     raise
-                self._urls.pop(queue, None)  # it was deleted; if it was made again, then perhaps elsewhere
+                self._urls.pop(queue, None)  # deleted; if it was created again, its URL may differ
         url = self._urls[queue] = clients.call("GetQueueUrl", name, QueueName=name)["QueueUrl"]
         return clients.call(operation, name, QueueUrl=url, **parameters)
 
@@ -147,16 +152,16 @@ class SqsTransport:
         process = self._process()
         with process.opening:
             if process.clients is None:
-                process.clients = self._opened()
+                process.clients = self._open_clients()
             return process.clients
 
     def _process(self) -> _Process:
-        # setdefault is one step to other threads; and the lock of a new process was never held by anybody.
+        # setdefault is atomic. A forked process gets a new lock, which no thread of its parent can hold.
         return self._processes.setdefault(os.getpid(), _Process())
 
-    def _opened(self) -> SqsClients:
+    def _open_clients(self) -> SqsClients:
         try:
-            from taskharbor.delivery.sqs.client import SqsClients  # noqa: PLC0415  an extra, and slow to load
+            from taskharbor.delivery.sqs.client import SqsClients  # noqa: PLC0415  optional dependency, and slow to import
         except ModuleNotFoundError as error:
             raise TransportRefused(_NO_BOTO, _INSTALL) from error
         return SqsClients(
@@ -168,14 +173,14 @@ class SqsTransport:
 
 
 class _Process:
-    """What one process has open."""
+    """The clients of one process."""
 
     def __init__(self) -> None:
         self.opening = threading.Lock()
         self.clients: SqsClients | None = None
 
 
-def _delivery(message: Mapping[str, Any]) -> IncomingMessage:
+def _incoming(message: Mapping[str, Any]) -> IncomingMessage:
     attributes = message.get("MessageAttributes", {})
     return IncomingMessage(
         body=message["Body"],

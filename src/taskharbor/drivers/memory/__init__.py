@@ -1,4 +1,4 @@
-"""The memory driver: jobs that live as long as the process, and the executable specification of the contract."""
+"""The memory driver: keeps jobs in the process, and is the executable specification of the driver contract."""
 
 from taskharbor.drivers.memory.driver import MemoryDriver
 

@@ -1,4 +1,4 @@
-"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+"""Attempts: lease jobs, extend leases, record outcomes, and write dead letters."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 def is_expired(job: Job, now: datetime) -> bool:
-    """The lease no longer gives any right."""
+    """Return whether the job's lease has expired."""
     return job.lease_expires_at is not None and job.lease_expires_at <= now
 
 
 def clock_hold_until(tables: Tables, now: datetime) -> datetime | None:
-    """Until when nobody may bring back ended leases, because the clock jumped."""
+    """Return when the current clock hold ends, or None. During a hold, no expired lease is reclaimed."""
     jump = tables.rows.jump
     return jump.hold if jump is not None and now < jump.hold else None
 
 
 def lost_attempt(tables: Tables, job: Job) -> tuple[AttemptOutcome, int]:
-    """Return what an ended lease was lost to, and how many attempts count then."""
+    """Return why an expired lease was lost, and the number of attempts that count."""
     jump, end = tables.rows.jump, job.lease_expires_at
     if jump is not None and end is not None and jump.before < end <= jump.after:
         return AttemptOutcome.CLOCK, job.attempt_count - 1
@@ -55,15 +55,15 @@ def record_attempt(
     token: Token | None = None,
     by: str | None = None,
 ) -> None:
-    """Write down what *job*, as it was before the move, has come through: under its lease's token or another.
+    """Record an attempt of *job*, in its state before the change, under *token* or the token of its lease.
 
-    (job, token) names one attempt: its first row stays.
+    (job, token) identifies one attempt; its first row is kept.
     """
-    under = token or job.lease_token
-    assert under is not None  # noqa: S101  a job that ends an attempt holds a lease
+    attempt_token = token or job.lease_token
+    assert attempt_token is not None  # noqa: S101  a job that ends an attempt holds a lease
     attempt = Attempt(
         job_id=job.id,
-        token=under,
+        token=attempt_token,
         life=job.life,
         attempt=job.attempt_count,
         worker_id=by or job.worker_id,
@@ -74,11 +74,11 @@ def record_attempt(
         outcome=outcome,
         failure=failure,
     )
-    tables.rows.attempts[job.id].setdefault(under, attempt)
+    tables.rows.attempts[job.id].setdefault(attempt_token, attempt)
 
 
 def dead_letter(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> Death:
-    """Store *job* as a dead letter, together with the event that tells of it."""
+    """Store *job* as a dead letter, together with its outbox event."""
     dead = replace(
         job,
         status=Status.DEAD,
@@ -115,79 +115,79 @@ def dead_letter(tables: Tables, job: Job, *, now: datetime, reason: str, error: 
 def claim_due(
     tables: Tables,
     queue: str,
-    taker: Claimant,
+    claimant: Claimant,
     *,
     now: datetime,
     limit: int,
-    patience: timedelta,
-    wait: timedelta,
+    overdue_after: timedelta,
+    min_wait: timedelta,
 ) -> list[Claim]:
-    """Take the first *limit* jobs in line that are ripe."""
+    """Lease the first *limit* jobs of *queue* that are eligible."""
 
-    def is_ripe(job: Job) -> bool:
+    def is_eligible(job: Job) -> bool:
         waited = now - job.scheduled_for
-        is_due = waited > patience if job.status is Status.ENQUEUED else waited >= wait
-        return is_due and not job.is_exhausted and taker.may_take(job, now)
+        is_due = waited > overdue_after if job.status is Status.ENQUEUED else waited >= min_wait
+        return is_due and not job.is_exhausted and claimant.may_take(job, now)
 
     if queue in tables.rows.paused:
         return []
-    return _claim_in_order(tables, queue, is_ripe, taker, now=now, limit=limit)
+    return _claim_in_order(tables, queue, is_eligible, claimant, now=now, limit=limit)
 
 
 def _claim_in_order(
     tables: Tables,
     queue: str,
-    is_ripe: Callable[[Job], bool],
-    taker: Claimant,
+    is_eligible: Callable[[Job], bool],
+    claimant: Claimant,
     *,
     now: datetime,
     limit: int,
 ) -> list[Claim]:
-    line = tables.rows.lines[queue]
+    ready = tables.rows.ready[queue]
     claims: list[Claim] = []
-    passed_over: list[Entry] = []
+    unclaimed: list[Entry] = []
     try:
-        for entry in line.pop_due(now) if limit > 0 else ():
+        for entry in ready.pop_due(now) if limit > 0 else ():
             job = tables.rows.jobs.get(entry[2])
             if job is None or not job.status.is_waiting or (job.priority, job.scheduled_for) != entry[:2]:
-                continue  # an entry of the past
-            passed_over.append(entry)
-            if is_ripe(job):
-                claims.append(_lease(tables, job, taker, now))
-                passed_over.pop()
+                continue  # a stale entry
+            unclaimed.append(entry)
+            if is_eligible(job):
+                claims.append(_lease(tables, job, claimant, now))
+                unclaimed.pop()
             if len(claims) == limit:
                 break
-    finally:  # whatever went wrong, no job drops out of line
-        line.put_back(passed_over)
+    finally:  # keep the entries of unclaimed jobs even after an error
+        ready.put_back(unclaimed)
     return claims
 
 
-def reclaim_expired(tables: Tables, queue: str, taker: Claimant, *, now: datetime, limit: int) -> list[Claim]:
-    """Take jobs whose lease is over, longest over first."""
+def reclaim_expired(tables: Tables, queue: str, claimant: Claimant, *, now: datetime, limit: int) -> list[Claim]:
+    """Reclaim jobs with expired leases, earliest expiry first."""
     inflight = [tables.rows.jobs[job_id] for job_id in tables.rows.inflight]
-    ended = [job for job in inflight if _refusal(tables, queue, job, taker, now) is None]
+    ended = [job for job in inflight if _refusal(tables, queue, job, claimant, now) is None]
     ended.sort(key=lambda job: (job.lease_expires_at, job.id))
-    return [_lease(tables, job, taker, now) for job in ended[: max(limit, 0)]]
+    return [_lease(tables, job, claimant, now) for job in ended[: max(limit, 0)]]
 
 
-def claim(tables: Tables, queue: str, job_id: JobId, taker: Claimant, now: datetime) -> Claim | Refused:
+def claim(tables: Tables, queue: str, job_id: JobId, claimant: Claimant, now: datetime) -> Claim | Refused:
     job = tables.rows.jobs.get(job_id)
     if job is None:
         return Refused(job_id, RefusalReason.NOT_FOUND)
-    refusal = _refusal(tables, queue, job, taker, now)
+    refusal = _refusal(tables, queue, job, claimant, now)
     if refusal is not None:
         return Refused(job_id, *refusal, job.sends)
-    # Its message arrived, so it was sent: the enqueuer may not have noted that yet, or may have died before.
-    return _lease(tables, replace(job, sent_at=job.sent_at or now), taker, now)
+    # The message arrived, so it was sent, even if the enqueuer has not recorded that, or died before it could.
+    return _lease(tables, replace(job, sent_at=job.sent_at or now), claimant, now)
 
 
 def _refusal(
-    tables: Tables, queue: str, job: Job, taker: Claimant, now: datetime
+    tables: Tables, queue: str, job: Job, claimant: Claimant, now: datetime
 ) -> tuple[RefusalReason, datetime | None] | None:
     _, attempts = lost_attempt(tables, job)
     return refusal_reason(
         job,
-        taker,
+        claimant,
         queue=queue,
         now=now,
         hold=clock_hold_until(tables, now),
@@ -196,18 +196,18 @@ def _refusal(
     )
 
 
-def _lease(tables: Tables, job: Job, taker: Claimant, now: datetime) -> Claim:
+def _lease(tables: Tables, job: Job, claimant: Claimant, now: datetime) -> Claim:
     attempts = job.attempt_count
     if job.lease_token is not None:
         lost, attempts = lost_attempt(tables, job)
         record_attempt(tables, job, now=now, event=Event.RECLAIM, status=Status.PROCESSING, outcome=lost)
-    lease = Lease(job.id, taker.token, now + taker.lease)
+    lease = Lease(job.id, claimant.token, now + claimant.lease)
     leased = replace(
         job,
         status=Status.PROCESSING,
         lease_token=lease.token,
         lease_expires_at=lease.expires_at,
-        worker_id=taker.worker,
+        worker_id=claimant.worker,
         processing_started_at=now,
         attempt_count=attempts + 1,
         dispatch_at=None,
@@ -243,10 +243,10 @@ def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Set
     status = status_after(
         outcome.event,
         sent=ended.sent_at is not None,
-        spent=ended.is_exhausted,
+        exhausted=ended.is_exhausted,
         cancel_requested=ended.cancel_requested_at is not None,
     )
-    _land(tables, ended, status, outcome, now)
+    _store_outcome(tables, ended, status, outcome, now)
     if outcome.event is not Event.ACK:
         record_attempt(
             tables,
@@ -261,7 +261,7 @@ def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Set
 
 
 def _held(tables: Tables, lease: Lease, now: datetime) -> Job | JobNotFound | LeaseLost:
-    """Return the job if *lease* gives a right to it, else the first reason why not."""
+    """Return the job if *lease* is valid, else the first error that applies."""
     job = tables.rows.jobs.get(lease.job_id)
     if job is None:
         return JobNotFound(lease.job_id)
@@ -273,7 +273,7 @@ def _held(tables: Tables, lease: Lease, now: datetime) -> Job | JobNotFound | Le
 
 
 def _settled_before(tables: Tables, lease: Lease, outcome: Outcome) -> Status | None:
-    """Return where this very settlement led, if it is committed already."""
+    """Return the status that this settlement led to, if it is already committed."""
     job = tables.rows.jobs.get(lease.job_id)
     if job is None:
         return None
@@ -284,12 +284,12 @@ def _settled_before(tables: Tables, lease: Lease, outcome: Outcome) -> Status | 
 
 
 def _end_attempt(job: Job, outcome: Outcome) -> Job:
-    """Take the lease away, and the attempt back where it does not count."""
+    """Remove the lease, and do not count the attempt of a snooze or of a release within the bound."""
     is_release = outcome.event is Event.RELEASE
-    gives_back = outcome.event is Event.SNOOZE or (is_release and job.releases < outcome.bound)
+    is_uncounted = outcome.event is Event.SNOOZE or (is_release and job.releases < outcome.bound)
     return replace(
         job,
-        attempt_count=job.attempt_count - gives_back,
+        attempt_count=job.attempt_count - is_uncounted,
         releases=job.releases + is_release,
         settled_token=job.lease_token,
         lease_token=None,
@@ -297,22 +297,22 @@ def _end_attempt(job: Job, outcome: Outcome) -> Job:
     )
 
 
-def _land(tables: Tables, job: Job, status: Status, outcome: Outcome, now: datetime) -> None:
-    """Store *job* in the state its outcome leads to."""
+def _store_outcome(tables: Tables, job: Job, status: Status, outcome: Outcome, now: datetime) -> None:
+    """Store *job* in the status that *outcome* leads to."""
     error = None if outcome.recorded_failure is None else str(outcome.recorded_failure) or None
     if status is Status.DEAD:
         reason = outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED
         dead_letter(tables, job, now=now, reason=reason, error=error or reason)
         return
     has_failed = outcome.event is Event.RETRY
-    is_put_off = status.is_waiting and outcome.event in {Event.RETRY, Event.SNOOZE}
-    landed = replace(
+    is_delayed = status.is_waiting and outcome.event in {Event.RETRY, Event.SNOOZE}
+    settled = replace(
         job,
         status=status,
         result=outcome.result,
         completed_at=now if status.is_final else None,
-        scheduled_for=now + outcome.delay if is_put_off else job.scheduled_for,
+        scheduled_for=now + outcome.delay if is_delayed else job.scheduled_for,
         last_error=error if has_failed else job.last_error,
         failed_at=now if has_failed else job.failed_at,
     )
-    tables.put(landed, now=now)
+    tables.put(settled, now=now)

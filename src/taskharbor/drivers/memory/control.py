@@ -1,4 +1,4 @@
-"""What people steer."""
+"""Operator actions on queues, schedules, settings, API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class MemoryControl:
 
     def pause_schedules(self, names: Sequence[str]) -> list[bool]:
         with self._tables.statement() as now:
-            return [self._rest(name, now) for name in names]
+            return [self._set_paused(name, now) for name in names]
 
     def resume_schedules(self, names: Sequence[str]) -> list[bool]:
         with self._tables.statement():
-            return [self._rest(name, None) for name in names]
+            return [self._set_paused(name, None) for name in names]
 
-    def _rest(self, name: str, since: datetime | None) -> bool:
+    def _set_paused(self, name: str, paused_at: datetime | None) -> bool:
         schedule = self._tables.rows.schedules.get(name)
-        if schedule is None or (schedule.paused_at is None) == (since is None):
+        if schedule is None or (schedule.paused_at is None) == (paused_at is None):
             return False
-        self._tables.rows.schedules[name] = replace(schedule, paused_at=since)
+        self._tables.rows.schedules[name] = replace(schedule, paused_at=paused_at)
         return True
 
     def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
@@ -100,8 +100,8 @@ class MemoryControl:
 def _merged(old: Schedule | None, new: Schedule) -> Schedule:
     if old is None:
         return new
-    is_same_time = (old.cron, old.timezone) == (new.cron, new.timezone)
-    next_at = old.next_at if is_same_time else new.next_at
+    is_same_rule = (old.cron, old.timezone) == (new.cron, new.timezone)
+    next_at = old.next_at if is_same_rule else new.next_at
     return replace(
         new,
         next_at=next_at,

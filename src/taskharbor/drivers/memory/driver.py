@@ -1,4 +1,4 @@
-"""The verbs that move jobs: each takes the lock once, reads the clock once, and does its work item by item."""
+"""The memory driver. Each method takes the lock once, reads the clock once, and processes its items one by one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from taskharbor.drivers.memory.control import MemoryControl
 from taskharbor.drivers.memory.inspector import MemoryInspector
 from taskharbor.drivers.memory.maintenance import MemoryMaintenance
 from taskharbor.drivers.memory.tables import Tables
+from taskharbor.drivers.records import RequeueChange
 from taskharbor.runtime import SystemClock
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class MemoryDriver:
-    """Keeps jobs in this process: for tests, for trying out, and as the executable specification.
+    """Keeps jobs in this process, for tests and experiments. It is also the executable specification.
 
     >>> driver = MemoryDriver()
     >>> driver.inspector.queues()
@@ -58,15 +59,15 @@ class MemoryDriver:
 
     @property
     def statements(self) -> int:
-        """How many statements were run so far."""
+        """Return the number of statements run so far."""
         return self._tables.statements
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Make one transaction of what this thread does inside: an error takes all of it back."""
+        """Combine the calls of this thread into one transaction. An error rolls all of them back."""
         return self._tables.transaction()
 
     def listen(self, queues: Collection[str]) -> MemoryListener:
-        return self._tables.bells.listen(queues)
+        return self._tables.notifier.listen(queues)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._tables.statement() as now:
@@ -89,13 +90,13 @@ class MemoryDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
+        claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
-            wait = overdue_after if overdue_only else timedelta(0)
+            min_wait = overdue_after if overdue_only else timedelta(0)
             claims = attempts.claim_due(
-                self._tables, queue, taker, now=now, limit=limit, patience=overdue_after, wait=wait
+                self._tables, queue, claimant, now=now, limit=limit, overdue_after=overdue_after, min_wait=min_wait
             )
-            return claims + attempts.reclaim_expired(self._tables, queue, taker, now=now, limit=limit - len(claims))
+            return claims + attempts.reclaim_expired(self._tables, queue, claimant, now=now, limit=limit - len(claims))
 
     def claim(
         self,
@@ -109,9 +110,9 @@ class MemoryDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
+        claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._tables.statement() as now:
-            return [attempts.claim(self._tables, queue, job_id, taker, now) for job_id in job_ids]
+            return [attempts.claim(self._tables, queue, job_id, claimant, now) for job_id in job_ids]
 
     def extend(
         self,
@@ -146,7 +147,7 @@ class MemoryDriver:
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         with self._tables.statement() as now:
-            return [job_rows.dispatched(self._tables, result, now) for result in results]
+            return [job_rows.record_dispatch(self._tables, result, now) for result in results]
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._tables.statement() as now:
@@ -168,10 +169,8 @@ class MemoryDriver:
         validate_requeue(job_ids, budget=budget, payload=payload)
         with self._tables.statement() as now:
             due = scheduled_for or now + (delay or timedelta(0))
-            new = job_rows.MemoryRequeue(
-                token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
-            )
-            return [job_rows.requeue(self._tables, job_id, new, now) for job_id in job_ids]
+            new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
+            return [job_rows.requeue(self._tables, job_id, new, due=due, now=now) for job_id in job_ids]
 
     def reschedule(
         self,
@@ -186,4 +185,4 @@ class MemoryDriver:
             return [job_rows.reschedule(self._tables, job_id, now, due=due, priority=priority) for job_id in job_ids]
 
     def close(self) -> None:
-        """Do nothing: what is in memory goes with the process."""
+        """Do nothing: the jobs are dropped with the driver."""

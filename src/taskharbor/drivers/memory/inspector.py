@@ -1,4 +1,4 @@
-"""Reads."""
+"""Read access, and the grouping of dead letters by error."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PRUNED: Final = frozenset({Status.SUCCEEDED, Status.CANCELED})
 
 
 def dead_groups(tables: Tables, *, queue: str | None) -> list[DeadLetterGroup]:
-    """Count the dead letters that died of the same, the largest group first."""
+    """Group dead letters by queue, type and error fingerprint, largest group first."""
     letters: defaultdict[tuple[str, str, str], list[Job]] = defaultdict(list)
     for job in tables.rows.jobs.values():
-        killer = fingerprint(tables, job)
-        if killer is not None and queue in {None, job.queue}:
-            letters[job.queue, job.type, killer].append(job)
-    groups = [_group(killer, jobs) for (_, _, killer), jobs in sorted(letters.items())]
+        error = fingerprint(tables, job)
+        if error is not None and queue in {None, job.queue}:
+            letters[job.queue, job.type, error].append(job)
+    groups = [_group(error, jobs) for (_, _, error), jobs in sorted(letters.items())]
     return sorted(groups, key=lambda group: -group.count)
 
 
 def fingerprint(tables: Tables, job: Job) -> str | None:
-    """Return that of the error which killed *job*: empty, if it died without one; None, if it is not dead."""
+    """Return the fingerprint of the error that *job* died of: empty if there was none, None if it is not dead."""
     if job.status is not Status.DEAD:
         return None
     attempts = tables.rows.attempts.get(job.id, {}).values()
@@ -39,13 +39,13 @@ def fingerprint(tables: Tables, job: Job) -> str | None:
     return next((failure.fingerprint for failure in deaths if failure is not None), "")
 
 
-def _group(killer: str, jobs: list[Job]) -> DeadLetterGroup:
+def _group(error: str, jobs: list[Job]) -> DeadLetterGroup:
     by_death = sorted(jobs, key=_death)
     newest = by_death[-1]
     return DeadLetterGroup(
         queue=newest.queue,
         type=newest.type,
-        fingerprint=killer,
+        fingerprint=error,
         count=len(jobs),
         error=newest.last_error or "",
         first_at=_death(by_death[0])[0],
@@ -55,7 +55,7 @@ def _group(killer: str, jobs: list[Job]) -> DeadLetterGroup:
 
 
 def _death(job: Job) -> tuple[datetime, JobId]:
-    assert job.dead_at is not None  # noqa: S101  a dead letter has the time of its death
+    assert job.dead_at is not None  # noqa: S101  every dead letter has dead_at
     return job.dead_at, job.id
 
 
@@ -78,9 +78,9 @@ class MemoryInspector:
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
         with self._tables.statement():
             jobs = sorted(self._tables.rows.jobs.values(), key=lambda job: job.id, reverse=True)
-            looked_at = [job for job in jobs if after is None or job.id < after][: scan_limit(limit)]
-            found = [job.summary() for job in looked_at if self._matches(job, wanted)]
-            return Page.of(found, limit=limit, edge=looked_at[-1].id if len(looked_at) == scan_limit(limit) else None)
+            scanned = [job for job in jobs if after is None or job.id < after][: scan_limit(limit)]
+            found = [job.summary() for job in scanned if self._matches(job, wanted)]
+            return Page.of(found, limit=limit, edge=scanned[-1].id if len(scanned) == scan_limit(limit) else None)
 
     def _matches(self, job: Job, wanted: JobFilter) -> bool:
         return (
@@ -177,18 +177,18 @@ class MemoryInspector:
 
     def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
         with self._tables.statement():
-            entries = sorted(self._tables.rows.audit.values(), key=_moment, reverse=True)
+            entries = sorted(self._tables.rows.audit.values(), key=_position, reverse=True)
             if before is not None:
-                known = [_moment(each) for each in entries if each.id == before]
-                entries = [each for each in entries if known and _moment(each) < known[0]]
+                known = [_position(each) for each in entries if each.id == before]
+                entries = [each for each in entries if known and _position(each) < known[0]]
             return entries[:limit]
 
 
 def _by_end(attempts: dict[Token, Attempt]) -> list[Attempt]:
-    """Order them by the time they ended: where the clock was set back, that is not the order they were written in."""
+    """Sort attempts by the time they ended, which differs from the order of insertion after a backward clock jump."""
     return sorted(attempts.values(), key=lambda attempt: attempt.ended_at)
 
 
-def _moment(entry: AuditEntry) -> tuple[datetime, Token]:
-    assert entry.at is not None  # noqa: S101  the store stamps what it keeps
+def _position(entry: AuditEntry) -> tuple[datetime, Token]:
+    assert entry.at is not None  # noqa: S101  the store sets it
     return entry.at, entry.id

@@ -1,8 +1,8 @@
-"""What people do to jobs."""
+"""Insert, dispatch, cancel, requeue and reschedule jobs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime, timedelta
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import NewJob
     from taskharbor.core.results import Unsent
     from taskharbor.drivers.memory.tables import Tables
+    from taskharbor.drivers.records import RequeueChange
 
 Answer = Transitioned | IllegalTransition | JobNotFound
 
@@ -48,7 +49,7 @@ def insert(tables: Tables, new: NewJob, now: datetime, *, repeat: bool) -> Enque
         attempt_count=0,
         max_attempts=new.max_attempts,
         idempotency_key=new.idempotency_key,
-        metadata=MappingProxyType(dict(new.metadata)),  # nobody changes a row from outside
+        metadata=MappingProxyType(dict(new.metadata)),  # callers cannot change the stored row
     )
     tables.put(job, now=now)
     return Enqueued(new.id, existed=False)
@@ -60,30 +61,30 @@ def dispatch(
     if queue in tables.rows.paused:
         return []
     waiting = [tables.rows.jobs[job_id] for job_id in tables.rows.waiting[queue]]
-    ripe = sorted((job for job in waiting if _is_dispatchable(job, now)), key=_turn)
-    room = unclaimed - sum(job.dispatch_at is not None and job.scheduled_for <= now for job in waiting)
-    return [_mark(tables, job, now, lock) for job in list(_within(ripe, room))[:limit]]
+    eligible = sorted((job for job in waiting if _is_dispatchable(job, now)), key=_dispatch_order)
+    max_new = unclaimed - sum(job.dispatch_at is not None and job.scheduled_for <= now for job in waiting)
+    return [_mark_enqueued(tables, job, now, lock) for job in list(_limit_new(eligible, max_new))[:limit]]
 
 
 def _is_dispatchable(job: Job, now: datetime) -> bool:
     return job.scheduled_for <= now and not job.is_exhausted and (job.dispatch_at is None or job.dispatch_at <= now)
 
 
-def _turn(job: Job) -> tuple[int, datetime, object]:
+def _dispatch_order(job: Job) -> tuple[int, datetime, object]:
     return job.priority, job.dispatch_at or job.scheduled_for, job.id
 
 
-def _within(jobs: list[Job], room: int) -> Iterator[Job]:
-    """Pass every re-send, and of the others as many as there is room for."""
+def _limit_new(jobs: list[Job], max_new: int) -> Iterator[Job]:
+    """Yield all resends, and at most *max_new* of the other jobs."""
     for job in jobs:
         if job.dispatch_at is None:
-            room -= 1
-            if room < 0:
+            max_new -= 1
+            if max_new < 0:
                 continue
         yield job
 
 
-def _mark(tables: Tables, job: Job, now: datetime, lock: timedelta) -> Dispatch:
+def _mark_enqueued(tables: Tables, job: Job, now: datetime, lock: timedelta) -> Dispatch:
     marked = replace(
         job,
         status=Status.ENQUEUED,
@@ -95,12 +96,12 @@ def _mark(tables: Tables, job: Job, now: datetime, lock: timedelta) -> Dispatch:
     return Dispatch(marked.id, marked.sends, marked.resends, now + lock)
 
 
-def dispatched(tables: Tables, result: Sent | Unsent | Declined, now: datetime) -> bool:
+def record_dispatch(tables: Tables, result: Sent | Unsent | Declined, now: datetime) -> bool:
     if isinstance(result, Declined):
         return _decline(tables, result, now)
-    made = result.dispatch
-    job = tables.rows.jobs.get(made.job_id)
-    if job is None or job.status is not Status.ENQUEUED or (job.sends, job.dispatch_at) != (made.seq, made.dispatch_at):
+    sent = result.dispatch
+    job = tables.rows.jobs.get(sent.job_id)
+    if job is None or job.status is not Status.ENQUEUED or (job.sends, job.dispatch_at) != (sent.seq, sent.dispatch_at):
         return False
     if isinstance(result, Sent):
         moved = replace(job, sent_at=now, dispatch_at=now + result.retry_in)
@@ -131,20 +132,7 @@ def cancel(tables: Tables, job_id: JobId, now: datetime) -> Answer:
     return Transitioned(job_id, tables.put(moved, now=now).status)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRequeue:
-    """What a requeue gives, and who gives it."""
-
-    token: Token
-    budget: int
-    by: str
-    reason: str
-    scheduled_for: datetime
-    queue: str | None
-    payload: bytes | None
-
-
-def requeue(tables: Tables, job_id: JobId, new: MemoryRequeue, now: datetime) -> Answer:
+def requeue(tables: Tables, job_id: JobId, new: RequeueChange, *, due: datetime, now: datetime) -> Answer:
     job = tables.rows.jobs.get(job_id)
     if job is None or new.queue not in {None, job.queue}:
         return JobNotFound(job_id)
@@ -169,7 +157,7 @@ def requeue(tables: Tables, job_id: JobId, new: MemoryRequeue, now: datetime) ->
         payload=job.payload if new.payload is None else new.payload,
         life=job.life + 1,
         max_attempts=job.attempt_count + new.budget,
-        scheduled_for=new.scheduled_for,
+        scheduled_for=due,
         cancel_requested_at=None,
         dead_at=None,
         dead_reason=None,

@@ -1,4 +1,4 @@
-"""What keeps the store healthy."""
+"""Maintenance: lease expiry, clock jumps, retention, duties, workers, the outbox and schedules."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class MemoryMaintenance:
             return [self._expire(job, now) for job in ended[:limit]]
 
     def _expire(self, job: Job, now: datetime) -> Expired:
-        assert job.lease_token is not None  # noqa: S101  only a leased job has a lease that is over
+        assert job.lease_token is not None  # noqa: S101  a job with an expired lease has a token
         lost, attempts = lost_attempt(self._tables, job)
         ended = replace(job, attempt_count=attempts, lease_token=None, lease_expires_at=None)
         status = status_after(
             Event.EXPIRE,
             sent=job.sent_at is not None,
-            spent=ended.is_exhausted,
+            exhausted=ended.is_exhausted,
             cancel_requested=job.cancel_requested_at is not None,
         )
         record_attempt(self._tables, job, now=now, event=Event.EXPIRE, status=status, outcome=lost)
@@ -51,7 +51,7 @@ class MemoryMaintenance:
         if status is Status.DEAD:
             death = dead_letter(self._tables, ended, now=now, reason=ATTEMPTS_EXHAUSTED, error=LEASE_LOST)
         else:
-            landed = replace(
+            expired = replace(
                 ended,
                 status=status,
                 completed_at=now if status.is_final else None,
@@ -59,18 +59,18 @@ class MemoryMaintenance:
                 last_error=LEASE_LOST,
                 failed_at=now,
             )
-            self._tables.put(landed, now=now)
+            self._tables.put(expired, now=now)
         return Expired(job.id, job.lease_token, status, death)
 
     def bury(self, *, limit: int) -> list[Death]:
         with self._tables.statement() as now:
             waiting = [self._tables.rows.jobs[job_id] for ids in self._tables.rows.waiting.values() for job_id in ids]
-            spent = sorted((job for job in waiting if job.is_exhausted), key=lambda job: job.id)[:limit]
+            exhausted = sorted((job for job in waiting if job.is_exhausted), key=lambda job: job.id)[:limit]
             return [
                 dead_letter(
                     self._tables, job, now=now, reason=ATTEMPTS_EXHAUSTED, error=job.last_error or ATTEMPTS_EXHAUSTED
                 )
-                for job in spent
+                for job in exhausted
             ]
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
@@ -78,7 +78,8 @@ class MemoryMaintenance:
             if now > expected:
                 self._hold(expected, now, now + lease)
                 return
-            # What an earlier jump ahead held back, or put off, would else wait until its time comes a second time.
+            # Otherwise holds, duties and leases from an earlier forward jump would last until the clock reaches them
+            # again.
             self._tables.rows.jump = None
             duties = self._tables.rows.duties
             duties.update({name: min(next_at, now) for name, next_at in duties.items()})
@@ -87,7 +88,7 @@ class MemoryMaintenance:
                     self._tables.put(replace(job, lease_expires_at=now + lease), now=now)
 
     def _hold(self, before: datetime, after: datetime, until: datetime) -> None:
-        """Begin a clock hold, or widen the one that another process began for the same jump."""
+        """Begin a clock hold, or extend the one that another process began for the same jump."""
         known = self._tables.rows.jump
         if known is not None and after < known.hold:
             before, after, until = min(before, known.before), max(after, known.after), max(until, known.hold)
@@ -110,9 +111,9 @@ class MemoryMaintenance:
     ) -> int:
         with self._tables.statement() as now:
             rows = self._tables.rows
-            untold = {row.event.job_id for row in rows.outbox.values() if not row.is_done}
-            meant = [job for job in rows.jobs.values() if job_ids is None or job.id in job_ids]
-            ended = [job for job in meant if job.status in statuses and job.id not in untold]
+            unpublished = {row.event.job_id for row in rows.outbox.values() if not row.is_done}
+            selected = [job for job in rows.jobs.values() if job_ids is None or job.id in job_ids]
+            ended = [job for job in selected if job.status in statuses and job.id not in unpublished]
             old = [job for job in ended if job.completed_at is not None and job.completed_at <= now - older_than]
             for job in old[:limit]:
                 self._tables.remove(job)
@@ -142,10 +143,10 @@ class MemoryMaintenance:
         with self._tables.statement() as now:
             audit = self._tables.rows.audit
             old = sorted((e.at, e.id) for e in audit.values() if e.at is not None and e.at <= now - older_than)
-            forgotten = old[:limit]
-            for _, entry_id in forgotten:
+            removed = old[:limit]
+            for _, entry_id in removed:
                 del audit[entry_id]
-            return len(forgotten)
+            return len(removed)
 
     def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._tables.statement() as now:
@@ -154,9 +155,9 @@ class MemoryMaintenance:
                 rows.publisher_seen_at = now
             ready = [row for row in outbox.values() if not row.is_done and row.next_at <= now]
             ready.sort(key=lambda row: (row.event.dead_at, row.event.event_id))
-            taken = [replace(row, attempts=row.attempts + 1, next_at=now + lock) for row in ready[:limit]]
-            outbox.update({row.event.event_id: row for row in taken})
-            return taken
+            claimed = [replace(row, attempts=row.attempts + 1, next_at=now + lock) for row in ready[:limit]]
+            outbox.update({row.event.event_id: row for row in claimed})
+            return claimed
 
     def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         with self._tables.statement() as now:
@@ -189,9 +190,9 @@ class MemoryMaintenance:
             if seen_at is not None and seen_at > now - unseen_for:
                 return 0
             free = [row for row in outbox.values() if row.next_at <= now and not row.is_done]
-            meant = [row for row in free if job_ids is None or row.event.job_id in job_ids]
-            aged = [row for row in meant if row.event.dead_at <= now - older_than]
-            closed = sorted(aged, key=lambda row: (row.event.dead_at, row.event.event_id))[:limit]
+            selected = [row for row in free if job_ids is None or row.event.job_id in job_ids]
+            old = [row for row in selected if row.event.dead_at <= now - older_than]
+            closed = sorted(old, key=lambda row: (row.event.dead_at, row.event.event_id))[:limit]
             for row in closed:
                 outbox[row.event.event_id] = replace(row, given_up_at=now, last_error=reason)
             return len(closed)

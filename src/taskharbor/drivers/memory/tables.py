@@ -1,4 +1,4 @@
-"""The rows, and the one lock that makes every statement atomic."""
+"""The tables of the memory store, the lock that makes every statement atomic, and the listeners."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, OutboxRow, Schedule, WorkerRecord
 
 Entry = tuple[int, datetime, JobId]
-_FORKED: Final = "the memory store stays with the process that made it, and this is a fork of that"
+_FORKED: Final = "a memory store cannot be used after a fork; create it in the process that uses it"
+_MAX_STALE_ENTRIES: Final = 1_000
 
 
 class MemoryNotifier:
-    """Everybody who listens, and for which queues."""
+    """The listeners of one store. Wakes those of the queues that have new jobs."""
 
     def __init__(self) -> None:
         self._listeners: frozenset[MemoryListener] = frozenset()
@@ -40,39 +41,39 @@ class MemoryNotifier:
             self._listeners |= {listener}
         return listener
 
-    def leave(self, listener: MemoryListener) -> None:
+    def remove(self, listener: MemoryListener) -> None:
         with self._changing:
             self._listeners -= {listener}
 
     def notify(self, queues: Collection[str]) -> None:
-        # Without the lock: whoever comes or goes leaves this set as it was, and makes another.
+        # No lock needed: adding and removing replace the frozen set.
         for listener in self._listeners:
             if not listener.queues.isdisjoint(queues):
                 listener.wake()
 
 
 class MemoryListener:
-    def __init__(self, queues: Collection[str], bells: MemoryNotifier) -> None:
+    def __init__(self, queues: Collection[str], notifier: MemoryNotifier) -> None:
         self.queues = frozenset(queues)
-        self._bells = bells
+        self._notifier = notifier
         self._woken = threading.Event()
 
     def wait(self, timeout: timedelta) -> bool:
-        has_rung = self._woken.wait(timeout.total_seconds())
-        # Cleared before the caller looks for jobs: what rings from here on is heard by the next wait.
+        is_woken = self._woken.wait(timeout.total_seconds())
+        # Clear it before the caller searches for jobs: a later notification ends the next wait.
         self._woken.clear()
-        return has_rung
+        return is_woken
 
     def wake(self) -> None:
         self._woken.set()
 
     def close(self) -> None:
-        self._bells.leave(self)
+        self._notifier.remove(self)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """Who holds an idempotency key, and for which body."""
+    """The job that holds an idempotency key, and the digest of its request."""
 
     holder: JobId
     digest: bytes
@@ -80,7 +81,7 @@ class KeyHolder:
 
 @dataclass(frozen=True, slots=True)
 class ClockJump:
-    """Leases that ended in (before, after] were lost to the clock; none is brought back before *hold*."""
+    """Leases that expired in (before, after] were lost to the clock. None is reclaimed before *hold*."""
 
     before: datetime
     after: datetime
@@ -89,10 +90,9 @@ class ClockJump:
 
 @dataclass(slots=True)
 class ReadyQueue:
-    """The jobs of one queue that wait: due ones in the order they run, later ones in a heap.
+    """The waiting jobs of one queue: a heap of due jobs in run order, and a heap of later jobs by due time.
 
-    Entries are dropped lazily: one counts only while its job still waits at that
-    priority and time.
+    Entries are dropped lazily. An entry is stale unless its job still waits with the same priority and due time.
     """
 
     runnable: list[Entry] = field(default_factory=list)
@@ -102,7 +102,7 @@ class ReadyQueue:
         heappush(self.scheduled, (job.scheduled_for, job.priority, job.id))
 
     def pop_due(self, now: datetime) -> Iterator[Entry]:
-        """Promote what has become due, then take entries out one by one, first to run first."""
+        """Move entries that have become due, then yield due entries in run order, removing each."""
         while self.scheduled and self.scheduled[0][0] <= now:
             scheduled_for, priority, job_id = heappop(self.scheduled)
             heappush(self.runnable, (priority, scheduled_for, job_id))
@@ -116,10 +116,10 @@ class ReadyQueue:
 
 @dataclass(slots=True)
 class Rows:
-    """Everything that is stored. The values are frozen, so copying the containers copies the store."""
+    """All stored data. The values are frozen, so copying the containers copies the store."""
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
-    lines: defaultdict[str, ReadyQueue] = field(default_factory=lambda: defaultdict(ReadyQueue))
+    ready: defaultdict[str, ReadyQueue] = field(default_factory=lambda: defaultdict(ReadyQueue))
     waiting: defaultdict[str, set[JobId]] = field(default_factory=lambda: defaultdict(set))
     inflight: set[JobId] = field(default_factory=set)
     keys: dict[tuple[str, str], KeyHolder] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Rows:
     jump: ClockJump | None = None
     publisher_seen_at: datetime | None = None
     ready_queues: set[str] = field(default_factory=set)
-    """Queues that were given jobs to take, of which nobody was told yet: a rollback takes this back too."""
+    """Queues with new ready jobs whose listeners are not yet notified. A rollback restores this, too."""
 
     def copy(self) -> Self:
         return type(self)(**{each.name: _copied(getattr(self, each.name)) for each in fields(self)})
@@ -151,25 +151,25 @@ def _copied(value: Any) -> Any:
 
 
 class Tables:
-    """The rows behind one lock, and what every write has to keep in step.
+    """The rows, protected by one lock, and the indexes and counts that every write updates.
 
-    ``statements`` counts how often the lock was taken: the kit sees by it that a verb
-    is one statement, whatever the size of its batch.
+    ``statements`` counts how often the lock was taken. The conformance kit uses it to check that a method runs
+    one statement for any batch size.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.rows = Rows()
-        self.settings: dict[str, str] = {}  # not among the rows: no rollback undoes what was recorded
+        self.settings: dict[str, str] = {}  # not in the rows: a rollback does not undo settings
         self.statements = 0
-        self.bells = MemoryNotifier()
+        self.notifier = MemoryNotifier()
         self._lock = threading.RLock()
         self._depth = 0
         self._pid = os.getpid()
 
     @contextmanager
     def statement(self) -> Iterator[datetime]:
-        """Hold the store still, and say what time it is for everything inside."""
+        """Lock the store, and yield the time of the statement."""
         if os.getpid() != self._pid:
             raise StoreUnavailable(_FORKED)
         with self._hold():
@@ -178,7 +178,7 @@ class Tables:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make one of the statements that this thread runs inside: an error takes all of them back."""
+        """Combine the statements of this thread. An error rolls all of them back."""
         with self._hold():
             before = self.rows.copy()
             try:
@@ -189,7 +189,7 @@ class Tables:
 
     @contextmanager
     def _hold(self) -> Iterator[None]:
-        """Hold the lock; when the outermost hold of this thread ends, ring for the queues that were fed."""
+        """Hold the lock. When the outermost hold ends, notify the listeners of queues with new ready jobs."""
         with self._lock:
             self._depth += 1
             try:
@@ -197,37 +197,37 @@ class Tables:
             finally:
                 self._depth -= 1
                 if not self._depth and self.rows.ready_queues:
-                    self.bells.notify(self.rows.ready_queues)
+                    self.notifier.notify(self.rows.ready_queues)
                     self.rows.ready_queues.clear()
 
     def put(self, job: Job, *, now: datetime) -> Job:
-        """Store a job as it is now, and keep lines, counts and aggregates in step with it."""
+        """Store a job, and update the ready queues, counts and aggregates."""
         rows, old = self.rows, self.rows.jobs.get(job.id)
         rows.jobs[job.id] = job
         if old is not None:
             rows.counts[old.queue, old.status] -= 1
         rows.counts[job.queue, job.status] += 1
-        _keep(rows.waiting[job.queue], job.id, job.status.is_waiting)
-        if job.status.is_waiting and (old is None or not old.status.is_waiting or _place(old) != _place(job)):
-            rows.lines[job.queue].add(job)
-            self._clear_out(job.queue)
+        _set_member(rows.waiting[job.queue], job.id, job.status.is_waiting)
+        if job.status.is_waiting and (old is None or not old.status.is_waiting or _position(old) != _position(job)):
+            rows.ready[job.queue].add(job)
+            self._drop_stale_entries(job.queue)
             if job.scheduled_for <= now:
                 rows.ready_queues.add(job.queue)
-        _keep(rows.inflight, job.id, job.status is Status.PROCESSING)
+        _set_member(rows.inflight, job.id, job.status is Status.PROCESSING)
         if job.status.is_final:
             rows.finished[now.replace(second=0, microsecond=0), job.queue, job.status] += 1
         return job
 
-    def _clear_out(self, queue: str) -> None:
-        """Drop the entries of the past, once they are most of the line."""
-        line, waiting = self.rows.lines[queue], self.rows.waiting[queue]
-        if len(line.scheduled) + len(line.runnable) > 2 * len(waiting) + 1_000:
-            self.rows.lines[queue] = ReadyQueue()
+    def _drop_stale_entries(self, queue: str) -> None:
+        """Rebuild the ready queue once most of its entries are stale."""
+        ready, waiting = self.rows.ready[queue], self.rows.waiting[queue]
+        if len(ready.scheduled) + len(ready.runnable) > 2 * len(waiting) + _MAX_STALE_ENTRIES:
+            self.rows.ready[queue] = ReadyQueue()
             for job_id in waiting:
-                self.rows.lines[queue].add(self.rows.jobs[job_id])
+                self.rows.ready[queue].add(self.rows.jobs[job_id])
 
     def remove(self, job: Job) -> None:
-        """Forget a job and everything that hangs on it."""
+        """Remove a job with its attempts, events and idempotency key."""
         rows = self.rows
         del rows.jobs[job.id]
         rows.counts[job.queue, job.status] -= 1
@@ -238,12 +238,12 @@ class Tables:
             del rows.keys[job.queue, job.idempotency_key]
 
 
-def _place(job: Job) -> tuple[int, datetime]:
+def _position(job: Job) -> tuple[int, datetime]:
     return job.priority, job.scheduled_for
 
 
-def _keep(members: set[JobId], job_id: JobId, belongs: bool) -> None:  # noqa: FBT001  it is the claim itself
-    if belongs:
+def _set_member(members: set[JobId], job_id: JobId, is_member: bool) -> None:  # noqa: FBT001  it is the value to set
+    if is_member:
         members.add(job_id)
     else:
         members.discard(job_id)

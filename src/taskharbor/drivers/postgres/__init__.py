@@ -1,4 +1,4 @@
-"""The PostgreSQL driver: the store that decides."""
+"""The PostgreSQL driver."""
 
 from taskharbor.drivers.postgres.driver import PostgresDriver
 

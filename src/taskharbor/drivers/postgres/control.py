@@ -1,4 +1,4 @@
-"""What people steer."""
+"""Operator actions on jobs, queues, schedules, settings, API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import JobId
     from taskharbor.drivers.postgres.pool import PostgresPool, Row
 
     Answer = Transitioned | IllegalTransition | JobNotFound
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.postgres.settings import PostgresSettings
+    from taskharbor.drivers.records import RequeueChange
 
 _CANCEL: Final[LiteralString] = f"""
     WITH canceled AS (
@@ -59,7 +60,7 @@ _REQUEUE: Final[LiteralString] = f"""
          ORDER BY job.id
            FOR UPDATE
     ),
-    -- Whoever was requeued under this token before is let through no second time.
+    -- A job that was requeued under this token before conflicts here, and is not requeued again.
     recorded AS (
         INSERT INTO th_attempts (
             job_id, token, life, attempt, worker_id, ended_at, event, status, outcome,
@@ -117,31 +118,26 @@ _REQUEUED: Final[LiteralString] = """
 def requeue(
     connections: PostgresPool,
     job_ids: Sequence[JobId],
+    new: RequeueChange,
     *,
-    token: Token,
-    budget: int,
-    by: str,
-    reason: str,
     scheduled_for: datetime | None,
     delay: timedelta,
-    queue: str | None,
-    payload: bytes | None,
 ) -> list[Answer]:
     rows = connections.fetch(
         _REQUEUE,
         ids=list(job_ids),
-        token=token,
-        budget=budget,
-        by=by,
-        why=reason,
+        token=new.token,
+        budget=new.budget,
+        by=new.by,
+        why=new.reason,
         scheduled_for=scheduled_for,
         delay=delay,
-        queue=queue,
-        payload=payload,
+        queue=new.queue,
+        payload=new.payload,
     )
     if len(rows) < len(job_ids):
-        rows = connections.fetch(_REQUEUED, ids=list(job_ids), token=token, queue=queue)
-    return _answers(connections, job_ids, rows, Event.REQUEUE, queue=queue)
+        rows = connections.fetch(_REQUEUED, ids=list(job_ids), token=new.token, queue=new.queue)
+    return _answers(connections, job_ids, rows, Event.REQUEUE, queue=new.queue)
 
 
 _RESCHEDULE: Final[LiteralString] = f"""
@@ -162,8 +158,8 @@ def reschedule(
     delay: timedelta | None,
     priority: int | None,
 ) -> list[Answer]:
-    asked = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
-    rows = connections.fetch(_RESCHEDULE, ids=list(job_ids), **asked)
+    changes = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
+    rows = connections.fetch(_RESCHEDULE, ids=list(job_ids), **changes)
     return _answers(connections, job_ids, rows, Event.RESCHEDULE)
 
 
@@ -257,14 +253,14 @@ class PostgresControl:
         }
         self._connections.fetch(self._PUT_SCHEDULES, **columns)
 
-    _DROP_SCHEDULES: LiteralString = """
+    _DELETE_SCHEDULES: LiteralString = """
         DELETE FROM th_schedules
          WHERE name = ANY (%(names)s)
         RETURNING name
     """
 
     def delete_schedules(self, names: Sequence[str]) -> list[bool]:
-        return self._each(self._DROP_SCHEDULES, names)
+        return self._each(self._DELETE_SCHEDULES, names)
 
     _PAUSE_SCHEDULES: LiteralString = f"""
         UPDATE th_schedules
@@ -291,8 +287,8 @@ class PostgresControl:
     def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
         return self._settings.change(name, value, instead_of=instead_of)
 
-    # The scopes of a key are one text on the way: PostgreSQL has no arrays of arrays of different lengths.
-    _PUT_KEYS: LiteralString = """
+    # The scopes of a key are sent as JSON: PostgreSQL has no arrays of arrays with different lengths.
+    _ADD_KEYS: LiteralString = """
         INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
         SELECT id, name, digest, ARRAY(SELECT jsonb_array_elements_text(scopes)), created_at, expires_at, revoked_at
           FROM unnest(
@@ -306,7 +302,7 @@ class PostgresControl:
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         return self._each(
-            self._PUT_KEYS,
+            self._ADD_KEYS,
             [each.id for each in keys],
             titles=[each.name for each in keys],
             digests=[each.digest for each in keys],
@@ -337,7 +333,7 @@ class PostgresControl:
         if self._connections.schema_version >= KEY_USE_VERSION:
             self._connections.fetch(self._NOTE_KEY_USE, ids=sorted(ids))
 
-    _RECORD: LiteralString = f"""
+    _RECORD_AUDIT: LiteralString = f"""
         INSERT INTO th_audit (id, at, actor, action, target, detail)
         SELECT id, {NOW}, actor, action, target, detail
           FROM unnest(
@@ -349,7 +345,7 @@ class PostgresControl:
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         self._connections.fetch(
-            self._RECORD,
+            self._RECORD_AUDIT,
             ids=[each.id for each in entries],
             actors=[each.actor for each in entries],
             actions=[each.action for each in entries],
@@ -357,7 +353,7 @@ class PostgresControl:
             details=[json.dumps(dict(each.detail)) for each in entries],
         )
 
-    def _each(self, statement: LiteralString, names: Sequence[str], **asked: Any) -> list[bool]:
-        """Run *statement* for all names, and tell for which it changed anything."""
-        done = {name for (name,) in self._connections.fetch(statement, names=list(names), **asked)}
-        return [name in done for name in names]
+    def _each(self, statement: LiteralString, names: Sequence[str], **parameters: Any) -> list[bool]:
+        """Run *statement* for all *names*, and return for each whether it changed a row."""
+        changed = {name for (name,) in self._connections.fetch(statement, names=list(names), **parameters)}
+        return [name in changed for name in names]

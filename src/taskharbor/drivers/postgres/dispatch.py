@@ -1,4 +1,4 @@
-"""Handing due jobs to the delivery queue."""
+"""Statements that mark due jobs for sending, and record the results of sending them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.results import Declined, Dispatch, Sent, Unsent
 from taskharbor.drivers.postgres import pool
-from taskharbor.drivers.postgres.claim import NOT_SPENT
+from taskharbor.drivers.postgres.claim import ATTEMPTS_LEFT
 from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, uuids
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.postgres.pool import PostgresPool
 
 _DISPATCH: Final[LiteralString] = f"""
-    -- Every re-send that is ripe, and of the others as many as there is room for.
+    -- All resends that are due, and new jobs up to the bound on unclaimed ones.
     WITH fresh AS (
         SELECT job.id, job.priority, job.scheduled_for AS since
           FROM th_jobs_waiting AS job
@@ -42,7 +42,7 @@ _DISPATCH: Final[LiteralString] = f"""
          WHERE job.queue = %(queue)s
            AND job.scheduled_for <= {NOW}
            AND job.dispatch_at <= {NOW}
-           AND {NOT_SPENT}
+           AND {ATTEMPTS_LEFT}
            AND NOT EXISTS (SELECT FROM th_queues WHERE name = %(queue)s)
          ORDER BY job.priority, job.dispatch_at, job.id
          LIMIT greatest(0, %(limit)s)
@@ -109,19 +109,19 @@ _DECLINED: Final[LiteralString] = f"""
 """
 
 
-def dispatched(connections: PostgresPool, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+def record_dispatch(connections: PostgresPool, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
     sent = [each for each in results if isinstance(each, Sent)]
     unsent = [each for each in results if isinstance(each, Unsent)]
     declined = [each for each in results if isinstance(each, Declined)]
     done: set[JobId] = set()
     if sent:
-        agains = pool.spans(each.retry_in for each in sent)
+        agains = pool.intervals(each.retry_in for each in sent)
         done |= {row[0] for row in connections.fetch(_SENT, **_locks(sent), agains=agains)}
     if unsent:
         done |= {row[0] for row in connections.fetch(_UNSENT, **_locks(unsent))}
     if declined:
-        asked = {"ids": uuids(each.job_id for each in declined), "seqs": pool.integers(e.seq for e in declined)}
-        done |= {row[0] for row in connections.fetch(_DECLINED, **asked)}
+        messages = {"ids": uuids(each.job_id for each in declined), "seqs": pool.integers(e.seq for e in declined)}
+        done |= {row[0] for row in connections.fetch(_DECLINED, **messages)}
     return [(each.job_id if isinstance(each, Declined) else each.dispatch.job_id) in done for each in results]
 
 
@@ -130,5 +130,5 @@ def _locks(results: Sequence[Sent | Unsent]) -> dict[str, str]:
     return {
         "ids": uuids(each.job_id for each in dispatches),
         "seqs": pool.integers(each.seq for each in dispatches),
-        "locks": pool.moments(each.dispatch_at for each in dispatches),
+        "locks": pool.timestamps(each.dispatch_at for each in dispatches),
     }

@@ -1,4 +1,4 @@
-"""The verbs that move jobs: each is one conditional statement."""
+"""The PostgreSQL driver: each method that changes jobs runs one conditional statement."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
 from taskharbor.drivers.postgres.server import ReplyLost, ServerAddress
 from taskharbor.drivers.postgres.settings import PostgresSettings
 from taskharbor.drivers.postgres.transactions import AsyncPostgresTransaction, PostgresTransaction
+from taskharbor.drivers.records import RequeueChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -57,21 +58,21 @@ T = TypeVar("T")
 
 DEADLINE: Final = timedelta(seconds=5)
 READ_DEADLINE: Final = timedelta(seconds=2)
-"""How long a read of `PostgresDriver.bounded_inspector` may take."""
-READ_CONNECTIONS: Final = 4
-"""How many such reads run at a time."""
-NEWEST: Final = len(MIGRATIONS)
+"""The deadline of reads by `PostgresDriver.bounded_inspector`."""
+MAX_READ_CONNECTIONS: Final = 4
+"""The number of such reads that run at the same time."""
+NEWEST_VERSION: Final = len(MIGRATIONS)
 NO_DELAY: Final = timedelta(0)
 
 
 class PostgresDriver:
-    """Keeps jobs in PostgreSQL, for any number of processes on any number of machines.
+    """A driver that stores jobs in PostgreSQL, for any number of processes on any number of machines.
 
-    The database's clock decides, unless a test brings a *clock*. The schema must be there:
-    ``taskharbor migrate up`` makes it. Nothing is connected before it is needed. *password*
-    is asked for each new connection, where the URL has none. *is_pooled* says that a pooler
-    in transaction mode is in between. *size* bounds the connections, but for one that only
-    extends leases, one by which all listeners hear, and up to four for reads of the API.
+    It uses the database's clock, unless a test passes a *clock*. The schema must exist;
+    ``taskharbor migrate up`` creates it. The driver connects on first use. If the URL has no
+    password, *password* is called for each new connection. Pass *is_pooled* if connections go
+    through a pooler in transaction mode. *size* bounds the number of connections. Not included
+    are one that extends leases, one that all listeners share, and up to four for reads of the API.
     """
 
     group_commits: Final = True
@@ -97,38 +98,41 @@ class PostgresDriver:
             check=lambda: migrate.check_compatible(PostgresSchema(address), MIGRATIONS),
             on_read_only=self._find_primary,
         )
-        # Of the heartbeat's own: nobody else's work may keep a lease from it. Who has a lease has seen the schema.
-        self._heartbeat_connection = PostgresPool(
-            address, clock=clock, size=1, check=lambda: NEWEST, on_read_only=self._find_primary
+        # A separate connection, so that no other statement delays the extension of leases. Its schema is not checked:
+        # a worker that holds a lease has checked it.
+        self._heartbeat_pool = PostgresPool(
+            address, clock=clock, size=1, check=lambda: NEWEST_VERSION, on_read_only=self._find_primary
         )
-        self._lines = ScanCursors()
-        self._audience = ListenerRegistry(address)
-        self._bell = PostgresNotifier(self._connections, self._audience)
-        self.maintenance = PostgresMaintenance(self._connections, self._bell)
+        self._cursors = ScanCursors()
+        self._listeners = ListenerRegistry(address)
+        self._notifier = PostgresNotifier(self._connections, self._listeners)
+        self.maintenance = PostgresMaintenance(self._connections, self._notifier)
         self._settings = PostgresSettings(self._connections)
         self.inspector = PostgresInspector(self._connections, self._settings)
-        # For requests from outside, such as the API's: however slow or many, they take nothing from the driver's own.
-        self._reading = PostgresPool(
+        # Separate connections for reads by the API: slow or numerous reads must not delay the driver's statements.
+        self._read_pool = PostgresPool(
             replace(address, deadline=min(deadline, READ_DEADLINE)),
             clock=clock,
-            size=READ_CONNECTIONS,
+            size=MAX_READ_CONNECTIONS,
             check=lambda: self._connections.schema_version,
             on_read_only=self._find_primary,
         )
-        self.bounded_inspector = PostgresInspector(self._reading, self._settings)
+        self.bounded_inspector = PostgresInspector(self._read_pool, self._settings)
         self.control = PostgresControl(self._connections, self._settings)
 
     @property
     def statements(self) -> int:
-        """How many statements were run so far."""
-        return self._connections.statements + self._heartbeat_connection.statements + self._reading.statements
+        """The number of statements that were run so far."""
+        return self._connections.statements + self._heartbeat_pool.statements + self._read_pool.statements
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
-        return PostgresListener(self._audience, queues)
+        return PostgresListener(self._listeners, queues)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        answers = self._safely(lambda: self._insert(jobs, repeat=repeat), lambda: self._insert(jobs, repeat=True))
-        self._bell.notify(ready_queues(jobs))
+        answers = self._repeat_if_lost(
+            lambda: self._insert(jobs, repeat=repeat), lambda: self._insert(jobs, repeat=True)
+        )
+        self._notifier.notify(ready_queues(jobs))
         return answers
 
     def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
@@ -142,15 +146,16 @@ class PostgresDriver:
         return self._settings.remember(name, value)
 
     def join(self, connection: Connection[Any], *, notify: bool = True) -> PostgresTransaction:
-        """Return what stores and settles jobs in transactions of *connection*, yours and open on the same database.
+        """Return an object that stores and settles jobs in the transactions of *connection*.
 
-        That is done when you commit, and never was if you roll back. Without *notify* your
-        commit is spared the NOTIFY, and workers find the jobs when they look next.
+        The connection is the caller's, and is open on the same database. Jobs are stored when the
+        caller commits, and are not if it rolls back. Without *notify* the commit contains no
+        NOTIFY, and workers find the jobs at their next poll.
         """
         return PostgresTransaction(connection, self._connections, self._settings, notify=notify)
 
     def ajoin(self, connection: AsyncConnection[Any], *, notify: bool = True) -> AsyncPostgresTransaction:
-        """Return what `joined` returns, for a connection that is awaited: so are its insert and settle."""
+        """Do what `join` does, for an async connection: insert and settle are awaited."""
         return AsyncPostgresTransaction(connection, self._connections, self._settings, notify=notify)
 
     def reserve(
@@ -167,29 +172,34 @@ class PostgresDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
+        claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
 
-        def take() -> list[Claim]:
+        def reserve_jobs() -> list[Claim]:
             claims = (
-                claim.claim_overdue(self._connections, queue, taker, limit=limit, patience=overdue_after)
+                claim.claim_overdue(self._connections, queue, claimant, limit=limit, overdue_after=overdue_after)
                 if overdue_only
-                else self._take_due(queue, taker, limit, overdue_after)
+                else self._claim_due(queue, claimant, limit, overdue_after)
             )
             if len(claims) < limit and reclaim:
-                claims += claim.reclaim_expired(self._connections, queue, taker, limit=limit - len(claims))
+                claims += claim.reclaim_expired(self._connections, queue, claimant, limit=limit - len(claims))
             return claims
 
-        return self._safely(take, lambda: self.read_back([token]) or None)
+        return self._repeat_if_lost(reserve_jobs, lambda: self.read_back([token]) or None)
 
-    def _take_due(self, queue: str, taker: Claimant, limit: int, patience: timedelta) -> list[Claim]:
-        start = self._lines.start(queue, limit)
-        claims = claim.claim_due(self._connections, queue, taker, limit=limit, patience=patience, after=start.place)
-        self._lines.note(queue, claims, limit=limit, start=start)
-        if start.place is not None and len(claims) < limit:
+    def _claim_due(self, queue: str, claimant: Claimant, limit: int, overdue_after: timedelta) -> list[Claim]:
+        start = self._cursors.start(queue, limit)
+        claims = claim.claim_due(
+            self._connections, queue, claimant, limit=limit, overdue_after=overdue_after, after=start.position
+        )
+        self._cursors.note(queue, claims, limit=limit, start=start)
+        if start.position is not None and len(claims) < limit:
             left = limit - len(claims)
-            claims += claim.claim_due(self._connections, queue, taker, limit=left, patience=patience, after=None)
-            # One job once: a process that stood still in between may have lost what it took, and taken it again.
-            claims = sorted({claim.job.id: claim for claim in claims}.values(), key=claim.place)
+            claims += claim.claim_due(
+                self._connections, queue, claimant, limit=left, overdue_after=overdue_after, after=None
+            )
+            # Keep one claim per job: a process that was suspended between the two statements may have lost a lease of
+            # the first, and claimed the job again.
+            claims = sorted({claim.job.id: claim for claim in claims}.values(), key=claim.position_of)
         return claims
 
     def claim(
@@ -204,13 +214,13 @@ class PostgresDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
+        claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
 
-        def taken() -> list[Claim | Refused] | None:
+        def read_claims() -> list[Claim | Refused] | None:
             held = {claim.job.id: claim for claim in self.read_back([token])}
             return [held[each] for each in job_ids] if len(held) == len(job_ids) else None
 
-        return self._safely(lambda: claim.claim(self._connections, queue, job_ids, taker), taken)
+        return self._repeat_if_lost(lambda: claim.claim(self._connections, queue, job_ids, claimant), read_claims)
 
     def extend(
         self,
@@ -218,16 +228,16 @@ class PostgresDriver:
         *,
         lease: timedelta,
     ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
-        return self._safely(lambda: settle.extend(self._heartbeat_connection, leases, lease))
+        return self._repeat_if_lost(lambda: settle.extend(self._heartbeat_pool, leases, lease))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        answers = self._safely(lambda: settle.settle(self._connections, settlements))
+        answers = self._repeat_if_lost(lambda: settle.settle(self._connections, settlements))
         if any(each.outcome.event is Event.RELEASE for each in settlements):
-            self._bell.notify([ANY_QUEUE])
+            self._notifier.notify([ANY_QUEUE])
         return answers
 
     def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
-        return self._safely(lambda: settle.save_progress(self._heartbeat_connection, notes))
+        return self._repeat_if_lost(lambda: settle.save_progress(self._heartbeat_pool, notes))
 
     _READ_BACK: LiteralString = f"""
         SELECT {JOB}
@@ -243,7 +253,7 @@ class PostgresDriver:
         return dispatch.dispatch(self._connections, queue, limit=limit, lock=lock, unclaimed=unclaimed)
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
-        return dispatch.dispatched(self._connections, results)
+        return dispatch.record_dispatch(self._connections, results)
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         return control.cancel(self._connections, job_ids)
@@ -262,22 +272,14 @@ class PostgresDriver:
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         validate_requeue(job_ids, budget=budget, payload=payload)
-        answers = self._safely(
+        new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
+        answers = self._repeat_if_lost(
             lambda: control.requeue(
-                self._connections,
-                job_ids,
-                token=token,
-                budget=budget,
-                by=by,
-                reason=reason,
-                scheduled_for=scheduled_for,
-                delay=delay or NO_DELAY,
-                queue=queue,
-                payload=payload,
+                self._connections, job_ids, new, scheduled_for=scheduled_for, delay=delay or NO_DELAY
             )
         )
         if scheduled_for is None and not delay:
-            self._bell.notify([ANY_QUEUE])
+            self._notifier.notify([ANY_QUEUE])
         return answers
 
     def reschedule(
@@ -288,28 +290,28 @@ class PostgresDriver:
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        asked: dict[str, Any] = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
-        answers = self._safely(lambda: control.reschedule(self._connections, job_ids, **asked))
-        self._bell.notify([ANY_QUEUE])
+        changes: dict[str, Any] = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
+        answers = self._repeat_if_lost(lambda: control.reschedule(self._connections, job_ids, **changes))
+        self._notifier.notify([ANY_QUEUE])
         return answers
 
     def close(self) -> None:
-        self._bell.close()
+        self._notifier.close()
         self._connections.close()
-        self._heartbeat_connection.close()
-        self._reading.close()
+        self._heartbeat_pool.close()
+        self._read_pool.close()
 
     def _find_primary(self) -> None:
-        """Leave a server that has become read-only; each connection is replaced when it is needed next."""
+        """Disconnect from a server that has become read-only; each connection is replaced at its next use."""
         self._connections.renew()
-        self._heartbeat_connection.renew()
-        self._reading.renew()
-        self._audience.renew()
+        self._heartbeat_pool.renew()
+        self._read_pool.renew()
+        self._listeners.renew()
 
-    def _safely(self, call: Callable[[], T], again: Callable[[], T | None] | None = None) -> T:
-        """Make a call whose reply may be lost: it is over then, one way or the other, before *again* asks.
+    def _repeat_if_lost(self, call: Callable[[], T], again: Callable[[], T | None] | None = None) -> T:
+        """Return what *call* returns; if its reply is lost, end its statement and return what *again* returns.
 
-        If *again* returns None, the reply stays lost: a token is for one call, and only the caller has another.
+        If *again* returns None, raise `ReplyLost`: a token is for one call, and only the caller can make a new one.
         """
         try:
             return call()

@@ -1,24 +1,30 @@
-"""Leases that are over, jobs that are spent, and a clock that jumped."""
+"""Statements for expired leases, exhausted jobs and clock jumps."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, LiteralString
+from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
-from taskharbor.core.results import Death, Expired
-from taskharbor.core.states import Status
+from taskharbor.core.results import Expired
+from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.claim import HELD, LOST_TO_CLOCK
 from taskharbor.drivers.postgres.rows import NOW
 from taskharbor.drivers.postgres.settle import COUNT_ENDED
+from taskharbor.drivers.records import death_from_values, landing_case
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from taskharbor.drivers.postgres.pool import PostgresPool, Row
+    from taskharbor.core.results import Death
+    from taskharbor.drivers.postgres.pool import PostgresPool
+
+_STATUS_AFTER: Final[LiteralString] = landing_case(
+    {Event.EXPIRE}, job="job.", attempts=f"job.attempt_count - {LOST_TO_CLOCK}"
+)
 
 
 class PostgresLeaseExpiry:
-    """What brings back jobs that nobody runs any more."""
+    """Ends expired leases, buries exhausted jobs and records clock jumps."""
 
     def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
@@ -27,12 +33,7 @@ class PostgresLeaseExpiry:
         WITH lost AS (
             SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
                    job.lease_expires_at, {LOST_TO_CLOCK} AS clock,
-                   CASE
-                       WHEN job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
-                       WHEN job.attempt_count - {LOST_TO_CLOCK} >= job.max_attempts THEN 'DEAD'
-                       WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
-                       ELSE 'FAILED'
-                   END AS landing
+                   {_STATUS_AFTER} AS landing
               FROM th_jobs_processing AS job
              WHERE job.lease_expires_at <= {NOW}
                AND NOT {HELD}
@@ -52,7 +53,7 @@ class PostgresLeaseExpiry:
                    lease_expires_at = NULL,
                    completed_at = CASE WHEN lost.landing IN ('DEAD', 'CANCELED') THEN {NOW} END,
                    dead_at = CASE lost.landing WHEN 'DEAD' THEN {NOW} END,
-                   dead_reason = CASE lost.landing WHEN 'DEAD' THEN %(spent)s END,
+                   dead_reason = CASE lost.landing WHEN 'DEAD' THEN %(exhausted)s END,
                    fingerprint = CASE lost.landing WHEN 'DEAD' THEN '' END
               FROM lost
              WHERE job.status = 'PROCESSING'
@@ -80,12 +81,15 @@ class PostgresLeaseExpiry:
     """
 
     def expire(self, *, limit: int) -> list[Expired]:
-        rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, spent=ATTEMPTS_EXHAUSTED)
+        rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, exhausted=ATTEMPTS_EXHAUSTED)
         rows.sort(key=lambda row: (row[0], row[3]))
-        return [Expired(row[3], row[1], Status(row[2]), _death(row[3:]) if row[2] == "DEAD" else None) for row in rows]
+        return [
+            Expired(row[3], row[1], Status(row[2]), death_from_values(row[3:]) if row[2] == "DEAD" else None)
+            for row in rows
+        ]
 
     _BURY: LiteralString = f"""
-        WITH spent AS (
+        WITH exhausted AS (
             SELECT job.id
               FROM th_jobs_waiting AS job
              WHERE job.attempt_count >= job.max_attempts
@@ -96,14 +100,14 @@ class PostgresLeaseExpiry:
         buried AS (
             UPDATE th_jobs AS job
                SET status = 'DEAD',
-                   last_error = coalesce(job.last_error, %(spent)s),
+                   last_error = coalesce(job.last_error, %(exhausted)s),
                    failed_at = {NOW},
                    completed_at = {NOW},
                    dead_at = {NOW},
-                   dead_reason = %(spent)s,
+                   dead_reason = %(exhausted)s,
                    fingerprint = '',
                    dispatch_at = NULL
-             WHERE job.id = ANY (ARRAY(SELECT id FROM spent))
+             WHERE job.id = ANY (ARRAY(SELECT id FROM exhausted))
                AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED')
             RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
         ),
@@ -117,14 +121,15 @@ class PostgresLeaseExpiry:
     """
 
     def bury(self, *, limit: int) -> list[Death]:
-        return [_death(row) for row in self._connections.fetch(self._BURY, limit=limit, spent=ATTEMPTS_EXHAUSTED)]
+        rows = self._connections.fetch(self._BURY, limit=limit, exhausted=ATTEMPTS_EXHAUSTED)
+        return [death_from_values(row) for row in rows]
 
-    _JUMPED: LiteralString = f"""
+    _RECORD_CLOCK_JUMP: LiteralString = f"""
         WITH jump AS (
             SELECT %(expected)s::timestamptz AS expected, {NOW} AS now, {NOW} + %(lease)s AS until
         ),
-        -- A report within the hold is of the same jump, and widens it. The ends need no such
-        -- guard: a jump that came after the hold ended later.
+        -- A report during the hold is about the same jump, and extends it. The two ends need no
+        -- such check: a jump after the hold has later ends.
         ahead AS (
             INSERT INTO th_clock AS held (id, jumped_from, jumped_to, hold_until)
             SELECT 1, expected, now, until
@@ -138,8 +143,8 @@ class PostgresLeaseExpiry:
                    jumped_to = greatest(held.jumped_to, excluded.jumped_to),
                    hold_until = greatest(held.hold_until, excluded.hold_until)
         ),
-        -- Back: what an earlier jump ahead held back, or put off, would else wait until its
-        -- time comes a second time.
+        -- After a jump back, holds and duties of an earlier jump ahead must not last until the
+        -- clock reaches their times again.
         released AS (
             DELETE FROM th_clock
              USING jump
@@ -160,9 +165,4 @@ class PostgresLeaseExpiry:
     """
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
-        self._connections.fetch(self._JUMPED, expected=expected, lease=lease)
-
-
-def _death(row: Row) -> Death:
-    job_id, job_type, queue, life, attempt_count, reason = row
-    return Death(job_id=job_id, type=job_type, queue=queue, life=life, attempt_count=attempt_count, reason=reason)
+        self._connections.fetch(self._RECORD_CLOCK_JUMP, expected=expected, lease=lease)

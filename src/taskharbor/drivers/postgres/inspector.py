@@ -1,15 +1,14 @@
-"""Reads."""
+"""Reads of jobs, attempts, queues, workers, schedules, keys and the audit log."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, LiteralString
 
-from taskharbor.core.model import ApiKey, AuditEntry, WorkerRecord
-from taskharbor.core.results import FinishedCount, QueueStats
-from taskharbor.core.states import Status
 from taskharbor.drivers.postgres.rows import (
+    API_KEY,
     ATTEMPT,
+    AUDIT,
     JOB,
     KEY_USE_VERSION,
     LOST_SLOTS_SINCE,
@@ -17,23 +16,28 @@ from taskharbor.drivers.postgres.rows import (
     OUTBOX,
     SCHEDULE,
     SUMMARY,
+    WORKER,
+    api_key,
     attempt,
+    audit_entry,
+    finished_count,
     job,
     outbox_row,
     schedule,
     summary,
-    text_map,
+    worker,
 )
-from taskharbor.drivers.postgres.schema import SETTINGS
+from taskharbor.drivers.postgres.schema import SETTINGS_VERSION
 from taskharbor.drivers.postgres.search import by_key, dead_groups, find
+from taskharbor.drivers.records import queue_stats_from_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule
-    from taskharbor.core.results import DeadLetterGroup, JobFilter, Page
+    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.results import DeadLetterGroup, FinishedCount, JobFilter, Page, QueueStats
     from taskharbor.drivers.postgres.pool import PostgresPool
     from taskharbor.drivers.postgres.settings import PostgresSettings
 
@@ -47,8 +51,8 @@ class PostgresInspector:
 
     def now(self) -> datetime:
         [(now,)] = self._connections.fetch(self._NOW)
-        moment: datetime = now
-        return moment
+        time: datetime = now
+        return time
 
     _GET: LiteralString = f"""
         SELECT {JOB}
@@ -77,7 +81,7 @@ class PostgresInspector:
         return by_key(self._connections, key)
 
     _ATTEMPTS: LiteralString = f"""
-        -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
+        -- Attempts that ended at the same instant are ordered by life; a death comes before its requeue.
         SELECT {ATTEMPT}
           FROM th_attempts
          WHERE job_id = ANY (%(ids)s)
@@ -111,8 +115,8 @@ class PostgresInspector:
                  FROM th_outbox AS event
                 WHERE event.published_at IS NULL
                   AND event.given_up_at IS NULL
-                  -- Most are dead still, and found in a leaf of their own; the others are looked for in all days.
-                  -- By its LIMIT this is no join, which might walk the leaf.
+                  -- Most of these jobs are still dead and are in one partition. Only the others are looked up in
+                  -- the partitions of all days. LIMIT prevents a join, which might scan the whole partition.
                   AND (SELECT 1 FROM th_jobs_dead AS dead WHERE dead.id = event.job_id LIMIT 1) IS NULL
                ))
            AND job.completed_at <= {NOW} - %(older_than)s
@@ -131,15 +135,15 @@ class PostgresInspector:
     """
 
     def publisher_seen_at(self) -> datetime | None:
-        if self._connections.schema_version < SETTINGS:
+        if self._connections.schema_version < SETTINGS_VERSION:
             return None
-        return next((moment for (moment,) in self._connections.fetch(self._PUBLISHER_SEEN_AT)), None)
+        return next((seen_at for (seen_at,) in self._connections.fetch(self._PUBLISHER_SEEN_AT)), None)
 
     _QUEUES: LiteralString = f"""
-        -- A line is what waits in a queue at one priority. Each step leaps to the head of
-        -- the next line, so the cost is of the lines there are, not of the jobs in them.
+        -- A lane holds the waiting jobs of one queue and priority. Each step jumps to the first job
+        -- of the next lane, so the cost depends on the number of lanes, not of jobs.
         WITH RECURSIVE
-        line AS (
+        lane AS (
             (
             SELECT queue, priority, scheduled_for
               FROM th_jobs_waiting
@@ -149,11 +153,11 @@ class PostgresInspector:
             )
              UNION ALL
             SELECT head.*
-              FROM line
+              FROM lane
              CROSS JOIN LATERAL (
                    SELECT queue, priority, scheduled_for
                      FROM th_jobs_waiting
-                    WHERE (queue, priority) > (line.queue, line.priority)
+                    WHERE (queue, priority) > (lane.queue, lane.priority)
                       AND attempt_count < max_attempts
                     ORDER BY queue, priority, scheduled_for
                     LIMIT 1
@@ -161,7 +165,7 @@ class PostgresInspector:
         ),
         due AS (
             SELECT queue AS name, min(scheduled_for) AS oldest
-              FROM line
+              FROM lane
              WHERE scheduled_for <= {NOW}
              GROUP BY queue
         ),
@@ -185,11 +189,11 @@ class PostgresInspector:
     """
 
     def queues(self) -> list[QueueStats]:
-        return [_queue_view(row) for row in self._connections.fetch(self._QUEUES)]
+        return [queue_stats_from_values(row) for row in self._connections.fetch(self._QUEUES)]
 
     _DUE_IN: LiteralString = f"""
-        -- As above, a leap to each line, and in each one past all that is due.
-        WITH RECURSIVE line AS (
+        -- As in _QUEUES, jump to each lane, and in each lane past all due jobs.
+        WITH RECURSIVE lane AS (
             (
             SELECT priority
               FROM th_jobs_waiting
@@ -200,24 +204,24 @@ class PostgresInspector:
             )
              UNION ALL
             SELECT head.priority
-              FROM line
+              FROM lane
              CROSS JOIN LATERAL (
                    SELECT priority
                      FROM th_jobs_waiting
                     WHERE queue = %(queue)s
-                      AND priority > line.priority
+                      AND priority > lane.priority
                       AND attempt_count < max_attempts
                     ORDER BY priority, scheduled_for
                     LIMIT 1
                    ) AS head
         )
         SELECT min(later.scheduled_for) - {NOW}
-          FROM line
+          FROM lane
          CROSS JOIN LATERAL (
                SELECT scheduled_for
                  FROM th_jobs_waiting
                 WHERE queue = %(queue)s
-                  AND priority = line.priority
+                  AND priority = lane.priority
                   AND scheduled_for > {NOW}
                   AND attempt_count < max_attempts
                 ORDER BY scheduled_for
@@ -243,16 +247,13 @@ class PostgresInspector:
         self, *, since: datetime, queue: str | None = None, limit: int | None = None
     ) -> list[FinishedCount]:
         rows = self._connections.fetch(self._FINISHED, since=since, queue=queue, limit=limit)
-        return [
-            FinishedCount(minute=minute, queue=name, status=Status(status), count=count)
-            for minute, name, status, count in reversed(rows)
-        ]
+        return [finished_count(row) for row in reversed(rows)]
 
     def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
         return dead_groups(self._connections, limit=limit, queue=queue)
 
-    _WORKERS: LiteralString = """
-        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots
+    _WORKERS: LiteralString = f"""
+        SELECT {WORKER}
           FROM th_workers
          ORDER BY id
     """
@@ -260,7 +261,7 @@ class PostgresInspector:
 
     def workers(self) -> list[WorkerRecord]:
         statement = self._WORKERS_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._WORKERS
-        return [_worker(row) for row in self._connections.fetch(statement)]
+        return [worker(row) for row in self._connections.fetch(statement)]
 
     _SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
@@ -274,31 +275,31 @@ class PostgresInspector:
     def settings(self) -> dict[str, str]:
         return self._settings.all()
 
-    _KEYS_BEFORE_USE: LiteralString = """
-        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at, NULL::timestamptz
+    _KEYS: LiteralString = f"""
+        SELECT {API_KEY}
           FROM th_api_keys
          WHERE %(ids)s::text[] IS NULL
             OR id = ANY (%(ids)s)
          ORDER BY id
     """
-    _KEYS: LiteralString = _KEYS_BEFORE_USE.replace("NULL::timestamptz", "used_at")
+    _KEYS_BEFORE_USE: LiteralString = _KEYS.replace("used_at", "NULL::timestamptz")
 
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
         has_use = self._connections.schema_version >= KEY_USE_VERSION
         rows = self._connections.fetch(
             self._KEYS if has_use else self._KEYS_BEFORE_USE, ids=None if ids is None else list(ids)
         )
-        return {key.id: key for key in map(_api_key, rows)}
+        return {key.id: key for key in map(api_key, rows)}
 
-    _AUDIT: LiteralString = """
-        SELECT id, at, actor, action, target, detail::text
+    _AUDIT: LiteralString = f"""
+        SELECT {AUDIT}
           FROM th_audit
-         WHERE {place}
+         WHERE {{place}}
          ORDER BY at DESC, id DESC
          LIMIT %(limit)s
     """
     _NEWEST: LiteralString = _AUDIT.format(place="true")
-    # Said apart, or the index would be entered by the time alone.
+    # Two subexpressions: with one row-valued subquery, the index scan would start from the time alone.
     _BELOW: LiteralString = _AUDIT.format(
         place="(at, id) < ((SELECT at FROM th_audit WHERE id = %(before)s), %(before)s::uuid)"
     )
@@ -308,47 +309,4 @@ class PostgresInspector:
             rows = self._connections.fetch(self._NEWEST, limit=limit)
         else:
             rows = self._connections.fetch(self._BELOW, limit=limit, before=before)
-        return [_audit_entry(row) for row in rows]
-
-
-def _queue_view(row: Sequence[Any]) -> QueueStats:
-    name, counts, oldest_due, paused_at, paused_by = row
-    return QueueStats(
-        name=name,
-        counts={status: (counts or {}).get(status, 0) for status in Status},
-        oldest_due=oldest_due,
-        paused_at=paused_at,
-        paused_by=paused_by,
-    )
-
-
-def _worker(row: Sequence[Any]) -> WorkerRecord:
-    return WorkerRecord(
-        id=row[0],
-        host=row[1],
-        pid=row[2],
-        queues=tuple(row[3]),
-        types=tuple(row[4]),
-        concurrency=row[5],
-        started_at=row[6],
-        seen_at=row[7],
-        lost_slots=row[8],
-    )
-
-
-def _api_key(row: Sequence[Any]) -> ApiKey:
-    return ApiKey(
-        id=row[0],
-        name=row[1],
-        digest=row[2],
-        scopes=tuple(row[3]),
-        created_at=row[4],
-        expires_at=row[5],
-        revoked_at=row[6],
-        used_at=row[7],
-    )
-
-
-def _audit_entry(row: Sequence[Any]) -> AuditEntry:
-    entry_id, at, actor, action, target, detail = row
-    return AuditEntry(id=entry_id, at=at, actor=actor, action=action, target=target, detail=text_map(detail))
+        return [audit_entry(row) for row in rows]

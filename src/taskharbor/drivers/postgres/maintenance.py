@@ -1,4 +1,4 @@
-"""What keeps the store healthy."""
+"""Maintenance duties: leases, retention, worker records, the outbox, schedules and counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskharbor.drivers.postgres.insert import insert
 from taskharbor.drivers.postgres.notify import ready_queues
 from taskharbor.drivers.postgres.retention import Retention
 from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, LOST_SLOTS_SINCE, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
-from taskharbor.drivers.postgres.schema import SETTINGS
+from taskharbor.drivers.postgres.schema import SETTINGS_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class PostgresMaintenance:
-    def __init__(self, connections: PostgresPool, bell: PostgresNotifier) -> None:
+    def __init__(self, connections: PostgresPool, notifier: PostgresNotifier) -> None:
         self._connections = connections
-        self._bell = bell
-        self._expiring = PostgresLeaseExpiry(connections)
+        self._notifier = notifier
+        self._lease_expiry = PostgresLeaseExpiry(connections)
         self._retention = Retention(connections)
 
     def expire(self, *, limit: int) -> list[Expired]:
-        return self._expiring.expire(limit=limit)
+        return self._lease_expiry.expire(limit=limit)
 
     def bury(self, *, limit: int) -> list[Death]:
-        return self._expiring.bury(limit=limit)
+        return self._lease_expiry.bury(limit=limit)
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
-        self._expiring.report_clock_jump(expected=expected, lease=lease)
+        self._lease_expiry.report_clock_jump(expected=expected, lease=lease)
 
     def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
         return self._retention.prune(older_than=older_than, limit=limit, within=within)
@@ -47,7 +47,7 @@ class PostgresMaintenance:
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         return self._retention.purge(older_than=older_than, limit=limit, job_ids=job_ids)
 
-    _TAKE_DUTY: LiteralString = f"""
+    _CLAIM_DUTY: LiteralString = f"""
         INSERT INTO th_duties AS duty (name, next_at)
         VALUES (%(name)s, {NOW} + %(every)s)
             ON CONFLICT (name) DO UPDATE
@@ -57,9 +57,9 @@ class PostgresMaintenance:
     """
 
     def claim_duty(self, name: str, *, every: timedelta) -> bool:
-        return bool(self._connections.fetch(self._TAKE_DUTY, name=name, every=every))
+        return bool(self._connections.fetch(self._CLAIM_DUTY, name=name, every=every))
 
-    _BEAT_WORKER: LiteralString = f"""
+    _RECORD_WORKER: LiteralString = f"""
         INSERT INTO th_workers (id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots)
         VALUES (%(id)s, %(host)s, %(pid)s, %(queues)s, %(types)s, %(concurrency)s, %(started_at)s, {NOW},
                 %(lost_slots)s)
@@ -73,15 +73,15 @@ class PostgresMaintenance:
                seen_at = excluded.seen_at,
                lost_slots = excluded.lost_slots
     """
-    _BEAT_WORKER_1: LiteralString = (  # on schema version 1
-        _BEAT_WORKER.replace(", lost_slots)", ")")
+    _RECORD_WORKER_1: LiteralString = (  # on schema version 1
+        _RECORD_WORKER.replace(", lost_slots)", ")")
         .replace(",\n                %(lost_slots)s", "")
         .replace(",\n               lost_slots = excluded.lost_slots", "")
     )
 
     def record_worker(self, worker: WorkerRecord) -> None:
         self._connections.fetch(
-            self._BEAT_WORKER_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._BEAT_WORKER,
+            self._RECORD_WORKER_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._RECORD_WORKER,
             id=worker.id,
             host=worker.host,
             pid=worker.pid,
@@ -92,16 +92,16 @@ class PostgresMaintenance:
             lost_slots=worker.lost_slots,
         )
 
-    _FORGET_WORKERS: LiteralString = f"""
+    _PRUNE_WORKERS: LiteralString = f"""
         DELETE FROM th_workers
          WHERE seen_at <= {NOW} - %(unseen_for)s
         RETURNING id
     """
 
     def prune_workers(self, *, unseen_for: timedelta) -> int:
-        return len(self._connections.fetch(self._FORGET_WORKERS, unseen_for=unseen_for))
+        return len(self._connections.fetch(self._PRUNE_WORKERS, unseen_for=unseen_for))
 
-    _FORGET_AUDIT: LiteralString = f"""
+    _PRUNE_AUDIT: LiteralString = f"""
         DELETE FROM th_audit
          WHERE id = ANY (ARRAY(
                SELECT id
@@ -114,9 +114,9 @@ class PostgresMaintenance:
     """
 
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
-        return len(self._connections.fetch(self._FORGET_AUDIT, older_than=older_than, limit=limit))
+        return len(self._connections.fetch(self._PRUNE_AUDIT, older_than=older_than, limit=limit))
 
-    _OUTBOX_TAKE: LiteralString = f"""
+    _CLAIM_OUTBOX: LiteralString = f"""
         WITH turn AS (
             SELECT job_id, life
               FROM th_outbox
@@ -151,14 +151,14 @@ class PostgresMaintenance:
                 ON CONFLICT (name) DO UPDATE
                SET value = excluded.value
         )"""
-    _OUTBOX_TAKE_SEEN: LiteralString = _OUTBOX_TAKE.replace("WITH turn", f"WITH {_PUBLISHER_SEEN},\n        turn")
+    _CLAIM_OUTBOX_SEEN: LiteralString = _CLAIM_OUTBOX.replace("WITH turn", f"WITH {_PUBLISHER_SEEN},\n        turn")
 
     def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        take = self._OUTBOX_TAKE_SEEN if self._has_settings else self._OUTBOX_TAKE
-        rows = map(outbox_row, self._connections.fetch(take, limit=limit, lock=lock, noted=PUBLISHER_NOTED))
+        claim = self._CLAIM_OUTBOX_SEEN if self._has_settings else self._CLAIM_OUTBOX
+        rows = map(outbox_row, self._connections.fetch(claim, limit=limit, lock=lock, noted=PUBLISHER_NOTED))
         return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
 
-    _OUTBOX_DONE: LiteralString = f"""
+    _SETTLE_OUTBOX: LiteralString = f"""
         UPDATE th_outbox AS event
            SET published_at = CASE WHEN asked.error IS NULL THEN {NOW} END,
                given_up_at = CASE WHEN asked.error IS NOT NULL AND asked.again_in IS NULL THEN {NOW} END,
@@ -171,17 +171,17 @@ class PostgresMaintenance:
                ) AS asked (job_id, life, error, again_in)
          WHERE event.job_id = ANY (ARRAY[asked.job_id])
            AND event.life::text = asked.life
-           -- Said like this, the index of what is still to be published cannot be walked for it.
+           -- Written so that the planner cannot scan the index of unpublished events for it.
            AND coalesce(event.published_at, event.given_up_at) IS NULL
         RETURNING event.job_id, event.life
     """
 
     def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
-        named = [each.event_id.rpartition(":") for each in results]
+        names = [each.event_id.rpartition(":") for each in results]
         rows = self._connections.fetch(
-            self._OUTBOX_DONE,
-            ids=[_uuid(job) for job, _, _ in named],
-            lives=[life for _, _, life in named],
+            self._SETTLE_OUTBOX,
+            ids=[_uuid(job) for job, _, _ in names],
+            lives=[life for _, _, life in names],
             errors=[None if isinstance(each, Published) else each.error for each in results],
             agains=[None if isinstance(each, Published) else each.retry_in for each in results],
         )
@@ -213,9 +213,9 @@ class PostgresMaintenance:
            AND event.life = unpublished.life
         RETURNING event.job_id
     """
-    _OUTBOX_CLOSE: LiteralString = _CLOSE.format(only="published_at IS NULL AND given_up_at IS NULL")
-    # Said like this, the index of what is still to be published cannot be walked for it.
-    _OUTBOX_CLOSE_OF: LiteralString = _CLOSE.format(
+    _CLOSE_OUTBOX: LiteralString = _CLOSE.format(only="published_at IS NULL AND given_up_at IS NULL")
+    # Written so that the planner cannot scan the index of unpublished events for it.
+    _CLOSE_OUTBOX_OF_JOBS: LiteralString = _CLOSE.format(
         only="job_id = ANY (%(ids)s) AND coalesce(published_at, given_up_at) IS NULL"
     )
 
@@ -229,17 +229,17 @@ class PostgresMaintenance:
         job_ids: Sequence[JobId] | None = None,
     ) -> int:
         if not self._has_settings:
-            return 0  # there may be a publisher: the store cannot note it
-        close = self._OUTBOX_CLOSE if job_ids is None else self._OUTBOX_CLOSE_OF
-        asked: dict[str, Any] = {} if job_ids is None else {"ids": list(job_ids)}
-        asked |= {"reason": reason, "unseen_for": unseen_for, "older_than": older_than, "limit": limit}
-        return len(self._connections.fetch(close, **asked))
+            return 0  # without th_settings the store cannot record that a publisher exists
+        close = self._CLOSE_OUTBOX if job_ids is None else self._CLOSE_OUTBOX_OF_JOBS
+        parameters: dict[str, Any] = {} if job_ids is None else {"ids": list(job_ids)}
+        parameters |= {"reason": reason, "unseen_for": unseen_for, "older_than": older_than, "limit": limit}
+        return len(self._connections.fetch(close, **parameters))
 
     @property
     def _has_settings(self) -> bool:
-        return self._connections.schema_version >= SETTINGS
+        return self._connections.schema_version >= SETTINGS_VERSION
 
-    _SCHEDULES_DUE: LiteralString = f"""
+    _DUE_SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
           FROM th_schedules
          WHERE paused_at IS NULL
@@ -249,9 +249,9 @@ class PostgresMaintenance:
     """
 
     def due_schedules(self, *, limit: int) -> list[Schedule]:
-        return [schedule(row) for row in self._connections.fetch(self._SCHEDULES_DUE, limit=limit)]
+        return [schedule(row) for row in self._connections.fetch(self._DUE_SCHEDULES, limit=limit)]
 
-    _SCHEDULE_FIRED: LiteralString = """
+    _ADVANCE_SCHEDULE: LiteralString = """
         UPDATE th_schedules
            SET next_at = %(next_at)s,
                fired_at = CASE WHEN %(last_job_id)s::uuid IS NULL THEN fired_at ELSE %(fired)s END,
@@ -267,19 +267,19 @@ class PostgresMaintenance:
         last = jobs[-1].id if jobs else None
 
         def fire() -> Steps[bool]:
-            moved = {"name": name, "fired": fired, "next_at": next_at, "last_job_id": last}
-            if not (yield self._SCHEDULE_FIRED, moved):
+            changes = {"name": name, "fired": fired, "next_at": next_at, "last_job_id": last}
+            if not (yield self._ADVANCE_SCHEDULE, changes):
                 return False
             yield from insert(jobs, repeat=False)
             return True
 
         has_fired = self._connections.transact(fire)
         if has_fired:
-            self._bell.notify(ready_queues(jobs))
+            self._notifier.notify(ready_queues(jobs))
         return has_fired
 
     _ROLL_UP: LiteralString = """
-        -- What lives is counted, what ended is summed up: nobody counts over history.
+        -- Live jobs are counted; finished jobs are summed up from tallies, so that history is never scanned.
         WITH taken AS (
             DELETE FROM th_tallies
             RETURNING minute, queue, status, ended, kept
@@ -362,7 +362,7 @@ class PostgresMaintenance:
     """
 
     def roll_up(self, *, keep: timedelta) -> int:
-        """Bring counts up to date, and make the leaves of the days to come."""
+        """Update the counts, and create the partitions of the coming days."""
         self._retention.make_days()
         self._connections.fetch(self._ROLL_UP)
         self._connections.fetch(self._ROLL_UP_DEAD)
@@ -370,7 +370,7 @@ class PostgresMaintenance:
 
 
 def _uuid(text: str) -> UUID | None:
-    """Return the id that *text* spells in its one right way; what spells none is no event's."""
+    """Return the UUID that *text* is the canonical form of, or None."""
     try:
         uuid = UUID(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Waiting for jobs: everybody who does so on one driver hears by the same ear."""
+"""NOTIFY after commits, and the LISTEN connection that all listeners of a driver share."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 MIN_NOTIFY_SECONDS: Final = 0.001
 MAX_NOTIFY_SECONDS: Final = 0.005
-"""Seconds between two rings: who hears one takes what there is, and looks again. The longer, the more want to ring."""
+"""Seconds between two NOTIFY statements. The pause grows while several calls request one, and they share it."""
 ANY_QUEUE: Final = ""
-"""What is called for jobs of a queue that is not known."""
+"""The payload of notifications about jobs whose queue is not known."""
 NOTIFY: Final[LiteralString] = """
     SELECT pg_notify(%(channel)s, queue)
       FROM unnest(%(queues)s::text[]) AS asked (queue)
 """
 _LOG: Final = logging.getLogger("taskharbor.notify")
-SELF_TEST_SECONDS: Final = 30.0  # without a notification, after which it notifies itself
-ECHO_TIMEOUT_SECONDS: Final = 5.0  # within which its own notification must arrive
+SELF_TEST_SECONDS: Final = 30.0  # without a notification, after which the connection notifies itself
+ECHO_TIMEOUT_SECONDS: Final = 5.0  # within which that notification must arrive
 RECONNECT_SECONDS: Final = 1.0
-# A server that was demoted still takes NOTIFY, and nothing else: it must not pass for the primary.
+# A demoted server still accepts NOTIFY; the condition keeps it from being taken for the primary.
 _SELF_NOTIFY: Final = b"SELECT pg_notify($1, $2) WHERE NOT current_setting('transaction_read_only')::boolean"
 
 
@@ -47,52 +47,52 @@ def channel_name(schema: str) -> str:
 
 
 def ready_queues(jobs: Iterable[NewJob]) -> set[str]:
-    """Return the queues that have one of *jobs* to take at once, as far as one can tell without the store's clock."""
+    """Return the queues of *jobs* that are due now. A job with a time is left out: only the store knows the time."""
     return {job.queue for job in jobs if job.scheduled_for is None and not job.delay}
 
 
 _NOTIFY_ALL: Final[LiteralString] = """
-    -- A call is not worth a flush of the WAL, for which the next insert would have to wait.
+    -- A notification need not be durable; flushing the WAL for it would delay the next insert.
     SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s, queue)
       FROM unnest(%(queues)s::text[]) AS asked (queue)
 """
 
 
 class PostgresNotifier:
-    """Tells listeners of jobs after their commit: those on the same driver at once, all others from a thread.
+    """Wakes listeners after jobs are committed: those of the same driver immediately, all others from a thread.
 
-    NOTIFY takes a lock of the whole server when it commits, so that it must not be part of
-    an insert; and those that come in while one is under way, or within a moment after it, become one.
+    A transaction with NOTIFY holds a server-wide lock while it commits, so NOTIFY is not part of an
+    insert. Calls made during a NOTIFY, or within a short pause after it, share the next one.
     """
 
-    def __init__(self, connections: PostgresPool, audience: ListenerRegistry) -> None:
+    def __init__(self, connections: PostgresPool, listeners: ListenerRegistry) -> None:
         self._connections = connections
-        self._audience = audience
+        self._listeners = listeners
         self._reset()
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
         self._queues: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._is_closed = self._rests = False
-        self._asked, self._pause = 0, MIN_NOTIFY_SECONDS
+        self._is_closed = self._is_pausing = False
+        self._requests, self._pause = 0, MIN_NOTIFY_SECONDS
         self._pid = os.getpid()
 
     def notify(self, queues: Collection[str]) -> None:
-        """Tell of jobs of these *queues*, where there are any."""
+        """Wake the listeners of *queues*."""
         if not queues:
             return
         if self._pid != os.getpid():
-            self._reset()  # the thread stayed on the other side of the fork
-        self._audience.notify(queues)
+            self._reset()  # the thread exists in the parent process only
+        self._listeners.notify(queues)
         with self._changed:
-            is_awaited = not self._queues and not self._rests
+            is_thread_waiting = not self._queues and not self._is_pausing
             self._queues.update(queues)
-            self._asked += 1
+            self._requests += 1
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="taskharbor-bell", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="taskharbor-notify", daemon=True)
                 self._thread.start()
-            if is_awaited:
+            if is_thread_waiting:
                 self._changed.notify()
 
     def close(self) -> None:
@@ -108,34 +108,35 @@ class PostgresNotifier:
         while queues := self._next():
             try:
                 with self._connections.connection() as db:
-                    self._audience.notified_backend = db.backend
-                    asked = {"channel": channel_name(self._connections.address.schema), "queues": sorted(queues)}
-                    db.execute(_NOTIFY_ALL, asked)
+                    self._listeners.notified_backend = db.backend
+                    parameters = {"channel": channel_name(self._connections.address.schema), "queues": sorted(queues)}
+                    db.execute(_NOTIFY_ALL, parameters)
             except (StoreUnavailable, psycopg.Error):
-                pass  # a hint is lost; whoever waits for jobs looks now and then all the same
-            self._rest()
+                pass  # a notification is only a hint; workers also poll
+            self._wait_pause()
 
-    def _rest(self) -> None:
+    def _wait_pause(self) -> None:
         with self._changed:
-            self._rests = True
+            self._is_pausing = True
             self._changed.wait_for(lambda: self._is_closed, self._pause)
-            self._rests = False
-            # One may come of the last ring; two did not wait for it, and do not mind to be told of together.
-            self._pause = min(2 * self._pause, MAX_NOTIFY_SECONDS) if self._asked > 1 else MIN_NOTIFY_SECONDS
+            self._is_pausing = False
+            # One call may be a reaction to the last NOTIFY. Several are independent of it, and can share the next one.
+            self._pause = min(2 * self._pause, MAX_NOTIFY_SECONDS) if self._requests > 1 else MIN_NOTIFY_SECONDS
 
     def _next(self) -> set[str]:
         with self._changed:
             self._changed.wait_for(lambda: self._queues or self._is_closed)
-            queues, self._queues, self._asked = self._queues, set(), 0
+            queues, self._queues, self._requests = self._queues, set(), 0
             return queues
 
 
 class ListenConnection:
-    """Rings for the listeners of the queues that it hears of, from a thread of its own.
+    """Wakes the listeners of each notified queue, from a thread of its own.
 
-    LISTEN dies in silence behind a pooler, or on a socket whose other end is gone. So it calls
-    itself at the start and after some silence, and connects anew if it does not hear that. That
-    it hears nothing, and that it hears again, is logged once; both may have cost a ring, and count as one.
+    LISTEN fails without an error behind a pooler, or on a socket whose peer is gone. So the
+    connection notifies itself after connecting and after a time without notifications, and
+    reconnects if that notification does not arrive. Losing and restoring the connection are each
+    logged once. Both wake all listeners, because notifications may have been lost.
     """
 
     def __init__(self, address: ServerAddress, listeners: ListenerRegistry) -> None:
@@ -148,24 +149,24 @@ class ListenConnection:
         self._is_disconnected = self._is_closed = self._is_stale = False
         self._thread: threading.Thread | None = None
         if address.is_pooled:
-            _LOG.info("a pooler is in between: nothing is listened to, and jobs are found by looking now and then")
+            _LOG.info("LISTEN disabled behind a pooler; polling")
             return
-        self._connect()  # not in the thread: what is committed from here on is heard
+        self._connect()  # not in the thread, so that no commit from here on is missed
         self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="taskharbor-ear", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="taskharbor-listen", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         if self._thread is None:
             return
-        # Set the flag first: a thread that wakes before that would wait again.
+        # Set the flag first: a thread that wakes before it is set would wait again.
         self._is_closed = True
         self._wake()
         self._thread.join(self._address.deadline.total_seconds())
         self._wake_sender.close()
 
     def renew(self) -> None:
-        """Connect anew, from the listening thread: this server is no longer the primary."""
+        """Let the thread reconnect: this server is no longer the primary."""
         self._is_stale = True
         if self._thread is not None:
             self._wake()
@@ -179,13 +180,13 @@ class ListenConnection:
             try:
                 self._wait()
                 self._check()
-            except Exception as error:  # noqa: BLE001  whatever it was, a password's function's own too: it is tried again
+            except Exception as error:  # noqa: BLE001  any error, also of the password function: reconnect
                 self._lose_connection(repr(error))
         self._disconnect()
         self._wake_receiver.close()
 
     def _wait(self) -> None:
-        """Wait until the connection is to be seen after, and tell at once what is called meanwhile."""
+        """Wait until the connection must be checked, and process notifications meanwhile."""
         poller = select.poll()
         poller.register(self._wake_receiver, select.POLLIN)
         if self._db is not None:
@@ -199,19 +200,19 @@ class ListenConnection:
             self._read_notifications()
 
     def _read_notifications(self) -> None:
-        """Read what arrived, and tell of it."""
+        """Read the notifications that arrived, and wake their listeners."""
         if self._db is None:
             return
         queues = set()
         try:
             self._db.pgconn.consume_input()
             while not self._db.pgconn.is_busy() and self._db.pgconn.get_result() is not None:
-                pass  # what it answers to our own call
-            while (note := self._db.pgconn.notifies()) is not None:
-                if note.be_pid != self._listeners.notified_backend:
-                    queues.add(note.extra.decode())
+                pass  # the results of _SELF_NOTIFY
+            while (notification := self._db.pgconn.notifies()) is not None:
+                if notification.be_pid != self._listeners.notified_backend:
+                    queues.add(notification.extra.decode())
         except psycopg.Error as error:
-            self._lose_connection(self._translate(error))
+            self._lose_connection(self._message_of(error))
             return
         self._listeners.notify(queues)
         self._last_notified_at = time.monotonic()
@@ -220,7 +221,7 @@ class ListenConnection:
             self._report_recovery()
 
     def _next_check_at(self) -> float:
-        """Return when to see after the connection, if nothing is heard."""
+        """Return when to check the connection if no notification arrives."""
         if self._db is None:
             return self._connect_at
         return (
@@ -230,7 +231,7 @@ class ListenConnection:
         )
 
     def _check(self) -> None:
-        """Connect if that is due; call oneself after a silence, and hang up if that was not heard."""
+        """Connect if that is due; test the connection if it was silent, and disconnect if the test failed."""
         if self._is_stale:
             self._is_stale = False
             self._disconnect()
@@ -242,52 +243,52 @@ class ListenConnection:
             self._connect()
         elif self._expected_echo:
             self._lose_connection(
-                "its own NOTIFY does not arrive: the socket's other end is gone, the server is read-only, "
-                "or a pooler is in between"
+                "its own NOTIFY did not arrive: the peer is gone, the server is read-only, "
+                "or the connection goes through a pooler"
             )
         else:
             self._notify_self()
 
     def _notify_self(self) -> None:
-        """Call oneself, and do not wait for an answer: there may be none, and psycopg would keep the echo to itself."""
+        """Notify this connection, without waiting for a reply: psycopg would consume the notification itself."""
         if self._db is None:
             return
         self._expected_echo, self._self_notified_at = str(new_token()), time.monotonic()
-        named = [channel_name(self._address.schema).encode(), self._expected_echo.encode()]
+        parameters = [channel_name(self._address.schema).encode(), self._expected_echo.encode()]
         try:
-            self._db.pgconn.send_query_params(_SELF_NOTIFY, named)
+            self._db.pgconn.send_query_params(_SELF_NOTIFY, parameters)
             self._db.pgconn.flush()
         except psycopg.Error as error:
-            self._lose_connection(self._translate(error))
+            self._lose_connection(self._message_of(error))
 
     def _connect(self) -> None:
         self._connect_at = time.monotonic() + RECONNECT_SECONDS
         try:
-            self._db = self._address.connect(pinned=False)
+            self._db = self._address.connect(with_settings=False)
             self._last_notified_at = time.monotonic()
-            self._listeners.notified_backend = 0  # a server that was restarted gives out the same numbers again
+            self._listeners.notified_backend = 0  # a restarted server assigns the same process ids again
             self._db.execute(f'LISTEN "{channel_name(self._address.schema)}"'.encode())
         except psycopg.Error as error:
-            self._lose_connection(self._translate(error))
+            self._lose_connection(self._message_of(error))
         except StoreUnavailable as error:  # the user's password function failed
             self._lose_connection(str(error))
         else:
             self._notify_self()
             self._listeners.notify([ANY_QUEUE])  # notifications may have been lost meanwhile
 
-    def _translate(self, error: psycopg.Error) -> str:
+    def _message_of(self, error: psycopg.Error) -> str:
         return str(translate_error(error, self._address.place))
 
     def _lose_connection(self, reason: str) -> None:
         self._disconnect()
         if not self._is_disconnected:
-            _LOG.warning("cannot listen for jobs, and tries again; until then workers look now and then: %s", reason)
+            _LOG.warning("LISTEN connection lost; polling, will reconnect: %s", reason)
             self._listeners.notify([ANY_QUEUE])
         self._is_disconnected = True
 
     def _report_recovery(self) -> None:
         if self._is_disconnected:
-            _LOG.info("listens for jobs again")
+            _LOG.info("LISTEN connection restored")
         self._is_disconnected = False
 
     def _disconnect(self) -> None:
@@ -297,24 +298,24 @@ class ListenConnection:
 
 
 class PostgresListener:
-    """One who waits for jobs of some queues."""
+    """Waits for notifications about jobs of some queues."""
 
-    def __init__(self, audience: ListenerRegistry, queues: Collection[str]) -> None:
+    def __init__(self, listeners: ListenerRegistry, queues: Collection[str]) -> None:
         self.queues = frozenset({ANY_QUEUE, *queues})
-        self._audience = audience
+        self._listeners = listeners
         self._register()
 
     def _register(self) -> None:
         self._woken = threading.Event()
         self._pid = os.getpid()
-        self._audience.add(self)
+        self._listeners.add(self)
 
     def wait(self, timeout: timedelta) -> bool:
         self._reopen_after_fork()
-        has_rung = self._woken.wait(timeout.total_seconds())
-        # Cleared before the caller looks for jobs: what rings from here on is heard by the next wait.
+        was_notified = self._woken.wait(timeout.total_seconds())
+        # Cleared before the caller polls: a notification from here on ends the next wait.
         self._woken.clear()
-        return has_rung
+        return was_notified
 
     def wake(self) -> None:
         self._reopen_after_fork()
@@ -322,15 +323,15 @@ class PostgresListener:
 
     def close(self) -> None:
         if self._pid == os.getpid():
-            self._audience.remove(self)
+            self._listeners.remove(self)
 
     def _reopen_after_fork(self) -> None:
         if self._pid != os.getpid():
-            self._register()  # the listening thread stayed in the parent
+            self._register()  # the listening thread exists in the parent process only
 
 
 class ListenerRegistry:
-    """All who listen on one driver, and the ear that they have while there are any."""
+    """The listeners of a driver, and the connection that they share while there are any."""
 
     def __init__(self, address: ServerAddress) -> None:
         self._address = address
@@ -342,13 +343,13 @@ class ListenerRegistry:
         self._listeners: frozenset[PostgresListener] = frozenset()
         self._listen_connection: ListenConnection | None = None
         self.notified_backend = 0
-        """The server's process whose calls those who listen here were told of already."""
+        """The server process of this driver's own NOTIFY statements: the listeners here were already woken."""
         self._pid = os.getpid()
 
     def add(self, listener: PostgresListener) -> None:
-        """Let *listener* hear, from here on."""
+        """Add *listener*; connect if it is the first one."""
         if self._pid != os.getpid():
-            # The connection is the other side's to use, and must not even be closed on this one.
+            # The connection belongs to the parent process, and must not be used or closed in this one.
             self._abandoned.append(self._listen_connection)
             self._reset()
         with self._changing:
@@ -357,7 +358,7 @@ class ListenerRegistry:
             self._listeners |= {listener}
 
     def remove(self, listener: PostgresListener) -> None:
-        """Let *listener* go, and with the last one the ear."""
+        """Remove *listener*; disconnect if it was the last one."""
         with self._changing:
             self._listeners -= {listener}
             if not self._listeners and self._listen_connection is not None:
@@ -365,16 +366,16 @@ class ListenerRegistry:
                 self._listen_connection = None
 
     def renew(self) -> None:
-        """Let the listening connection be replaced: the server that it is on is no longer the primary."""
+        """Replace the LISTEN connection: its server is no longer the primary."""
         connection = self._listen_connection if self._pid == os.getpid() else None
         if connection is not None:
             connection.renew()
 
     def notify(self, queues: Collection[str]) -> None:
-        """Wake those who wait for jobs of these *queues*."""
+        """Wake the listeners of *queues*."""
         if self._pid != os.getpid():
-            return  # nobody listens on this side of a fork
-        # Without the lock: whoever comes or goes leaves this set as it was, and makes another.
+            return  # the listeners belong to the parent process
+        # No lock is needed: the set is immutable, and add and remove replace it.
         for listener in self._listeners:
             if not listener.queues.isdisjoint(queues):
                 listener.wake()

@@ -1,15 +1,15 @@
-"""Removing a day of finished jobs, in steps that are short and survive a restart.
+"""Removal of a day of finished jobs, which is one leaf partition, in short steps that survive a restart.
 
-A day of millions of jobs cannot be examined in one statement before a deadline. So it goes in three
-phases, and ``th_pruning`` records how far they have come:
+A day of millions of jobs cannot be scanned by one statement before its deadline. So it is removed in three
+phases, and ``th_pruning`` records their progress:
 
-1. The leaf is examined in the order of its ids. Jobs with a key, attempts or events are removed with them,
-   row by row: to a caller a key and its job go at once.
-2. The leaf is detached, under a lock that lasts for a change of the catalog. Nothing can be added to it
-   from then on, and no caller sees its jobs.
-3. The detached leaf is examined once more: jobs may have come into it after phase 1 had passed their place (a
-   clock was set back, a long transaction committed). What they leave behind is removed, and all jobs are
-   counted as removed. Then the table is dropped, which locks nothing else.
+1. The leaf is scanned in the order of ids. Jobs that have a key, attempts or events are removed row by row,
+   together with these, so that a key and its job disappear at the same time.
+2. The leaf is detached, under a lock that lasts for a change of the catalog. After that no job can be added
+   to it, and no caller sees its jobs.
+3. The detached leaf is scanned again: jobs may have been added behind the position of phase 1, because a
+   clock was set back or a long transaction committed. Their keys, attempts and events are removed, and all
+   jobs are counted as removed. Then the table is dropped, which locks no other table.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-_LOCK_TIMEOUT: Final[LiteralString] = "SELECT set_config('statement_timeout', %s, true)"
+_SET_TIMEOUT: Final[LiteralString] = "SELECT set_config('statement_timeout', %s, true)"
 SCAN_BATCH: Final = 10_000
-"""Jobs that one step examines: well under a second, also from a cold disk."""
-MAX_LOCK_WAIT: Final = timedelta(minutes=10)
-"""How long a statement of retention may take: it has to read or drop much, and no caller waits for it."""
+"""Jobs that one step scans: well under a second, even from a cold disk."""
+STATEMENT_TIMEOUT: Final = timedelta(minutes=10)
+"""The statement timeout of retention: its statements read or drop many rows, and no caller waits for them."""
 _PREFIX: Final = "th_jobs_finished_"
 
 REMOVE: Final[LiteralString] = f"""
-    -- Jobs that ended before a moment, and what must go with them, in one batch. A job whose
-    -- event is still to be published stays.
+    -- Remove a batch of jobs that ended before a time, with their keys, attempts and events. Jobs
+    -- that have an unpublished event stay.
     WITH old AS (
         SELECT job.id
           FROM {{leaf}} AS job
@@ -165,7 +165,7 @@ _FORGET: Final[LiteralString] = f"""
     SELECT count(*)
       FROM gone
 """
-_MOVE_ON: Final[LiteralString] = """
+_SAVE_POSITION: Final[LiteralString] = """
     UPDATE th_pruning
        SET cleared_to = %(upto)s
      WHERE leaf = %(leaf)s
@@ -177,41 +177,41 @@ _UNREGISTER: Final[LiteralString] = """
 """
 
 
-def transact(connections: PostgresPool, verb: Callable[[], Steps[T]], *, patience: timedelta) -> T:
-    """Run all statements of *verb* in one transaction; each may take *patience* instead of the driver's deadline.
+def transact(connections: PostgresPool, steps: Callable[[], Steps[T]], *, timeout: timedelta) -> T:
+    """Run all statements of *steps* in one transaction, each with *timeout* instead of the driver's deadline.
 
-    Two limits make up the deadline, the server's and the client's, and both are raised. The server's is set
-    after the other settings: behind a pooler those are set in each transaction, and include it.
+    Both the server and the client enforce the deadline, and both limits are raised. The server's limit is set
+    after the session settings: behind a pooler these are set in each transaction, and include it.
     """
 
     def work(db: ServerConnection) -> T:
-        def fetch(statement: LiteralString, **asked: Any) -> list[Row]:
+        def fetch(statement: LiteralString, **parameters: Any) -> list[Row]:
             connections.statements += 1
-            return db.ask(connections.named(statement), connections.timed(asked))
+            return db.fetch(connections.qualified(statement), connections.with_now(parameters))
 
-        with _without_timeout(db, patience), db.transaction():
-            connections.pin(db)
-            db.execute(_LOCK_TIMEOUT, [str(round(patience.total_seconds() * 1_000))])
-            return run_statements(verb(), fetch)
+        with _longer_reply_timeout(db, timeout), db.transaction():
+            connections.apply_settings(db)
+            db.execute(_SET_TIMEOUT, [str(round(timeout.total_seconds() * 1_000))])
+            return run_statements(steps(), fetch)
 
     return connections.run(work)
 
 
 @contextmanager
-def _without_timeout(db: ServerConnection, patience: timedelta) -> Iterator[None]:
-    """Let the client wait for a reply for longer than the server may take, the reply to COMMIT included."""
-    before = db.patience
+def _longer_reply_timeout(db: ServerConnection, timeout: timedelta) -> Iterator[None]:
+    """Let the client wait for replies, including that to COMMIT, for longer than *timeout*."""
+    before = db.reply_timeout_seconds
     if before is not None:
-        db.patience = max(before, REPLY_TIMEOUT_FACTOR * patience.total_seconds())
+        db.reply_timeout_seconds = max(before, REPLY_TIMEOUT_FACTOR * timeout.total_seconds())
     try:
         yield
     finally:
-        db.patience = before
+        db.reply_timeout_seconds = before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneStep:
-    """What one step removed: row by row, and as part of a whole day; and whether the day has another step now."""
+    """The number of jobs that a step removed row by row and as part of a day, and whether it was the last step."""
 
     rows: int = 0
     of_day: int = 0
@@ -219,13 +219,13 @@ class PruneStep:
 
 
 class DayPartitions:
-    """The leaves of finished jobs that are past their retention. It needs the schema of `PRUNING`."""
+    """Removes leaf partitions of finished jobs that are past their retention. Needs schema `PRUNING_VERSION`."""
 
     def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
 
     def old(self, older_than: timedelta) -> Sequence[LiteralString]:
-        """Return the leaves that are to go, oldest first: those of days that are over, and those detached already."""
+        """Return the leaves to remove, oldest first: those of old days, and those that are detached already."""
         attached = old_days(self._connections, older_than)
         if attached:
             self._connections.fetch(_REGISTER, leaves=attached)
@@ -233,14 +233,14 @@ class DayPartitions:
         return sorted({*attached, *detached})
 
     def step(self, leaf: LiteralString, older_than: timedelta, *, limit: int) -> PruneStep:
-        """Take the next step with *leaf*, in one transaction; remove up to *limit* jobs row by row."""
-        return transact(self._connections, lambda: _step(leaf, older_than, limit), patience=MAX_LOCK_WAIT)
+        """Run the next step for *leaf* in one transaction; remove up to *limit* jobs row by row."""
+        return transact(self._connections, lambda: _step(leaf, older_than, limit), timeout=STATEMENT_TIMEOUT)
 
 
 def _step(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[PruneStep]:
     rows = yield _LOCK, {"leaf": leaf}
     if not rows:
-        return PruneStep(is_last=True)  # another process is at it, or has dropped it
+        return PruneStep(is_last=True)  # another process prunes the leaf, or has dropped it
     [(after, is_detached)] = rows
     [(upto,)] = yield _LAST.format(leaf=leaf), {"after": after, "rows": SCAN_BATCH}
     if is_detached:
@@ -257,9 +257,9 @@ def _clear(leaf: LiteralString, older_than: timedelta, after: UUID, upto: UUID, 
     ids = [job_id for (job_id,) in found]
     removed = 0
     if ids:
-        asked = {"ids": ids, "older_than": older_than, "limit": limit}
-        [(removed,)] = yield REMOVE.format(leaf=leaf, only="AND job.id = ANY (%(ids)s)"), asked
-    yield _MOVE_ON, {"leaf": leaf, "upto": upto if len(ids) < limit else ids[-1]}
+        parameters = {"ids": ids, "older_than": older_than, "limit": limit}
+        [(removed,)] = yield REMOVE.format(leaf=leaf, only="AND job.id = ANY (%(ids)s)"), parameters
+    yield _SAVE_POSITION, {"leaf": leaf, "upto": upto if len(ids) < limit else ids[-1]}
     return PruneStep(rows=removed)
 
 
@@ -267,14 +267,14 @@ def _detach(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[Pru
     [(is_detached,)] = yield _DETACH, {"leaf": leaf}
     if is_detached:
         return PruneStep()
-    # Too many of its jobs must stay: the others are removed row by row.
+    # Too many of its jobs must stay; remove the others row by row.
     [(removed,)] = yield REMOVE.format(leaf=leaf, only=""), {"older_than": older_than, "limit": limit}
     return PruneStep(rows=removed, is_last=True)
 
 
 def _forget(leaf: LiteralString, after: UUID, upto: UUID) -> Steps[PruneStep]:
     [(count,)] = yield _FORGET.format(leaf=leaf), {"after": after, "upto": upto}
-    yield _MOVE_ON, {"leaf": leaf, "upto": upto}
+    yield _SAVE_POSITION, {"leaf": leaf, "upto": upto}
     return PruneStep(of_day=count)
 
 
@@ -285,7 +285,7 @@ def _drop(leaf: LiteralString) -> Steps[PruneStep]:
 
 
 def old_days(connections: PostgresPool, older_than: timedelta) -> list[LiteralString]:
-    """Return the attached leaves of days whose last job may go, oldest first."""
+    """Return the attached leaves of days that ended *older_than* ago, oldest first."""
     rows = connections.fetch(LEAVES)
     return sorted(name for name, now in rows if _is_day(name) and _end_of(name) <= now - older_than)
 

@@ -1,4 +1,4 @@
-"""Connections to the server, and the one way to run a statement."""
+"""The connection pool, which runs all statements of the driver, and array literals for their parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres.outage import Outage
-from taskharbor.drivers.postgres.server import ReplyLost, is_away, is_full, translate_error
+from taskharbor.drivers.postgres.server import ReplyLost, is_full, is_unavailable, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from taskharbor.core.clocks import Clock
     from taskharbor.drivers.postgres.server import ServerAddress, ServerConnection
 
-LARGE: Final = 8_192
-"""Bytes of an item, on average, from which on it is better sent as it is than written down."""
+MAX_TEXT_ITEM_BYTES: Final = 8_192
+"""If items are larger than this on average, binary parameters are faster than a text literal."""
 T = TypeVar("T")
 Row = tuple[Any, ...]
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ def integers(values: Iterable[int]) -> str:
     return _array([str(value) for value in values])
 
 
-def moments(values: Iterable[datetime | None]) -> str:
+def timestamps(values: Iterable[datetime | None]) -> str:
     return _array(["NULL" if value is None else f'"{value}"' for value in values])
 
 
-def spans(values: Iterable[timedelta | None]) -> str:
-    return _array(["NULL" if value is None else _span(value) if value else "0" for value in values])
+def intervals(values: Iterable[timedelta | None]) -> str:
+    return _array(["NULL" if value is None else _interval(value) if value else "0" for value in values])
 
 
 def blobs(values: Sequence[bytes]) -> str | list[bytes]:
-    if sum(map(len, values)) > LARGE * len(values):
+    if sum(map(len, values)) > MAX_TEXT_ITEM_BYTES * len(values):
         return [*values]
     return _array([f'"\\\\x{value.hex()}"' for value in values])
 
@@ -67,30 +67,30 @@ def _quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _span(value: timedelta) -> str:
+def _interval(value: timedelta) -> str:
     return f'"{value.days} days {value.seconds}.{value.microseconds:06} seconds"'
 
 
 def run_statements(steps: Steps[T], fetch: Callable[..., list[Row]]) -> T:
-    """Run every statement by *fetch*, and return what *steps* return."""
+    """Run every statement of *steps* with *fetch*, and return the value that *steps* returns."""
     rows: list[Row] | None = None
     while True:
         try:
-            statement, asked = _next(steps, rows)
+            statement, parameters = _next(steps, rows)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        rows = fetch(statement, **asked)
+        rows = fetch(statement, **parameters)
 
 
 async def arun_statements(steps: Steps[T], fetch: Callable[..., Awaitable[list[Row]]]) -> T:
-    """Do as `run_statements` does, and await each statement."""
+    """Do what `run_statements` does, for an async *fetch*."""
     rows: list[Row] | None = None
     while True:
         try:
-            statement, asked = _next(steps, rows)
+            statement, parameters = _next(steps, rows)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        rows = await fetch(statement, **asked)
+        rows = await fetch(statement, **parameters)
 
 
 def _next(steps: Steps[T], rows: list[Row] | None) -> Step:
@@ -98,11 +98,11 @@ def _next(steps: Steps[T], rows: list[Row] | None) -> Step:
 
 
 class PostgresPool:
-    """Gives each statement a connection, at most *size* at a time; none is waited for longer than the deadline.
+    """A pool of at most *size* connections. A call waits for one no longer than the deadline.
 
-    A pool with threads of its own would connect behind the caller's back: the caller would
-    then not learn why it cannot, would wait out somebody else's pause after the server is
-    back, and would find no threads after a fork.
+    The calling thread connects. If threads of the pool connected, callers would not learn why
+    connecting fails, would wait for a backoff that another caller caused, and would find no
+    threads after a fork.
     """
 
     def __init__(
@@ -122,51 +122,53 @@ class PostgresPool:
         self._schema_version = 0
         self.statements = 0
         self._size = size
-        pins = [f"set_config('{name}', '{value}', true)" for name, value in address.settings.items()]
-        self._pin = f"SELECT {', '.join(pins)}".encode()
-        self._named: dict[LiteralString, bytes] = {}  # as many as there are statements in the code
+        calls = [f"set_config('{name}', '{value}', true)" for name, value in address.settings.items()]
+        self._settings_query = f"SELECT {', '.join(calls)}".encode()
+        self._qualified: dict[LiteralString, bytes] = {}  # bounded by the number of statements in the code
         self._inherited: list[ServerConnection] = []
         self._reset()
 
     def _reset(self) -> None:
         self._idle: list[ServerConnection] = []
-        self._slots: SimpleQueue[None] = SimpleQueue()  # a semaphore, written in C
+        self._slots: SimpleQueue[None] = SimpleQueue()  # used as a semaphore: it is implemented in C
         for _ in range(self._size):
             self._slots.put(None)
         self._closed = threading.Event()
         self._outage = Outage(self._probe)
         self._was_connected = False
-        self._pid = os.getpid()  # last: who finds it right may use the rest
+        self._pid = os.getpid()  # set last: a thread that finds it equal may use the rest
 
     @property
     def schema_version(self) -> int:
-        """The migration that the database had when this process first connected: this code's newest, or the one before.
+        """The schema version when this process first connected: the newest that this code knows, or the one before.
 
-        A statement that uses what the newest one brought asks first.
+        Check it before running a statement that needs the newest version.
         """
         if not self._schema_version:
             self._schema_version = self._check()
         return self._schema_version
 
-    def fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
-        """Run one statement, which is one transaction, and return its rows."""
-        query = self.named(statement)
-        return self.run(lambda db: self.execute(db, query, asked))
+    def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+        """Run one statement in a transaction of its own, and return its rows."""
+        query = self.qualified(statement)
+        return self.run(lambda db: self.execute(db, query, parameters))
 
-    def transact(self, verb: Callable[[], Steps[T]]) -> T:
-        """Run all statements of *verb* in one transaction."""
+    def transact(self, steps: Callable[[], Steps[T]]) -> T:
+        """Run all statements of *steps* in one transaction."""
 
         def work(db: ServerConnection) -> T:
             with db.transaction():
-                return run_statements(verb(), lambda statement, **asked: self.execute(db, self.named(statement), asked))
+                return run_statements(
+                    steps(), lambda statement, **values: self.execute(db, self.qualified(statement), values)
+                )
 
         return self.run(work)
 
     def run(self, work: Callable[[ServerConnection], T]) -> T:
-        """Do *work*, one transaction, with a connection.
+        """Call *work*, which is one transaction, with a connection.
 
-        Where another transaction moved a row first (40001), or both waited for each other
-        (40P01), nothing was done, and it is done again.
+        A serialization failure (40001) or a deadlock (40P01) rolls the transaction back. It is then
+        repeated until the deadline.
         """
         give_up_at = self._deadline()
         while True:
@@ -175,43 +177,43 @@ class PostgresPool:
                     return work(db)
             except (SerializationFailure, DeadlockDetected) as conflict:
                 if time.monotonic() > give_up_at:
-                    why = f"{self.address.place}: others kept moving the same jobs ({conflict})"
-                    raise StoreUnavailable(why) from conflict
+                    reason = f"{self.address.place}: too many conflicts with other transactions ({conflict})"
+                    raise StoreUnavailable(reason) from conflict
 
-    def execute(self, db: ServerConnection, query: bytes, asked: Mapping[str, Any]) -> list[Row]:
+    def execute(self, db: ServerConnection, query: bytes, parameters: Mapping[str, Any]) -> list[Row]:
         self.statements += 1
         if not self.address.is_pooled:
-            return db.ask(query, self.timed(asked))
-        with db.transaction():  # its settings end with it
-            self.pin(db)
-            return db.ask(query, self.timed(asked))
+            return db.fetch(query, self.with_now(parameters))
+        with db.transaction():  # the settings last as long as it
+            self.apply_settings(db)
+            return db.fetch(query, self.with_now(parameters))
 
-    def pin(self, db: ServerConnection) -> None:
-        """Set the session's settings for this transaction if a pooler is in between, which keeps none."""
+    def apply_settings(self, db: ServerConnection) -> None:
+        """Apply the session settings to this transaction if there is a pooler, which does not keep them."""
         if self.address.is_pooled:
-            db.execute(self._pin)
+            db.execute(self._settings_query)
 
-    def timed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return *asked* with the time that a test's clock tells; the store asks its own, if there is none."""
-        return {**asked, "now": None if self.clock is None else self.clock.now()}
+    def with_now(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return *parameters* with the time of a test's clock, or None to use the database's clock."""
+        return {**parameters, "now": None if self.clock is None else self.clock.now()}
 
-    def named(self, statement: LiteralString) -> bytes:
-        """Return *statement* with the schema in front of every table: the search path is nobody's business."""
-        named = self._named.get(statement)
-        if named is None:
-            named = self._named[statement] = _TABLE.sub(rf'"{self.address.schema}".\g<0>', statement).encode()
-        return named
+    def qualified(self, statement: LiteralString) -> bytes:
+        """Return *statement* with the schema before each table name, so that the search path does not matter."""
+        qualified = self._qualified.get(statement)
+        if qualified is None:
+            qualified = self._qualified[statement] = _TABLE.sub(rf'"{self.address.schema}".\g<0>', statement).encode()
+        return qualified
 
     @contextmanager
     def connection(self) -> Iterator[ServerConnection]:
-        db = self._take()
+        db = self._acquire()
         try:
             yield db
         except (SerializationFailure, DeadlockDetected):
             raise
         except psycopg.Error as error:
             if db.broken:
-                self._drop_idle()  # what broke this one broke them too, or their first users have to find that out
+                self._drop_idle()  # the cause probably broke the idle connections, too
             if isinstance(error, ReadOnlySqlTransaction):
                 self._on_read_only()
             raise translate_error(error, self.address.place, backend=db.backend if db.broken else None) from error
@@ -219,39 +221,39 @@ class PostgresPool:
             self._release(db)
 
     def resolve(self, lost: ReplyLost) -> None:
-        """See to it that the statement whose reply was lost is over: committed, or never to be."""
+        """Terminate the backend whose reply was lost: after that, its statement is committed or rolled back."""
         if self.address.is_pooled:
-            raise lost  # whose backend it was, only the pooler knows
+            raise lost  # only the pooler knows the backend
         seconds = self.address.deadline.total_seconds()
-        ended = self.fetch(_END, backend=lost.backend, milliseconds=round(seconds * 1_000 / 2))
+        ended = self.fetch(_TERMINATE, backend=lost.backend, milliseconds=round(seconds * 1_000 / 2))
         if ended == [(False,)]:
             raise lost
 
     def renew(self) -> None:
-        """Replace every connection by a new one: the server that they are on is no longer the primary.
+        """Replace all connections: their server is no longer the primary.
 
-        Those in use are closed when they are released.
+        Connections in use are closed when they are released.
         """
         self._abandon_inherited()
         self._generation += 1
         self._drop_idle()
 
     def close(self) -> None:
-        """Close what is not in use; what is, is closed when it is given back."""
+        """Close all idle connections; those in use are closed when they are released."""
         self._abandon_inherited()
         self._closed.set()
         self._outage.end()
         self._drop_idle()
 
-    def _take(self) -> ServerConnection:
+    def _acquire(self) -> ServerConnection:
         self._abandon_inherited()
         self._check_open()
         if self._outage.is_on and not self._idle:
-            self._outage.wait()  # before a slot is taken: those who wait for one would fail one after the other
+            self._outage.wait()  # before a slot is taken, or calls that wait for slots would fail one after another
         try:
             self._slots.get(timeout=self.address.deadline.total_seconds())
         except Empty:
-            raise StoreUnavailable(f"{self.address.place}: {_CROWDED}") from None  # noqa: TRY003  as above
+            raise StoreUnavailable(f"{self.address.place}: {_NO_CONNECTION}") from None  # noqa: TRY003  it names the store
         try:
             return self._pop_alive() or self._open()
         except BaseException:
@@ -259,15 +261,15 @@ class PostgresPool:
             raise
 
     def _abandon_inherited(self) -> None:
-        """Begin anew on this side of a fork: connections of the other side must not be used here, nor closed."""
+        """Reset the pool after a fork: connections of the parent process must not be used or closed here."""
         if self._pid != os.getpid():
-            self._inherited = self._idle  # or psycopg complains that they were dropped, and not closed
+            self._inherited = self._idle  # kept, because psycopg warns about connections that are dropped unclosed
             self._reset()
 
     def _pop_idle(self) -> ServerConnection | None:
         try:
             return self._idle.pop()
-        except IndexError:  # not asked before: another thread may take the last one in between
+        except IndexError:  # not checked before: another thread may pop the last one in between
             return None
 
     def _pop_alive(self) -> ServerConnection | None:
@@ -282,10 +284,10 @@ class PostgresPool:
             db.close()
 
     def _release(self, db: ServerConnection) -> None:
-        self._keep(db)
+        self._put_idle(db)
         self._slots.put(None)
 
-    def _keep(self, db: ServerConnection) -> None:
+    def _put_idle(self, db: ServerConnection) -> None:
         is_usable = not db.closed and db.pgconn.transaction_status == TransactionStatus.IDLE
         if is_usable and db.generation == self._generation and not self._closed.is_set():
             self._idle.append(db)
@@ -293,7 +295,7 @@ class PostgresPool:
             db.close()
 
     def _open(self) -> ServerConnection:
-        """Connect. A server that was there before is waited for: by `Outage` if it is away, here if it is full."""
+        """Connect. Wait for a server that was connected before: in `Outage` if it is unavailable, here if full."""
         give_up_at = self._deadline()
         pause = 0.01
         while True:
@@ -302,9 +304,9 @@ class PostgresPool:
             try:
                 return self._connect()
             except StoreUnavailable as failure:
-                if is_away(failure):
-                    patience = self.address.deadline.total_seconds() if self._was_connected else 0.0
-                    self._outage.begin(failure, give_up_at=began_at + patience)
+                if is_unavailable(failure):
+                    seconds = self.address.deadline.total_seconds() if self._was_connected else 0.0
+                    self._outage.begin(failure, give_up_at=began_at + seconds)
                 elif not is_full(failure):
                     raise
                 if not self._was_connected or time.monotonic() + pause > give_up_at:
@@ -312,7 +314,7 @@ class PostgresPool:
             if self._outage.is_on:
                 self._outage.wait()
             else:
-                self._closed.wait(uniform(pause / 2, pause))  # noqa: S311  no secret: it spreads those who wait
+                self._closed.wait(uniform(pause / 2, pause))  # noqa: S311  not for security: it spreads the waiting threads
                 pause = min(2 * pause, 0.5)
             if (db := self._pop_alive()) is not None:
                 return db
@@ -331,16 +333,16 @@ class PostgresPool:
 
     def _probe(self) -> StoreUnavailable | None:
         try:
-            self._keep(self._connect())
+            self._put_idle(self._connect())
         except StoreUnavailable as failure:
-            return failure if is_away(failure) else None
-        except Exception:  # noqa: BLE001  not lost: the next call connects itself, and raises it
+            return failure if is_unavailable(failure) else None
+        except Exception:  # noqa: BLE001  the next call connects, and raises it
             return None
         return None
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it says which store
+            raise StoreUnavailable(f"{self.address.place}: {_CLOSED}")  # noqa: TRY003  it names the store
 
     def _deadline(self) -> float:
         return time.monotonic() + self.address.deadline.total_seconds()
@@ -348,8 +350,8 @@ class PostgresPool:
 
 _TABLE: Final = re.compile(r"\bth_\w+\b")
 _CLOSED: Final = "this driver was closed"
-_CROWDED: Final = "all connections of this driver have been in use for too long; give it more (size)"
-_END: Final[LiteralString] = """
+_NO_CONNECTION: Final = "all connections of this driver are in use; raise its size"
+_TERMINATE: Final[LiteralString] = """
     SELECT pg_terminate_backend(pid, %(milliseconds)s)
       FROM pg_stat_activity
      WHERE pid = %(backend)s

@@ -1,4 +1,4 @@
-"""Removing what is old: finished jobs by whole days, dead letters and the default leaf row by row."""
+"""Retention: removes finished jobs by whole days, and dead letters and the default partition row by row."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from psycopg.errors import LockNotAvailable, UndefinedTable
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres import partitions
-from taskharbor.drivers.postgres.partitions import MAX_LOCK_WAIT, REFERENCED, REMOVE, DayPartitions, old_days
+from taskharbor.drivers.postgres.partitions import REFERENCED, REMOVE, STATEMENT_TIMEOUT, DayPartitions, old_days
 from taskharbor.drivers.postgres.rows import NOW
-from taskharbor.drivers.postgres.schema import PRUNING
+from taskharbor.drivers.postgres.schema import PRUNING_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 DAYS_AHEAD: Final = 7
 
 _OLDEST_FIRST: Final[LiteralString] = "ORDER BY job.completed_at"
-_FROM_DEAD: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only=_OLDEST_FIRST)
-_OF_THE_DEAD: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only="AND job.id = ANY (%(ids)s)")
-_FROM_DEFAULT: Final[LiteralString] = REMOVE.format(leaf="th_jobs_finished_default", only=_OLDEST_FIRST)
+_REMOVE_DEAD: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only=_OLDEST_FIRST)
+_REMOVE_DEAD_BY_ID: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only="AND job.id = ANY (%(ids)s)")
+_REMOVE_DEFAULT: Final[LiteralString] = REMOVE.format(leaf="th_jobs_finished_default", only=_OLDEST_FIRST)
 
 
 class Retention:
@@ -36,26 +36,26 @@ class Retention:
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         if job_ids is None:
-            return self._remove(_FROM_DEAD, older_than, limit)
-        return self._remove(_OF_THE_DEAD, older_than, limit, ids=list(job_ids))
+            return self._remove(_REMOVE_DEAD, older_than, limit)
+        return self._remove(_REMOVE_DEAD_BY_ID, older_than, limit, ids=list(job_ids))
 
     def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
-        """Remove the days that are over, then old jobs of the default leaf."""
+        """Remove old days, then old jobs of the default partition."""
         stop_at = math.inf if within is None else time.monotonic() + within.total_seconds()
         done = PruneBudget(limit)
-        has_days = self._connections.schema_version >= PRUNING
+        has_days = self._connections.schema_version >= PRUNING_VERSION
         try:
             if has_days:
                 self._prune_days(older_than, done, stop_at)
             else:
                 self._prune_whole_days(older_than, done)
         except StoreUnavailable as error:
-            # A session reads a day, or has dropped it meanwhile: the next call finds what is left. The lock is not
-            # waited for a second time, because callers that end a job wait with us.
+            # Another session reads the day or has dropped it; the next call continues. Do not wait for the lock again:
+            # sessions that finish a job would wait behind this one.
             if not isinstance(error.__cause__, LockNotAvailable | UndefinedTable):
                 raise
         if not done.is_full and (done.removed == 0 or time.monotonic() < stop_at):
-            done.rows += self._remove(_FROM_DEFAULT, older_than, done.left)
+            done.rows += self._remove(_REMOVE_DEFAULT, older_than, done.left)
         return done.removed
 
     def _prune_days(self, older_than: timedelta, done: PruneBudget, stop_at: float) -> None:
@@ -71,28 +71,28 @@ class Retention:
                 if time.monotonic() >= stop_at:
                     return
 
-    def _remove(self, statement: LiteralString, older_than: timedelta, limit: int, **more: Any) -> int:
+    def _remove(self, statement: LiteralString, older_than: timedelta, limit: int, **parameters: Any) -> int:
         if limit <= 0:
             return 0
-        [(removed,)] = self._fetch(statement, older_than=older_than, limit=limit, **more)
+        [(removed,)] = self._fetch(statement, older_than=older_than, limit=limit, **parameters)
         count: int = removed
         return count
 
-    def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
+    def _fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         def fetch() -> Steps[list[Row]]:
-            return (yield statement, asked)
+            return (yield statement, parameters)
 
-        return partitions.transact(self._connections, fetch, patience=MAX_LOCK_WAIT)
+        return partitions.transact(self._connections, fetch, timeout=STATEMENT_TIMEOUT)
 
     _DROP: LiteralString = f"""
         SELECT th_drop_day(%(leaf)s, {NOW})
     """
 
     def _prune_whole_days(self, older_than: timedelta, done: PruneBudget) -> None:
-        """Remove days on the schema before `PRUNING`: each is examined as a whole before it is dropped."""
+        """Remove days on schema versions before `PRUNING_VERSION`: scan each one as a whole, then drop it."""
         for leaf in old_days(self._connections, older_than):
-            entangled = REMOVE.format(leaf=leaf, only=f"AND ({REFERENCED})")
-            done.rows += self._remove(entangled, older_than, done.left)
+            remove_referenced = REMOVE.format(leaf=leaf, only=f"AND ({REFERENCED})")
+            done.rows += self._remove(remove_referenced, older_than, done.left)
             if done.is_full:
                 return
             [(dropped,)] = self._fetch(self._DROP, leaf=leaf)
@@ -106,16 +106,16 @@ class Retention:
     """
 
     def make_days(self) -> None:
-        """Make the leaves of today and of the days to come, where they are missing."""
+        """Create the missing partitions of today and the coming days."""
         try:
             self._connections.fetch(self._MAKE, days=DAYS_AHEAD + 1)
         except StoreUnavailable as error:
-            if not isinstance(error.__cause__, LockNotAvailable):  # somebody reads; there are seven days to try again
+            if not isinstance(error.__cause__, LockNotAvailable):  # the table is being read; retry later
                 raise
 
 
 class PruneBudget:
-    """What a call of `prune` has removed: row by row, which has a limit, and by whole days."""
+    """Counts the jobs that a call of `prune` removed row by row, up to a limit, and by whole days."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

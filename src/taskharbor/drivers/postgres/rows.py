@@ -1,168 +1,88 @@
-"""From columns to values."""
+"""SQL fragments, select lists and row mappers of the PostgreSQL store."""
 
 from __future__ import annotations
 
-import json
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from taskharbor.core.failure import Failure
-from taskharbor.core.model import (
-    Attempt,
-    AttemptOutcome,
-    Claim,
-    DeadTaskEvent,
-    Job,
-    JobSummary,
-    OutboxRow,
-    Progress,
-    Schedule,
-    claim_from_job,
-    job_from_values,
-    stored_summary,
-)
-from taskharbor.core.states import Event, Status
+from taskharbor.core.model import claim_from_job, job_from_values, stored_summary
+from taskharbor.drivers import records
+from taskharbor.drivers.records import STATUSES, progress_from_json, row_mapper, text_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from uuid import UUID
 
+    from taskharbor.core.model import Claim, Job
+
 NOW: Final[LiteralString] = "coalesce(%(now)s::timestamptz, statement_timestamp())"
-"""The store's time: its own, also inside of somebody's transaction, unless a test brings one."""
+"""The time of the statement by the server's clock, also in a joined transaction, unless a test passes another."""
 
 LIMIT_TO_IDS: Final[LiteralString] = "LIMIT cardinality(%(ids)s::uuid[])"
-"""Ends what is asked for, where it is joined with jobs: it changes no row, but what the planner believes of them.
+"""Ends a subquery of ids that is joined with jobs. It drops no row, but lowers the planner's estimate.
 
-An array that it does not know it takes for ten rows, and a leaf that was empty at its last
-VACUUM for one; then it walks that leaf from end to end, an hour later too, when it is full.
-A limit that it does not know makes a tenth of ten: now each id is looked up in the index.
+The planner estimates an unknown array at ten rows, and a leaf that was empty at its last VACUUM at
+one row. It then scans the whole leaf, even when the leaf has filled up since. An unknown limit
+reduces the ten rows to one, so that each id is looked up in the index.
 """
 
 MATCHES_ID: Final[LiteralString] = "job.id = ANY (ARRAY[asked.id])"
-"""Joins a leaf's jobs with the ids that are asked for, so that each is looked up.
+"""Joins the jobs of a leaf with the requested ids so that each id is looked up.
 
-By a plain `=` the planner may as well walk the index in its order. It does where it believes the leaf
-to have no rows, as VACUUM says of one in which all is dead and kept there by an old snapshot; and
-then it passes all of the dead each time.
+With a bare `=`, the planner may scan the index in order instead. It does so if VACUUM recorded
+that the leaf has no live rows, as it does when all of them are dead and an old snapshot keeps them.
+Each such scan passes all dead rows.
 """
 
 LOST_SLOTS_SINCE: Final = 2
-"""The schema version that brought the lost slots of workers."""
+"""The schema version that added the column lost_slots to th_workers."""
 
-_COLUMNS: Final[LiteralString] = (
-    "id type queue priority payload status scheduled_for timeout created_at attempt_count max_attempts last_error"
-    " failed_at lease_token lease_expires_at worker_id processing_started_at completed_at settled_token life"
-    " dispatch_at sent_at sends resends releases dead_reason dead_at cancel_requested_at idempotency_key result"
-    " progress::text metadata::text"
-)
-JOB: Final[LiteralString] = ", ".join(f"job.{name}" for name in _COLUMNS.split())
-"""The columns of a job, in the order `job` reads them."""
+_AS_TEXT: Final = frozenset({"progress", "metadata", "options", "detail"})
+"""JSON columns, which are selected as text."""
 
-SUMMARY: Final[LiteralString] = ", ".join(
-    f"job.{name}" for name in _COLUMNS.split() if name not in {"payload", "result"}
-)
-"""The columns of a job that lists and waits read, in the order `summary` reads them."""
+
+def _select_list(columns: records.Columns, table: LiteralString = "") -> LiteralString:
+    return ", ".join(f"{table}{name}::text" if name in _AS_TEXT else f"{table}{name}" for name in columns)
+
+
+JOB: Final[LiteralString] = _select_list(records.JOB_COLUMNS, "job.")
+SUMMARY: Final[LiteralString] = _select_list(records.SUMMARY_COLUMNS, "job.")
+ATTEMPT: Final[LiteralString] = _select_list(records.ATTEMPT_COLUMNS)
+OUTBOX: Final[LiteralString] = _select_list(records.OUTBOX_COLUMNS, "event.")
+SCHEDULE: Final[LiteralString] = _select_list(records.SCHEDULE_COLUMNS)
+WORKER: Final[LiteralString] = _select_list(records.WORKER_COLUMNS)
+API_KEY: Final[LiteralString] = _select_list(records.API_KEY_COLUMNS)
+AUDIT: Final[LiteralString] = _select_list(records.AUDIT_COLUMNS)
 
 KEY_USE_VERSION: Final = 2
-"""The migration that brought th_api_keys its column used_at."""
-
-STATUSES: Final = {status.value: status for status in Status}
-_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+"""The schema version that added the column used_at to th_api_keys."""
 
 
 def job(row: Sequence[Any]) -> Job:
-    values = list(row[:32])  # changed in place: a tuple put together of slices takes twice as long
-    values[5], values[30], values[31] = STATUSES[row[5]], _progress(row[30]), text_map(row[31])
+    values = list(row[:32])  # changed in place: concatenating slices takes twice as long
+    values[5], values[31] = STATUSES[row[5]], text_map(row[31])
+    if row[30] is not None:
+        values[30] = progress_from_json(row[30])
     return job_from_values(values)
 
 
-def summary(row: Sequence[Any]) -> JobSummary:
-    values = list(row[:30])
-    values[4], values[28], values[29] = STATUSES[row[4]], _progress(row[28]), text_map(row[29])
-    return stored_summary(values)
-
-
-def _progress(value: str | None) -> Progress | None:
-    return None if value is None else Progress(**json.loads(value))
-
-
-def text_map(value: str) -> Mapping[str, str]:
-    return _EMPTY if value == "{}" else MappingProxyType(json.loads(value))
-
-
 def claimed(row: Sequence[Any]) -> Claim:
-    """Return the job of *row*, which was taken, with its lease."""
+    """Return the claimed job of *row* with its lease."""
     return claim_from_job(job(row))
 
 
 def uuids(values: Iterable[UUID]) -> str:
-    """Return an array as PostgreSQL reads it: psycopg looks at each item of a list three times."""
+    """Render *values* as a PostgreSQL array literal: psycopg inspects each item of a list three times."""
     return f"{{{','.join([value.hex for value in values])}}}"
 
 
-ATTEMPT: Final[LiteralString] = (
-    "job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,"
-    " error_type, message, traceback, fingerprint"
-)
+_CODECS: Final = dict.fromkeys(("queues", "types", "scopes"), tuple)
+"""Decoders of the columns that psycopg returns as lists, by name."""
 
-
-def attempt(row: Sequence[Any]) -> Attempt:
-    has_failed = row[10] is not None
-    return Attempt(
-        job_id=row[0],
-        token=row[1],
-        life=row[2],
-        attempt=row[3],
-        worker_id=row[4],
-        started_at=row[5],
-        ended_at=row[6],
-        event=Event(row[7]),
-        status=Status(row[8]),
-        outcome=AttemptOutcome(row[9]),
-        failure=Failure(type=row[10], message=row[11], traceback=row[12], fingerprint=row[13]) if has_failed else None,
-    )
-
-
-OUTBOX: Final[LiteralString] = (
-    "event.job_id, event.life, event.type, event.queue, event.worker_id, event.attempt_count, event.max_attempts,"
-    " event.error, event.dead_at, event.next_at, event.attempts, event.last_error, event.published_at,"
-    " event.given_up_at"
-)
-
-
-def outbox_row(row: Sequence[Any]) -> OutboxRow:
-    event = DeadTaskEvent(
-        job_id=row[0],
-        life=row[1],
-        type=row[2],
-        queue=row[3],
-        worker_id=row[4],
-        attempt_count=row[5],
-        max_attempts=row[6],
-        error=row[7],
-        dead_at=row[8],
-    )
-    return OutboxRow(
-        event=event, next_at=row[9], attempts=row[10], last_error=row[11], published_at=row[12], given_up_at=row[13]
-    )
-
-
-SCHEDULE: Final[LiteralString] = (
-    "name, cron, timezone, type, queue, payload, options::text, next_at, fired_at, paused_at, last_job_id"
-)
-
-
-def schedule(row: Sequence[Any]) -> Schedule:
-    return Schedule(
-        name=row[0],
-        cron=row[1],
-        timezone=row[2],
-        type=row[3],
-        queue=row[4],
-        payload=row[5],
-        options=text_map(row[6]),
-        next_at=row[7],
-        fired_at=row[8],
-        paused_at=row[9],
-        last_job_id=row[10],
-    )
+summary: Final = row_mapper(records.SUMMARY_COLUMNS, stored_summary, _CODECS)
+attempt: Final = row_mapper(records.ATTEMPT_COLUMNS, records.attempt_from_values, _CODECS)
+outbox_row: Final = row_mapper(records.OUTBOX_COLUMNS, records.outbox_row_from_values, _CODECS)
+schedule: Final = row_mapper(records.SCHEDULE_COLUMNS, records.schedule_from_values, _CODECS)
+worker: Final = row_mapper(records.WORKER_COLUMNS, records.worker_from_values, _CODECS)
+api_key: Final = row_mapper(records.API_KEY_COLUMNS, records.api_key_from_values, _CODECS)
+audit_entry: Final = row_mapper(records.AUDIT_COLUMNS, records.audit_entry_from_values, _CODECS)
+finished_count: Final = row_mapper(records.FINISHED_COLUMNS, records.finished_count_from_values, _CODECS)

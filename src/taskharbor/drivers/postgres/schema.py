@@ -1,4 +1,4 @@
-"""The schema of the database: which version it has, and how the next one is made."""
+"""The version of the database schema, and its migrations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from taskharbor.drivers.postgres.server import ServerAddress
 
 MIGRATIONS: Final = load_migrations("taskharbor.drivers.postgres.migrations")
-PRUNING: Final = 2
-"""The migration that brought th_pruning."""
-SETTINGS: Final = 2
-"""The migration that brought th_settings."""
+PRUNING_VERSION: Final = 2
+"""The migration that added th_pruning."""
+SETTINGS_VERSION: Final = 2
+"""The migration that added th_settings."""
 
 
 class PostgresSchema:
-    """Keeps the version in th_migrations. Those who migrate at once wait for each other under an advisory lock."""
+    """Applies migrations and records them in th_migrations. An advisory lock serializes concurrent migrations."""
 
     def __init__(self, address: ServerAddress) -> None:
         self._address = address
@@ -43,7 +43,7 @@ class PostgresSchema:
                 _check_encoding(db)
             db.execute(_make_schema(self._address.schema).encode())
             try:
-                db.execute(_with_its_record(migration).encode())
+                db.execute(_with_record(migration).encode())
             except psycopg.Error as error:
                 error.add_note(f"in migration {migration.name}")
                 raise
@@ -53,13 +53,13 @@ class PostgresSchema:
         schema = self._address.schema
         start = f"-- {migration.name}, for: psql --set ON_ERROR_STOP=1 --file FILE\n\n{_BEGIN}{_script_start(schema)}"
         check = _CHECK_ENCODING if migration.number == 1 else ""
-        return f"{start}{check}{_make_schema(schema)}\n{_with_its_record(migration)}\nCOMMIT;\n"
+        return f"{start}{check}{_make_schema(schema)}\n{_with_record(migration)}\nCOMMIT;\n"
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection]:
         try:
-            with self._address.connect(pinned=False) as db:
-                # Under a default above it, what others did while one waited for the lock would not be seen.
+            with self._address.connect(with_settings=False) as db:
+                # At a higher level, migrations that others committed during the wait for the lock would not be visible.
                 db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 yield db
         except psycopg.Error as error:
@@ -71,16 +71,16 @@ def version(db: psycopg.Connection, schema: str) -> int:
     [has_table] = db.execute("SELECT to_regclass(%s) IS NOT NULL", [f'"{schema}".th_migrations']).fetchone() or [False]
     if not has_table:
         return 0
-    # The name of a schema was checked when the address was made.
+    # ServerAddress has validated the name of the schema.
     row = db.execute(f'SELECT max(number) FROM "{schema}".th_migrations'.encode()).fetchone()
     return row[0] or 0 if row else 0
 
 
 def _check_encoding(db: psycopg.Connection) -> None:
-    """Refuse a database that cannot hold every text: a job could be refused, or stored so that nothing can read it."""
+    """Reject a database that is not UTF-8: it could refuse a job, or store text that cannot be read back."""
     [encoding] = db.execute("SHOW server_encoding").fetchone() or [""]
     if encoding != ENCODING:
-        raise UsageError(Problem(field="database", value=f"encoded in {encoding}", rule=_ENCODED))
+        raise UsageError(Problem(field="database", value=f"encoded in {encoding}", rule=_ENCODING_RULE))
 
 
 def _script_start(schema: str) -> str:
@@ -92,7 +92,7 @@ def _script_start(schema: str) -> str:
 
 
 def _make_schema(schema: str) -> str:
-    # Not CREATE SCHEMA IF NOT EXISTS: that needs the right to make schemas even where there is nothing to make.
+    # Not CREATE SCHEMA IF NOT EXISTS: it needs the CREATE privilege even if the schema exists.
     return f"""\
 DO $$
 BEGIN
@@ -104,10 +104,10 @@ $$;
 """
 
 
-def _with_its_record(migration: Migration) -> str:
-    # A script has no parameters; number and name come from the name of our own file.
+def _with_record(migration: Migration) -> str:
+    # A script has no parameters; number and name come from the name of a packaged file.
     return f"""\
-{_RECORDS if migration.number == 1 else ""}\
+{_MIGRATIONS_TABLE if migration.number == 1 else ""}\
 INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration.name}');
 
 {migration.sql.rstrip()}
@@ -115,21 +115,21 @@ INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration
 
 
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;\n"
-_ENCODED: Final = (
-    "it must be in UTF8, which holds every text; "
-    "make another one: CREATE DATABASE name ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+_ENCODING_RULE: Final = (
+    "the encoding must be UTF8; "
+    "create another database: CREATE DATABASE name ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
 )
 _CHECK_ENCODING: Final = f"""\
 DO $$
 BEGIN
     IF current_setting('server_encoding') <> '{ENCODING}' THEN
         RAISE 'database is encoded in %', current_setting('server_encoding')
-        USING HINT = $hint${_ENCODED}$hint$;
+        USING HINT = $hint${_ENCODING_RULE}$hint$;
     END IF;
 END
 $$;
 """
-_RECORDS: Final = """\
+_MIGRATIONS_TABLE: Final = """\
 CREATE TABLE IF NOT EXISTS th_migrations (
     number integer PRIMARY KEY,
     name text NOT NULL,

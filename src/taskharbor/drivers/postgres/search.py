@@ -1,28 +1,29 @@
-"""Finding jobs, page by page and group by group, without a look at all of them."""
+"""Search of jobs by page, and of dead letters by group, without a scan of all jobs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 from uuid import UUID
 
-from taskharbor.core.results import DeadLetterGroup, Page, scan_limit
+from taskharbor.core.results import Page, scan_limit
 from taskharbor.core.states import FINAL, WAITING, Status
 from taskharbor.drivers.postgres.rows import SUMMARY, summary
+from taskharbor.drivers.records import dead_letter_group_from_values
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.results import JobFilter
-    from taskharbor.drivers.postgres.pool import PostgresPool, Row
+    from taskharbor.core.results import DeadLetterGroup, JobFilter
+    from taskharbor.drivers.postgres.pool import PostgresPool
 
-_ABOVE_ALL: Final = UUID(int=(1 << 128) - 1)
+_MAX_ID: Final = UUID(int=(1 << 128) - 1)
 _LEAVES: Final = (WAITING, {Status.PROCESSING}, {Status.DEAD}, FINAL - {Status.DEAD})
 _STATES: Final[LiteralString] = ", ".join(f"%(state_{n})s" for n in range(len(Status)))
 
-# Told are those that match, and the last one that was looked at, from where the next page goes on.
+# Returns the matching jobs, and the last job that was scanned, from which the next page continues.
 _FIND: Final[LiteralString] = f"""
-    SELECT {SUMMARY}, job.matches, job.place = %(reach)s
+    SELECT {SUMMARY}, job.matches, job.place = %(scan_limit)s
       FROM (
            SELECT job.*,
                   row_number() OVER (ORDER BY job.id DESC) AS place,
@@ -35,21 +36,23 @@ _FIND: Final[LiteralString] = f"""
              FROM {{source}}
               AND job.id < %(after)s
             ORDER BY job.id DESC
-            LIMIT %(reach)s
+            LIMIT %(scan_limit)s
            ) AS job
      WHERE job.matches
-        OR job.place = %(reach)s
+        OR job.place = %(scan_limit)s
      ORDER BY job.id DESC
      LIMIT %(limit)s
 """
-# Said one by one, the states choose the leaves that are looked at; said as an array, they would not.
-_IN_LEAVES: Final[LiteralString] = _FIND.format(source=f"th_jobs AS job WHERE job.status = ANY (ARRAY[{_STATES}])")
-_KILLED: Final[LiteralString] = _FIND.format(source="th_jobs_dead AS job WHERE job.fingerprint = %(fingerprint)s")
+# With one parameter per status, the planner excludes partitions; with an array parameter it would not.
+_BY_STATUS: Final[LiteralString] = _FIND.format(source=f"th_jobs AS job WHERE job.status = ANY (ARRAY[{_STATES}])")
+_BY_FINGERPRINT: Final[LiteralString] = _FIND.format(
+    source="th_jobs_dead AS job WHERE job.fingerprint = %(fingerprint)s"
+)
 
 
 def find(connections: PostgresPool, wanted: JobFilter, *, limit: int, after: JobId | None) -> Page:
-    asked: dict[str, Any] = {
-        "after": after or _ABOVE_ALL,
+    parameters: dict[str, Any] = {
+        "after": after or _MAX_ID,
         "queue": wanted.queue,
         "type": wanted.type,
         "statuses": None if wanted.statuses is None else sorted(wanted.statuses),
@@ -57,19 +60,19 @@ def find(connections: PostgresPool, wanted: JobFilter, *, limit: int, after: Job
         "until": wanted.until,
         "tag": None if wanted.tag is None else wanted.tag[0],
         "tagged": None if wanted.tag is None else wanted.tag[1],
-        "reach": scan_limit(limit),
+        "scan_limit": scan_limit(limit),
         "limit": limit + 1,
     }
     if wanted.fingerprint is None:
-        rows = connections.fetch(_IN_LEAVES, **asked, **_leaves(wanted.statuses))
+        rows = connections.fetch(_BY_STATUS, **parameters, **_status_parameters(wanted.statuses))
     else:
-        rows = connections.fetch(_KILLED, **asked, fingerprint=wanted.fingerprint)
+        rows = connections.fetch(_BY_FINGERPRINT, **parameters, fingerprint=wanted.fingerprint)
     found = [summary(row) for row in rows if row[-2]]
     return Page.of(found, limit=limit, edge=rows[-1][0] if rows and rows[-1][-1] else None)
 
 
-def _leaves(statuses: Collection[Status] | None) -> dict[str, str | None]:
-    """Return all states that lie together with one of *statuses*: which of them match is for the filter to say."""
+def _status_parameters(statuses: Collection[Status] | None) -> dict[str, str | None]:
+    """Return all statuses of the partitions that contain one of *statuses*; the filter selects among them."""
     states = [state.value for leaf in _LEAVES if statuses is None or leaf & set(statuses) for state in leaf]
     return {f"state_{n}": state for n, state in enumerate([*states, *[None] * (len(Status) - len(states))])}
 
@@ -86,7 +89,7 @@ def by_key(connections: PostgresPool, key: str) -> list[JobId]:
     return [holder for (holder,) in connections.fetch(_BY_KEY, key=key)]
 
 
-_END: Final[LiteralString] = """
+_GROUP_EDGE: Final[LiteralString] = """
     SELECT job.id, job.last_error, job.dead_at
       FROM th_jobs_dead AS job
      WHERE job.queue = dead.queue
@@ -106,25 +109,11 @@ _GROUPS: Final[LiteralString] = f"""
             ORDER BY count DESC, queue, type, fingerprint
             LIMIT %(limit)s
            ) AS dead
-     CROSS JOIN LATERAL ({_END.format(order="ASC")}) AS oldest
-     CROSS JOIN LATERAL ({_END.format(order="DESC")}) AS newest
+     CROSS JOIN LATERAL ({_GROUP_EDGE.format(order="ASC")}) AS oldest
+     CROSS JOIN LATERAL ({_GROUP_EDGE.format(order="DESC")}) AS newest
 """
 
 
 def dead_groups(connections: PostgresPool, *, limit: int, queue: str | None) -> list[DeadLetterGroup]:
     rows = connections.fetch(_GROUPS, limit=limit, queue=queue)
-    return [_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]
-
-
-def _group(row: Row) -> DeadLetterGroup:
-    queue, of_type, fingerprint, count, error, first_at, last_at, sample = row
-    return DeadLetterGroup(
-        queue=queue,
-        type=of_type,
-        fingerprint=fingerprint,
-        count=count,
-        error=error or "",
-        first_at=first_at,
-        last_at=last_at,
-        sample=sample,
-    )
+    return [dead_letter_group_from_values(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]

@@ -1,16 +1,14 @@
-"""Settings: facts about the whole store, one row each."""
+"""Settings of the whole store, one row each in th_settings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, LiteralString
+from typing import TYPE_CHECKING, LiteralString
 
+from taskharbor.drivers.postgres.schema import SETTINGS_VERSION
 from taskharbor.drivers.postgres.server import ReplyLost
 
 if TYPE_CHECKING:
     from taskharbor.drivers.postgres.pool import PostgresPool
-
-SINCE: Final = 2
-"""The migration that made the table."""
 
 _READ: LiteralString = """
     SELECT value
@@ -18,7 +16,7 @@ _READ: LiteralString = """
      WHERE name = %(name)s
 """
 
-# DO NOTHING would return no row if another session has just recorded it.
+# DO NOTHING would return no row if another session has just inserted one.
 _RECORD: LiteralString = """
     INSERT INTO th_settings AS known (name, value)
     VALUES (%(name)s, %(value)s)
@@ -43,40 +41,40 @@ _CHANGE: LiteralString = """
 
 
 class PostgresSettings:
-    """Keeps what it has read: a setting is read once for each process, not for each insert."""
+    """Reads and records settings. It caches them: a setting is read once per process, not once per insert."""
 
     def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
         self._known: dict[str, str] = {}
 
     def known(self, name: str) -> str | None:
-        """Return the value if it was read before."""
+        """Return the cached value, if there is one."""
         return self._known.get(name)
 
     def remember(self, name: str, value: str) -> str:
-        """Record *value* in a transaction of its own unless there is one, and return the recorded one."""
+        """Record *value* in a transaction of its own if there is none yet, and return the recorded value."""
         known = self._known.get(name)
         if known is not None:
             return known
-        if self._connections.schema_version < SINCE:
+        if self._connections.schema_version < SETTINGS_VERSION:
             return value
         try:
-            recorded = self._recorded(name, value)
+            recorded = self._read_or_record(name, value)
         except ReplyLost as lost:
             self._connections.resolve(lost)
-            recorded = self._recorded(name, value)
+            recorded = self._read_or_record(name, value)
         self._known[name] = recorded
         return recorded
 
-    def _recorded(self, name: str, value: str) -> str:
+    def _read_or_record(self, name: str, value: str) -> str:
         fetch = self._connections.fetch
         [[found]] = fetch(_READ, name=name) or fetch(_RECORD, name=name, value=value)
         return str(found)
 
     def all(self) -> dict[str, str]:
-        return {} if self._connections.schema_version < SINCE else dict(self._connections.fetch(_ALL))
+        return {} if self._connections.schema_version < SETTINGS_VERSION else dict(self._connections.fetch(_ALL))
 
     def change(self, name: str, value: str, *, instead_of: str) -> bool:
-        if self._connections.schema_version < SINCE:
+        if self._connections.schema_version < SETTINGS_VERSION:
             return False
         return bool(self._connections.fetch(_CHANGE, name=name, value=value, instead_of=instead_of))

@@ -1,35 +1,39 @@
-"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+"""Extend leases, save progress, and record the outcomes of attempts."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import psycopg
 from psycopg.errors import LockNotAvailable
 
-from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch, StoreUnavailable
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import Lease
-from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.results import Extended, Settled, Skipped
-from taskharbor.core.states import Event, Status
+from taskharbor.core.states import SETTLE_EVENTS, Event, Status
 from taskharbor.drivers.postgres.pool import run_statements
-from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, STATUSES, uuids
-from taskharbor.drivers.records import settle_separately
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, uuids
+from taskharbor.drivers.records import (
+    STATUSES,
+    fence_error,
+    landing_case,
+    outcome_params,
+    progress_to_json,
+    settle_separately,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
+    from taskharbor.core.errors import JobNotFound, LeaseLost
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Progress
-    from taskharbor.core.outcome import Outcome
     from taskharbor.core.results import Settlement
     from taskharbor.drivers.base import SettleAnswer as Answer
     from taskharbor.drivers.postgres.pool import PostgresPool, Row, Steps
 
-# The fence: only the holder of a lease that is not over gets through.
+# The fence: matches only while the lease is valid.
 _FENCE: Final[LiteralString] = f"""
     {MATCHES_ID}
     AND job.lease_token = asked.token
@@ -41,7 +45,7 @@ COUNT_ENDED: Final[LiteralString] = f"""
 """
 
 _EXTEND: Final[LiteralString] = f"""
-    -- Rows that others have locked are left out, not waited for.
+    -- Rows locked by other transactions are skipped, not waited for.
     UPDATE th_jobs_processing AS job
        SET lease_expires_at = {NOW} + %(lease)s
      WHERE job.id = ANY (ARRAY(
@@ -59,10 +63,10 @@ def extend(
     connections: PostgresPool, leases: Sequence[Lease], lease: timedelta
 ) -> list[Extended | Skipped | JobNotFound | LeaseLost]:
     rows = {row[0]: row for row in connections.fetch(_EXTEND, **_fence(leases), lease=lease)}
-    missed = [each for each in leases if each.job_id not in rows]
-    found = run_statements(_look(missed, "extend"), connections.fetch)
+    rejected = [each for each in leases if each.job_id not in rows]
+    found = run_statements(_read_holders(rejected, "extend"), connections.fetch)
     return [
-        _extended(each, rows[each.job_id]) if each.job_id in rows else _missed(each, found.get(each.job_id))
+        _extended(each, rows[each.job_id]) if each.job_id in rows else _rejected(each, found.get(each.job_id))
         for each in leases
     ]
 
@@ -71,11 +75,14 @@ def _extended(held: Lease, row: Row) -> Extended:
     return Extended(Lease(held.job_id, held.token, row[1]), row[2] is not None)
 
 
-def _missed(held: Lease, row: Row | None) -> Skipped | JobNotFound | LeaseLost:
-    return _lost(held, row) or Skipped(held)
+def _rejected(held: Lease, row: Row | None) -> Skipped | JobNotFound | LeaseLost:
+    _, _, status, token, is_expired = row or (None,) * 5
+    if status == Status.PROCESSING and token == held.token and not is_expired:
+        return Skipped(held)  # its row was locked by another transaction
+    return fence_error(held, status, token)
 
 
-_NOTE: Final[LiteralString] = f"""
+_SAVE_PROGRESS: Final[LiteralString] = f"""
     UPDATE th_jobs_processing AS job
        SET progress = held.progress
       FROM (
@@ -95,14 +102,14 @@ _NOTE: Final[LiteralString] = f"""
 
 
 def save_progress(connections: PostgresPool, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
-    written = [json.dumps(asdict(progress)) for _, progress in notes]
-    rows = connections.fetch(_NOTE, **_fence([held for held, _ in notes]), notes=written)
-    kept = {job_id for (job_id,) in rows}
-    return [held.job_id in kept for held, _ in notes]
+    encoded = [progress_to_json(progress) for _, progress in notes]
+    rows = connections.fetch(_SAVE_PROGRESS, **_fence([held for held, _ in notes]), notes=encoded)
+    saved = {job_id for (job_id,) in rows}
+    return [held.job_id in saved for held, _ in notes]
 
 
 _ACK: Final[LiteralString] = f"""
-    -- Nothing is joined with the root: for one leaf of it, PostgreSQL 18 forgets that walks are switched off.
+    -- No join with the partitioned table: for one of its leaves, PostgreSQL 18 ignores that sequential scans are off.
     -- IS TRUE keeps the pairs of ids and tokens from becoming a join; they are hashed.
     WITH settled AS (
         UPDATE th_jobs AS job
@@ -143,23 +150,20 @@ _ACK_SKIPPING_LOCKED: Final[LiteralString] = _ACK.replace(
 """,
 )
 
-# Where an attempt lands is decided in `held`, and only there.
+_STATUS_AFTER: Final[LiteralString] = landing_case(
+    SETTLE_EVENTS - {Event.ACK},
+    event="asked.event",
+    job="job.",
+    attempts="job.attempt_count - (asked.event = 'release' AND job.releases < asked.bound)::int",
+)
+# Only `held` decides the status after an attempt.
 _SETTLE: Final[LiteralString] = f"""
     WITH held AS (
         SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
                asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
                asked.error_type, asked.message, asked.traceback, asked.fingerprint,
-               (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS given_back,
-               CASE
-                   WHEN asked.event = 'fail' THEN 'DEAD'
-                   WHEN asked.event = 'cancel' OR job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
-                   WHEN asked.event <> 'snooze'
-                       AND job.attempt_count - (asked.event = 'release' AND job.releases < asked.bound)::int
-                           >= job.max_attempts THEN 'DEAD'
-                   WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
-                   WHEN asked.event = 'retry' THEN 'FAILED'
-                   ELSE 'PENDING'
-               END AS landing
+               (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS uncounted,
+               {_STATUS_AFTER} AS landing
           FROM (
                SELECT *
                  FROM unnest(
@@ -177,7 +181,7 @@ _SETTLE: Final[LiteralString] = f"""
     settled AS (
         UPDATE th_jobs AS job
            SET status = held.landing,
-               attempt_count = job.attempt_count - held.given_back,
+               attempt_count = job.attempt_count - held.uncounted,
                releases = job.releases + (held.event = 'release')::int,
                settled_token = job.lease_token,
                lease_token = NULL,
@@ -200,7 +204,7 @@ _SETTLE: Final[LiteralString] = f"""
           FROM held
          WHERE job.status = 'PROCESSING'
            AND job.id = ANY (ARRAY(SELECT id FROM held))
-           AND (job.id = held.id) IS TRUE  -- nothing to walk an index for, as above
+           AND (job.id = held.id) IS TRUE  -- not a join condition, as above
         RETURNING job.id, job.queue, job.status
     ),
     recorded AS (
@@ -211,7 +215,7 @@ _SETTLE: Final[LiteralString] = f"""
         SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, {NOW}, event, landing, outcome,
                error_type, message, traceback, fingerprint
           FROM held
-            ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
+            ON CONFLICT DO NOTHING  -- (job, token) identifies one attempt; its first row is kept
     ),
     tallied AS (
         {COUNT_ENDED}
@@ -225,18 +229,18 @@ _SETTLE: Final[LiteralString] = f"""
 _WITH_LOCK_TIMEOUT: Final = (_ACK_WITH_LOCK_TIMEOUT, _SETTLE)
 _SKIPPING_LOCKED: Final = (_ACK_SKIPPING_LOCKED, _SETTLE)
 WAITS: Final = (_ACK, _SETTLE.replace(" SKIP LOCKED", ""))
-"""The same statements for a transaction of the user's, which waits for locked rows as all that is done in it does."""
+"""The same statements for a joined transaction, which waits for locked rows."""
 
 
 def settle(connections: PostgresPool, settlements: Sequence[Settlement]) -> list[Answer]:
-    """Record outcomes; one that cannot be recorded now, or ever, holds up no other."""
+    """Record outcomes. One that is locked or cannot be stored does not delay the others."""
     return settle_separately(settlements, lambda some: _record(connections, some), _rejection)
 
 
 def _record(connections: PostgresPool, settlements: Sequence[Settlement]) -> list[Answer]:
     """Record the outcomes of rows that no other transaction has locked.
 
-    Successes are first updated without a lock of their own: to lock them first costs the server 15 % (ADR 0009).
+    Successes are updated without locking their rows first: the lock costs the server 15 % more (ADR 0009).
     """
     try:
         return run_statements(settle_statements(settlements, _WITH_LOCK_TIMEOUT), connections.fetch)
@@ -247,25 +251,25 @@ def _record(connections: PostgresPool, settlements: Sequence[Settlement]) -> lis
 
 
 def _rejection(error: Exception) -> str | None:
-    """Say what is wrong with the data of a statement, if that is what *error* is about."""
+    """Return the name of *error* if it blames the data of a statement."""
     is_encoding = isinstance(error, UnicodeError | OverflowError)
     code = error.sqlstate if isinstance(error, psycopg.Error) else None
     is_local = isinstance(error, psycopg.DataError) and code is None  # raised by psycopg, before anything was sent
-    return type(error).__name__ if is_encoding or is_local or (code or "")[:2] in _OF_DATA else None
+    return type(error).__name__ if is_encoding or is_local or (code or "")[:2] in _DATA_ERROR_CLASSES else None
 
 
-_OF_DATA: Final = frozenset({"22", "23", "54"})
-"""The classes of SQLSTATE that blame values: data exceptions, broken constraints, exceeded limits."""
+_DATA_ERROR_CLASSES: Final = frozenset({"22", "23", "54"})
+"""The SQLSTATE classes that blame values: data exceptions, constraint violations, exceeded limits."""
 
 
 def settle_statements(
     settlements: Sequence[Settlement], statements: tuple[LiteralString, LiteralString]
 ) -> Steps[list[Answer]]:
-    """Record successes in one statement, and whatever else in another, in the transaction of whoever runs this."""
+    """Record successes in one statement and all other outcomes in another, in the caller's transaction."""
     answers: dict[int, Answer] = {}
     acks = [n for n, each in enumerate(settlements) if each.outcome.event is Event.ACK]
     others = [n for n, each in enumerate(settlements) if each.outcome.event is not Event.ACK]
-    # Locked as they are asked for: by their ids, or two who settle the same jobs could wait for each other.
+    # Rows are locked in this order: sorted by id, two settlements of the same jobs cannot deadlock.
     others.sort(key=lambda n: settlements[n].lease.job_id)
     for statement, numbers, values in zip(statements, (acks, others), (_ack, _settle), strict=True):
         for group in _each_job_once(numbers, settlements):
@@ -277,7 +281,7 @@ def settle_statements(
 
 
 def _each_job_once(numbers: Sequence[int], settlements: Sequence[Settlement]) -> Iterator[dict[JobId, int]]:
-    """Part what is to be recorded: a job that was lost and taken again must not be in one statement twice."""
+    """Yield groups of *numbers* without a job twice: one that was reclaimed may have two leases in a batch."""
     while numbers:
         group = {settlements[n].lease.job_id: n for n in numbers}
         yield group
@@ -292,33 +296,18 @@ def _ack(acks: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def _settle(others: Sequence[Settlement]) -> dict[str, Any]:
-    columns = [_columns(each.outcome) for each in others]
-    asked = {name: [each[name] for each in columns] for name in columns[0]}
-    return {**_fence([each.lease for each in others]), **asked}
+    params = [outcome_params(each.outcome) for each in others]
+    columns = {f"{name}s": [each[name] for each in params] for name in params[0]}
+    delays = [each.outcome.delay for each in others]
+    return {**_fence([each.lease for each in others]), **columns, "delays": delays}
 
 
 def _fence(leases: Sequence[Lease]) -> dict[str, str]:
     return {"ids": uuids([each.job_id for each in leases]), "tokens": uuids([each.token for each in leases])}
 
 
-def _columns(outcome: Outcome) -> dict[str, Any]:
-    failure = outcome.recorded_failure
-    return {
-        "events": outcome.event.value,
-        "outcomes": outcome.attempt_outcome.value,
-        "delays": outcome.delay,
-        "bounds": outcome.bound,
-        "reasons": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
-        "errors": None if failure is None else str(failure) or None,
-        "error_types": None if failure is None else failure.type,
-        "messages": None if failure is None else failure.message,
-        "tracebacks": None if failure is None else failure.traceback,
-        "fingerprints": None if failure is None else failure.fingerprint,
-    }
-
-
-_LOOK: Final[LiteralString] = f"""
-    -- Whether this very settlement was committed before, and else who holds the job.
+_READ_HOLDERS: Final[LiteralString] = f"""
+    -- The status if this settlement was committed before, and the holder of the job.
     SELECT job.id,
            CASE
                WHEN asked.event <> 'ack' THEN (
@@ -334,38 +323,26 @@ _LOOK: Final[LiteralString] = f"""
            job.lease_token,
            job.lease_expires_at <= {NOW}
       FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[], %(events)s::text[]) AS asked (id, token, event)
-     -- OFFSET 0 lets each be looked up: joined, the planner may walk leaves that it takes for empty.
+     -- OFFSET 0 makes each id an index lookup: for a join, the planner may scan leaves that it estimates as empty.
      CROSS JOIN LATERAL (SELECT * FROM th_jobs WHERE id = asked.id OFFSET 0) AS job
 """
 
 
 def _refused(refused: Mapping[int, Settlement]) -> Steps[dict[int, Answer]]:
     events = [each.outcome.event.value for each in refused.values()]
-    found = yield from _look([each.lease for each in refused.values()], *events)
+    found = yield from _read_holders([each.lease for each in refused.values()], *events)
     return {n: _answer(each.lease, found.get(each.lease.job_id)) for n, each in refused.items()}
 
 
 def _answer(held: Lease, row: Row | None) -> Answer:
     if row is not None and row[1] is not None:
         return Settled(held.job_id, Status(row[1]))
-    return _missed(held, row)
+    return _rejected(held, row)
 
 
-def _look(leases: Sequence[Lease], *events: str) -> Steps[dict[JobId, Row]]:
+def _read_holders(leases: Sequence[Lease], *events: str) -> Steps[dict[JobId, Row]]:
     if not leases:
         return {}
-    asked = events if len(events) == len(leases) else [*events] * len(leases)
-    rows = yield _LOOK, {**_fence(leases), "events": list(asked)}
+    each_event = events if len(events) == len(leases) else [*events] * len(leases)
+    rows = yield _READ_HOLDERS, {**_fence(leases), "events": list(each_event)}
     return {row[0]: row for row in rows}
-
-
-def _lost(held: Lease, row: Row | None) -> JobNotFound | LeaseLost | None:
-    """Say why the fence does not let this lease through; None, if it does."""
-    if row is None:
-        return JobNotFound(held.job_id)
-    _, _, status, token, is_over = row
-    if status != Status.PROCESSING:
-        return JobNotInflight(held.job_id)
-    if token != held.token:
-        return LeaseMismatch(held.job_id)
-    return LeaseExpired(held.job_id) if is_over else None

@@ -1,4 +1,4 @@
-"""Storing jobs, and recording how they ended, in a transaction of the user's own."""
+"""Inserting and settling jobs in the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -32,64 +32,68 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KIND: Final = "this store is PostgreSQL; give a psycopg (3) Connection, or what works through one, to its database"
-_ASYNC_KIND: Final = f"{_KIND}; await the call if it is async"
+_KIND_RULE: Final = (
+    "this store is PostgreSQL; pass a psycopg (3) Connection to its database, or an object that wraps one"
+)
+_ASYNC_KIND_RULE: Final = f"{_KIND_RULE}; await the call if it is async"
 _NO_TABLES: Final = "run 'taskharbor migrate up' on the database of this connection, or connect to the store's own"
 
 
 class PostgresTransaction:
-    """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
+    """Stores and settles jobs in the open transaction of the caller's connection."""
 
     def __init__(
         self, connection: Connection[Any], connections: PostgresPool, settings: PostgresSettings, *, notify: bool
     ) -> None:
-        check_kind(connection, Connection, _KIND)
+        check_kind(connection, Connection, _KIND_RULE)
         self._connection = connection
         self._connections = connections
         self._settings = settings
-        self._ring = _Notification(connections, is_on=notify)
+        self._notification = _Notification(connections, is_on=notify)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
-        return self._run(self._ring.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
+        return self._run(self._notification.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
 
     def remember(self, name: str, value: str) -> str:
-        """Record a setting on a connection of the driver: in the user's transaction it would hold up other sessions."""
+        """Record a setting on a connection of the driver: in the caller's transaction it would block other sessions."""
         return self._settings.remember(name, value)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
-        return self._run(self._ring.after(settle_statements(settlements, WAITS), _released(settlements)))
+        return self._run(
+            self._notification.after(settle_statements(settlements, WAITS), _queues_to_notify(settlements))
+        )
 
     def _run(self, steps: Steps[T]) -> T:
-        _check(self._connection)
-        with _explained():
+        _check_connection(self._connection)
+        with _translate_missing_tables():
             return run_statements(steps, self._fetch)
 
-    def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
-        query, values = self._connections.named(statement), self._connections.timed(asked)
-        # A plain cursor, whatever kind the connection makes for its user: Django's returns no binary results.
+    def _fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+        query, values = self._connections.qualified(statement), self._connections.with_now(parameters)
+        # Not connection.cursor(): the cursor class of Django's connections returns no binary results.
         with Cursor(self._connection, row_factory=tuple_row) as cursor:
-            # Never prepared: whose pooler is in between is not known here.
+            # Never prepared: the connection may go through a pooler.
             cursor.execute(query, values, prepare=False, binary=True)
             return [] if cursor.rownumber is None else cursor.fetchall()
 
 
 class AsyncPostgresTransaction:
-    """What `PostgresTransaction` is, for a connection that is awaited."""
+    """`PostgresTransaction` for an async connection."""
 
     def __init__(
         self, connection: AsyncConnection[Any], connections: PostgresPool, settings: PostgresSettings, *, notify: bool
     ) -> None:
-        check_kind(connection, AsyncConnection, _ASYNC_KIND)
+        check_kind(connection, AsyncConnection, _ASYNC_KIND_RULE)
         self._connection = connection
         self._connections = connections
         self._settings = settings
-        self._ring = _Notification(connections, is_on=notify)
+        self._notification = _Notification(connections, is_on=notify)
 
     async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
-        return await self._run(self._ring.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
+        return await self._run(self._notification.after(insert(jobs, repeat=repeat), ready_queues(jobs)))
 
     async def remember(self, name: str, value: str) -> str:
         """Record a setting as `PostgresTransaction` does, in another thread."""
@@ -98,29 +102,31 @@ class AsyncPostgresTransaction:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
-        return await self._run(self._ring.after(settle_statements(settlements, WAITS), _released(settlements)))
+        return await self._run(
+            self._notification.after(settle_statements(settlements, WAITS), _queues_to_notify(settlements))
+        )
 
     async def _run(self, steps: Steps[T]) -> T:
-        _check(self._connection)
-        with _explained():
+        _check_connection(self._connection)
+        with _translate_missing_tables():
             return await arun_statements(steps, self._fetch)
 
-    async def _fetch(self, statement: LiteralString, **asked: Any) -> list[Row]:
-        query, values = self._connections.named(statement), self._connections.timed(asked)
+    async def _fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
+        query, values = self._connections.qualified(statement), self._connections.with_now(parameters)
         async with AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
             await cursor.execute(query, values, prepare=False, binary=True)
             return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
 class _Notification:
-    """Rings within the transaction: who listens hears it when that is committed, and never if it is rolled back."""
+    """Adds a NOTIFY to the transaction. Listeners receive it at commit, and not at all after a rollback."""
 
     def __init__(self, connections: PostgresPool, *, is_on: bool) -> None:
         self._channel = channel_name(connections.address.schema)
         self._is_on = is_on
 
     def after(self, steps: Steps[T], queues: Collection[str]) -> Steps[T]:
-        """Take *steps*, and then ring for *queues*, where there are any."""
+        """Run *steps*, then notify *queues*, if there are any."""
         answers = yield from steps
         if self._is_on and queues:
             yield NOTIFY, {"channel": self._channel, "queues": sorted(queues)}
@@ -128,20 +134,20 @@ class _Notification:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Name the way out if the database has no tables of ours; every other error is the user's to handle."""
+def _translate_missing_tables() -> Iterator[None]:
+    """Raise `SchemaOutOfDate` if the tables are missing; leave every other error to the caller."""
     try:
         yield
     except (InvalidSchemaName, UndefinedTable) as error:
         raise SchemaOutOfDate("0", str(len(MIGRATIONS)), _NO_TABLES) from error
 
 
-def _released(settlements: Sequence[Settlement]) -> list[str]:
-    """Return for whom to ring: a job that was released may be one of any queue."""
+def _queues_to_notify(settlements: Sequence[Settlement]) -> list[str]:
+    """Return the queues to notify: any queue if a job was released, because its queue is not known."""
     return [ANY_QUEUE] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
 
 
-def _check(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+def _check_connection(connection: Connection[Any] | AsyncConnection[Any]) -> None:
     if connection.info.encoding != "utf-8":
         encoding = connection.info.parameter_status("client_encoding")
         rule = "it could not send every text; connect with client_encoding=UTF8"

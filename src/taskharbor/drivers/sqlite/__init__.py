@@ -1,4 +1,4 @@
-"""The SQLite driver: one file, no service, durable."""
+"""The SQLite driver: durable jobs in one file, without a server."""
 
 from taskharbor.drivers.sqlite.driver import SqliteDriver
 

@@ -1,4 +1,4 @@
-"""Taking jobs: by queue, by id, and from those who lost them."""
+"""Lease due jobs of a queue, jobs named by messages, and jobs with expired leases."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Claim
 
 
-def _parameters(taker: Claimant, now: int) -> dict[str, Any]:
+def _parameters(claimant: Claimant, now: int) -> dict[str, Any]:
     return {
-        "token": taker.token.bytes,
-        "worker": taker.worker,
+        "token": claimant.token.bytes,
+        "worker": claimant.worker,
         "now": now,
-        "ends": now + span(taker.lease),
-        "types": None if taker.types is None else json.dumps(sorted(taker.types)),
-        "unhandled_since": None if taker.unhandled_after is None else now - span(taker.unhandled_after),
-        "reclaims": taker.reclaims,
+        "ends": now + span(claimant.lease),
+        "types": None if claimant.types is None else json.dumps(sorted(claimant.types)),
+        "unhandled_since": None if claimant.unhandled_after is None else now - span(claimant.unhandled_after),
+        "reclaims": claimant.reclaims,
     }
 
 
@@ -39,8 +39,8 @@ _NOT_PAUSED: Final = "NOT EXISTS (SELECT 1 FROM th_queues WHERE name = queue)"
 LOST_TO_CLOCK: Final = (
     "EXISTS (SELECT 1 FROM th_clock WHERE jumped_from < lease_expires_at AND lease_expires_at <= jumped_to)"
 )
-# A lease that ended, of a job that may be taken over. An attempt lost to the clock is given back.
-_LOST: Final = f"""
+# A job with an expired lease that may be reclaimed. An attempt lost to a clock jump does not count.
+_RECLAIMABLE: Final = f"""
     status = 'PROCESSING'
     AND lease_expires_at <= :now
     AND lease_token <> :token
@@ -51,7 +51,7 @@ _LOST: Final = f"""
     AND {_HANDLED}
     AND {_NOT_PAUSED}
 """
-_TAKE: Final = """
+_CLAIM: Final = """
     UPDATE th_jobs
        SET status = 'PROCESSING',
            lease_token = :token,
@@ -62,7 +62,7 @@ _TAKE: Final = """
            resends = 0,
            attempt_count = attempt_count + 1
 """
-_TAKE_OVER: Final = f"{_TAKE} - (status = 'PROCESSING' AND {LOST_TO_CLOCK})"
+_RECLAIM: Final = f"{_CLAIM} - (status = 'PROCESSING' AND {LOST_TO_CLOCK})"
 _RECORD_LOST: Final = f"""
     INSERT INTO th_attempts (job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome)
     SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, 'reclaim', 'PROCESSING',
@@ -70,8 +70,8 @@ _RECORD_LOST: Final = f"""
       FROM th_jobs
 """
 
-_TAKE_DUE: Final = f"""
-    {_TAKE}
+_CLAIM_DUE: Final = f"""
+    {_CLAIM}
      WHERE id IN (
         SELECT id
           FROM th_jobs
@@ -87,53 +87,60 @@ _TAKE_DUE: Final = f"""
      )
     RETURNING {JOB}
 """
-TAKE_ANY: Final = _TAKE_DUE.format(handled="TRUE")
-TAKE_HANDLED: Final = _TAKE_DUE.format(handled=_HANDLED_OR_LATE)
+CLAIM_ANY_TYPE: Final = _CLAIM_DUE.format(handled="TRUE")
+CLAIM_HANDLED_TYPES: Final = _CLAIM_DUE.format(handled=_HANDLED_OR_LATE)
 _ORDER: Final = itemgetter(3, 6, 0)  # priority, scheduled_for and id
 
 
 def claim_due(
-    db: sqlite3.Connection, queue: str, taker: Claimant, *, now: int, limit: int, patience: timedelta, overdue: bool
+    db: sqlite3.Connection,
+    queue: str,
+    claimant: Claimant,
+    *,
+    now: int,
+    limit: int,
+    overdue_after: timedelta,
+    overdue_only: bool,
 ) -> list[Claim]:
-    since = now - span(patience)
-    asked = _parameters(taker, now)
-    asked["queue"], asked["limit"] = queue, max(limit, 0)
-    asked["overdue"], asked["due"] = since, since if overdue else now
-    rows = db.execute(TAKE_ANY if taker.types is None else TAKE_HANDLED, asked).fetchall()
-    rows.sort(key=_ORDER)  # SQLite promises no order of what a statement returns
-    taken = (taker.token, moment(now) + taker.lease, moment(now))
-    return [claim_from_job(job(row, taken)) for row in rows]
+    overdue = now - span(overdue_after)
+    params = _parameters(claimant, now)
+    params["queue"], params["limit"] = queue, max(limit, 0)
+    params["overdue"], params["due"] = overdue, overdue if overdue_only else now
+    rows = db.execute(CLAIM_ANY_TYPE if claimant.types is None else CLAIM_HANDLED_TYPES, params).fetchall()
+    rows.sort(key=_ORDER)  # SQLite does not order the rows of RETURNING
+    lease = (claimant.token, moment(now) + claimant.lease, moment(now))
+    return [claim_from_job(job(row, lease)) for row in rows]
 
 
-_ENDED: Final = f"""
+_EXPIRED: Final = f"""
      WHERE id IN (
         SELECT id
           FROM th_jobs
          WHERE queue = :queue
-           AND {_LOST}
+           AND {_RECLAIMABLE}
          ORDER BY lease_expires_at, id
          LIMIT :limit
      )
 """
-_RECORD_ENDED: Final = f"{_RECORD_LOST} {_ENDED} ON CONFLICT DO NOTHING"
-TAKE_ENDED: Final = f"{_TAKE_OVER} {_ENDED} RETURNING {JOB}"
-_ENDS: Final = f"SELECT id, lease_expires_at FROM th_jobs {_ENDED}"
+_RECORD_EXPIRED: Final = f"{_RECORD_LOST} {_EXPIRED} ON CONFLICT DO NOTHING"
+RECLAIM_EXPIRED: Final = f"{_RECLAIM} {_EXPIRED} RETURNING {JOB}"
+_EXPIRY_TIMES: Final = f"SELECT id, lease_expires_at FROM th_jobs {_EXPIRED}"
 
 
-def reclaim_expired(db: sqlite3.Connection, queue: str, taker: Claimant, *, now: int, limit: int) -> list[Claim]:
-    """Take jobs whose lease is over, longest over first."""
-    asked = _parameters(taker, now) | {"queue": queue, "limit": max(limit, 0)}
-    ends = dict(db.execute(_ENDS, asked).fetchall())
-    db.execute(_RECORD_ENDED, asked)
-    jobs = [job(row) for row in db.execute(TAKE_ENDED, asked).fetchall()]
-    return [claim_from_job(each) for each in sorted(jobs, key=lambda each: (ends[each.id.bytes], each.id))]
+def reclaim_expired(db: sqlite3.Connection, queue: str, claimant: Claimant, *, now: int, limit: int) -> list[Claim]:
+    """Reclaim jobs with expired leases, earliest expiry first."""
+    params = _parameters(claimant, now) | {"queue": queue, "limit": max(limit, 0)}
+    expired_at = dict(db.execute(_EXPIRY_TIMES, params).fetchall())
+    db.execute(_RECORD_EXPIRED, params)
+    jobs = [job(row) for row in db.execute(RECLAIM_EXPIRED, params).fetchall()]
+    return [claim_from_job(each) for each in sorted(jobs, key=lambda each: (expired_at[each.id.bytes], each.id))]
 
 
-_NAMED: Final = f"""
+_CLAIMABLE_BY_ID: Final = f"""
      WHERE id IN (SELECT value FROM temp.th_asked)
        AND queue = :queue
        AND (
-        ({_LOST})
+        ({_RECLAIMABLE})
         OR (
             status = 'ENQUEUED'
             AND scheduled_for <= :now
@@ -143,29 +150,28 @@ _NAMED: Final = f"""
         )
        )
 """
-_RECORD_NAMED: Final = f"{_RECORD_LOST} {_NAMED} AND status = 'PROCESSING' ON CONFLICT DO NOTHING"
-# A message that arrived was sent, even if the enqueuer has not noted that yet.
-_TAKE_NAMED: Final = f"{_TAKE_OVER}, sent_at = coalesce(sent_at, :now) {_NAMED} RETURNING {JOB}"
+_RECORD_LOST_BY_ID: Final = f"{_RECORD_LOST} {_CLAIMABLE_BY_ID} AND status = 'PROCESSING' ON CONFLICT DO NOTHING"
+# A message that arrived was sent, even if the enqueuer has not recorded that yet.
+_CLAIM_BY_ID: Final = f"{_RECLAIM}, sent_at = coalesce(sent_at, :now) {_CLAIMABLE_BY_ID} RETURNING {JOB}"
 
 
 def claim(
-    db: sqlite3.Connection, queue: str, job_ids: Sequence[JobId], taker: Claimant, now: int
+    db: sqlite3.Connection, queue: str, job_ids: Sequence[JobId], claimant: Claimant, now: int
 ) -> list[Claim | Refused]:
-    asked = _parameters(taker, now) | {"queue": queue}
+    params = _parameters(claimant, now) | {"queue": queue}
     db.execute("CREATE TEMP TABLE IF NOT EXISTS th_asked (value BLOB PRIMARY KEY) WITHOUT ROWID")
     db.execute("DELETE FROM temp.th_asked")
     db.executemany("INSERT OR IGNORE INTO temp.th_asked VALUES (?)", [(each.bytes,) for each in job_ids])
-    db.execute(_RECORD_NAMED, asked)
-    taken = {each.id: each for each in map(job, db.execute(_TAKE_NAMED, asked).fetchall())}
-    # Whoever was not taken is asked about once more; and who was taken, for whoever asks a second time.
+    db.execute(_RECORD_LOST_BY_ID, params)
+    claimed = {each.id: each for each in map(job, db.execute(_CLAIM_BY_ID, params).fetchall())}
+    # pop: the second occurrence of an id is refused, as a job that was not claimed is.
     return [
-        # The first one to ask gets it.
-        claim_from_job(taken.pop(each)) if each in taken else _refused(db, queue, each, taker, now)
+        claim_from_job(claimed.pop(each)) if each in claimed else _refused(db, queue, each, claimant, now)
         for each in job_ids
     ]
 
 
-_LOOK: Final = f"""
+_REFUSAL_FACTS: Final = f"""
     SELECT {JOB},
            EXISTS (SELECT 1 FROM th_queues WHERE name = queue),
            (SELECT hold_until FROM th_clock WHERE hold_until > :now),
@@ -175,20 +181,20 @@ _LOOK: Final = f"""
 """
 
 
-def _refused(db: sqlite3.Connection, queue: str, job_id: JobId, taker: Claimant, now: int) -> Refused:
-    row = db.execute(_LOOK, {"id": job_id.bytes, "now": now}).fetchone()
+def _refused(db: sqlite3.Connection, queue: str, job_id: JobId, claimant: Claimant, now: int) -> Refused:
+    row = db.execute(_REFUSAL_FACTS, {"id": job_id.bytes, "now": now}).fetchone()
     if row is None:
         return Refused(job_id, RefusalReason.NOT_FOUND)
     *columns, is_paused, hold, attempts = row
     found = job(columns)
     reason = refusal_reason(
         found,
-        taker,
+        claimant,
         queue=queue,
         now=moment(now),
         hold=maybe_moment(hold),
         attempts=attempts,
         is_paused=bool(is_paused),
     )
-    assert reason is not None  # noqa: S101  or it would have been taken
+    assert reason is not None  # noqa: S101  otherwise it would have been claimed
     return Refused(job_id, *reason, found.sends)

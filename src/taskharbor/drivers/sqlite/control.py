@@ -1,9 +1,8 @@
-"""What people steer."""
+"""Operator actions: cancel, requeue and reschedule jobs, and the `Control` protocol."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.errors import IllegalTransition, JobNotFound
@@ -15,8 +14,9 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
+    from taskharbor.drivers.records import RequeueChange
     from taskharbor.drivers.sqlite.pool import SqlitePool
     from taskharbor.drivers.sqlite.settings import SqliteSettings
 
@@ -39,20 +39,7 @@ def cancel(db: sqlite3.Connection, job_id: JobId, now: int) -> Answer:
     return _refused(db, job_id, Event.CANCEL) if row is None else Transitioned(job_id, Status(row[0]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SqliteRequeue:
-    """What a requeue gives, and who gives it."""
-
-    token: Token
-    budget: int
-    by: str
-    reason: str
-    scheduled_for: int
-    queue: str | None
-    payload: bytes | None
-
-
-_REMEMBER: Final = """
+_RECORD_REQUEUE: Final = """
     INSERT INTO th_attempts (
         job_id, token, life, attempt, worker_id, ended_at, event, status, outcome,
         error_type, message, traceback, fingerprint
@@ -64,8 +51,8 @@ _REMEMBER: Final = """
        AND (:queue IS NULL OR queue = :queue)
     ON CONFLICT DO NOTHING
 """
-# For a job that the statement above has written a row of, in the same transaction: the row lets it through, once.
-_REVIVE: Final = """
+# Runs only if the statement above has inserted a row, in the same transaction. A token requeues a job once.
+_REQUEUE: Final = """
     UPDATE th_jobs
        SET status = 'PENDING',
            payload = coalesce(:payload, payload),
@@ -86,7 +73,7 @@ _REVIVE: Final = """
            progress = NULL
      WHERE id = :id
 """
-_REQUEUED: Final = """
+_IS_REQUEUED: Final = """
     SELECT EXISTS (SELECT 1 FROM th_attempts WHERE job_id = :id AND token = :token)
       FROM th_jobs
      WHERE id = :id
@@ -94,21 +81,21 @@ _REQUEUED: Final = """
 """
 
 
-def requeue(db: sqlite3.Connection, job_id: JobId, new: SqliteRequeue, now: int) -> Answer:
-    asked = {
+def requeue(db: sqlite3.Connection, job_id: JobId, new: RequeueChange, *, due: int, now: int) -> Answer:
+    params = {
         "id": job_id.bytes,
         "token": new.token.bytes,
         "by": new.by,
         "why": new.reason,
         "budget": new.budget,
-        "due": new.scheduled_for,
+        "due": due,
         "queue": new.queue,
         "payload": new.payload,
         "now": now,
     }
-    if db.execute(_REMEMBER, asked).rowcount > 0:
-        db.execute(_REVIVE, asked)
-    row = db.execute(_REQUEUED, asked).fetchone()
+    if db.execute(_RECORD_REQUEUE, params).rowcount > 0:
+        db.execute(_REQUEUE, params)
+    row = db.execute(_IS_REQUEUED, params).fetchone()
     if row is None:
         return JobNotFound(job_id)
     return Transitioned(job_id, Status.PENDING) if row[0] else _refused(db, job_id, Event.REQUEUE)
@@ -176,13 +163,13 @@ class SqliteControl:
         with self._connections as (db, _):
             db.executemany(self._PUT_SCHEDULE, [_columns(schedule) for schedule in schedules])
 
-    _DROP_SCHEDULE: LiteralString = """
+    _DELETE_SCHEDULE: LiteralString = """
         DELETE FROM th_schedules
          WHERE name = :name
     """
 
     def delete_schedules(self, names: Sequence[str]) -> list[bool]:
-        return self._each(self._DROP_SCHEDULE, names)
+        return self._each(self._DELETE_SCHEDULE, names)
 
     _PAUSE_SCHEDULE: LiteralString = """
         UPDATE th_schedules
@@ -207,7 +194,7 @@ class SqliteControl:
     def change_setting(self, name: str, value: str, *, instead_of: str) -> bool:
         return self._settings.change(name, value, instead_of=instead_of)
 
-    _PUT_KEY: LiteralString = """
+    _ADD_KEY: LiteralString = """
         INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
         VALUES (:id, :name, :digest, :scopes, :created_at, :expires_at, :revoked_at)
             ON CONFLICT (id) DO NOTHING
@@ -215,7 +202,7 @@ class SqliteControl:
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
         with self._connections as (db, _):
-            return [db.execute(self._PUT_KEY, _key_columns(key)).rowcount == 1 for key in keys]
+            return [db.execute(self._ADD_KEY, _key_columns(key)).rowcount == 1 for key in keys]
 
     _REVOKE_KEY: LiteralString = """
         UPDATE th_api_keys
@@ -236,7 +223,7 @@ class SqliteControl:
     def note_key_use(self, ids: Sequence[str]) -> None:
         self._each(self._NOTE_KEY_USE, ids)
 
-    _RECORD: LiteralString = """
+    _RECORD_AUDIT: LiteralString = """
         INSERT INTO th_audit (id, at, actor, action, target, detail)
         VALUES (:id, :now, :actor, :action, :target, :detail)
             ON CONFLICT (id) DO NOTHING
@@ -244,10 +231,10 @@ class SqliteControl:
 
     def record_audit(self, entries: Sequence[AuditEntry]) -> None:
         with self._connections as (db, now):
-            db.executemany(self._RECORD, [_entry_columns(entry) | {"now": now} for entry in entries])
+            db.executemany(self._RECORD_AUDIT, [_entry_columns(entry) | {"now": now} for entry in entries])
 
     def _each(self, statement: str, names: Sequence[str], *, by: str | None = None) -> list[bool]:
-        """Run *statement* for every name in one transaction, and tell for which it changed anything."""
+        """Run *statement* for every name in one transaction, and return for which it changed a row."""
         with self._connections as (db, now):
             return [db.execute(statement, {"name": name, "now": now, "by": by}).rowcount == 1 for name in names]
 

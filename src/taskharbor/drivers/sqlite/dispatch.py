@@ -1,4 +1,4 @@
-"""Handing due jobs to the delivery queue."""
+"""Mark due jobs for sending, and record what happened to their messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.results import Unsent
 
-# Every re-send that is ripe, and of the others as many as there is room for.
+# All resends that are due, and new jobs up to the limit of unclaimed ones.
 _DISPATCH: Final = f"""
     UPDATE th_jobs
        SET status = 'ENQUEUED',
@@ -49,7 +49,7 @@ _DISPATCH: Final = f"""
     RETURNING id, sends, resends, priority
 """
 
-_TURNS: Final = f"""
+_DISPATCH_ORDER: Final = f"""
     SELECT id, coalesce(dispatch_at, scheduled_for)
       FROM th_jobs
      WHERE queue = :queue
@@ -69,10 +69,10 @@ def dispatch(
     unclaimed: int,
 ) -> list[Dispatch]:
     locked = now + span(lock)
-    asked = {"queue": queue, "now": now, "locked": locked, "unclaimed": unclaimed, "limit": max(limit, 0)}
-    turns = dict(db.execute(_TURNS, {"queue": queue, "now": now}).fetchall())  # only to answer in order
-    rows = db.execute(_DISPATCH, asked).fetchall()
-    rows.sort(key=lambda row: (row[3], turns[row[0]], row[0]))
+    params = {"queue": queue, "now": now, "locked": locked, "unclaimed": unclaimed, "limit": max(limit, 0)}
+    since = dict(db.execute(_DISPATCH_ORDER, {"queue": queue, "now": now}).fetchall())  # only to order the result
+    rows = db.execute(_DISPATCH, params).fetchall()
+    rows.sort(key=lambda row: (row[3], since[row[0]], row[0]))
     return [Dispatch(job_id(row[0]), row[1], row[2], moment(locked)) for row in rows]
 
 
@@ -103,12 +103,12 @@ _DECLINED: Final = """
 """
 
 
-def dispatched(db: sqlite3.Connection, result: Sent | Unsent | Declined, now: int) -> bool:
+def record_dispatch(db: sqlite3.Connection, result: Sent | Unsent | Declined, now: int) -> bool:
     if isinstance(result, Declined):
-        asked = {"id": result.job_id.bytes, "seq": result.seq, "now": now}
-        return db.execute(_DECLINED, asked).rowcount > 0
-    made = result.dispatch
-    asked = {"id": made.job_id.bytes, "seq": made.seq, "dispatch_at": micros(made.dispatch_at), "now": now}
+        params = {"id": result.job_id.bytes, "seq": result.seq, "now": now}
+        return db.execute(_DECLINED, params).rowcount > 0
+    sent = result.dispatch
+    params = {"id": sent.job_id.bytes, "seq": sent.seq, "dispatch_at": micros(sent.dispatch_at), "now": now}
     if isinstance(result, Sent):
-        return db.execute(_SENT, asked | {"again": now + span(result.retry_in)}).rowcount > 0
-    return db.execute(_UNSENT, asked).rowcount > 0
+        return db.execute(_SENT, params | {"again": now + span(result.retry_in)}).rowcount > 0
+    return db.execute(_UNSENT, params).rowcount > 0

@@ -1,4 +1,4 @@
-"""The verbs that move jobs: each is one IMMEDIATE transaction that decides nothing in Python."""
+"""The SQLite driver. Each method is one IMMEDIATE transaction that decides nothing in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taskharbor.core.model import claim_from_job
 from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
-from taskharbor.drivers.records import settle_separately
+from taskharbor.drivers.records import RequeueChange, settle_separately
 from taskharbor.drivers.sqlite import claim, control, dispatch, insert, settle
 from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
@@ -51,11 +51,11 @@ _RELEASE: Final = Event.RELEASE
 
 
 class SqliteDriver:
-    """Keeps jobs in one file, for any number of processes and threads of one machine.
+    """Stores jobs in one file, for any number of processes and threads of one machine.
 
-    The machine's clock is the store's. *synchronous* is SQLite's: FULL commits survive a
-    power cut, NORMAL ones a crash of the process, at several times the speed. The
-    schema is brought up to date as the file is opened.
+    The store's clock is the machine's clock. *synchronous* is SQLite's setting: FULL commits survive a power
+    failure; NORMAL commits survive a crash of the process only, and are several times faster. Opening the file
+    migrates its schema.
     """
 
     group_commits: Final = True
@@ -71,15 +71,15 @@ class SqliteDriver:
         file = Path(path)
         migrate.migrate_up(SqliteSchema(file), MIGRATIONS)
         self._connections = SqlitePool(file, clock=clock, deadline=deadline, synchronous=synchronous)
-        self._bell = SqliteNotifier(file)
-        self.maintenance = SqliteMaintenance(self._connections, self._bell)
+        self._notifier = SqliteNotifier(file)
+        self.maintenance = SqliteMaintenance(self._connections, self._notifier)
         self._settings = SqliteSettings(self._connections)
         self.inspector = SqliteInspector(self._connections, self._settings)
         self.control = SqliteControl(self._connections, self._settings)
 
     @property
     def statements(self) -> int:
-        """How many transactions were run so far."""
+        """Return the number of transactions run so far."""
         return self._connections.statements
 
     def listen(self, queues: Collection[str]) -> SqliteListener:
@@ -88,16 +88,17 @@ class SqliteDriver:
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._connections as (db, now):
             answers = insert.insert(db, jobs, now=now, repeat=repeat)
-        self._bell.notify(jobs, now)
+        self._notifier.notify(jobs, now)
         return answers
 
     def remember(self, name: str, value: str) -> str:
         return self._settings.remember(name, value)
 
     def join(self, connection: sqlite3.Connection, *, notify: bool = True) -> SqliteTransaction:  # noqa: ARG002  listeners see a commit
-        """Return what stores and settles jobs in transactions of *connection*, yours and open on the same file.
+        """Return an object that inserts and settles jobs in the transaction of *connection*.
 
-        That is done when you commit, and never was if you roll back.
+        *connection* belongs to the caller and must be open on the driver's file. The caller's commit stores the
+        changes; its rollback discards them.
         """
         return SqliteTransaction(connection, self._connections, self._settings)
 
@@ -115,13 +116,13 @@ class SqliteDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim]:
-        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
+        claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections as (db, now):
             claims = claim.claim_due(
-                db, queue, taker, now=now, limit=limit, patience=overdue_after, overdue=overdue_only
+                db, queue, claimant, now=now, limit=limit, overdue_after=overdue_after, overdue_only=overdue_only
             )
             if len(claims) < limit and reclaim:
-                claims += claim.reclaim_expired(db, queue, taker, now=now, limit=limit - len(claims))
+                claims += claim.reclaim_expired(db, queue, claimant, now=now, limit=limit - len(claims))
             return claims
 
     def claim(
@@ -136,9 +137,9 @@ class SqliteDriver:
         unhandled_after: timedelta | None = None,
         reclaim: bool = True,
     ) -> list[Claim | Refused]:
-        taker = Claimant(token, worker, lease, types, reclaim, unhandled_after)
+        claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections as (db, now):
-            return claim.claim(db, queue, job_ids, taker, now)
+            return claim.claim(db, queue, job_ids, claimant, now)
 
     def extend(
         self,
@@ -152,7 +153,7 @@ class SqliteDriver:
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         answers = settle_separately(settlements, self._settle, settle.rejection)
         if _RELEASE in [each.outcome.event for each in settlements]:
-            self._bell.notify_any()
+            self._notifier.notify_any()
         return answers
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
@@ -174,8 +175,8 @@ class SqliteDriver:
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         with self._connections.read() as db:
             now = self._connections.now()
-            asked = [{"now": now, "token": token.bytes} for token in dict.fromkeys(tokens)]
-            held = [job(row) for each in asked for row in db.execute(self._READ_BACK, each)]
+            params = [{"now": now, "token": token.bytes} for token in dict.fromkeys(tokens)]
+            held = [job(row) for each in params for row in db.execute(self._READ_BACK, each)]
             return [claim_from_job(each) for each in held]
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
@@ -184,7 +185,7 @@ class SqliteDriver:
 
     def record_dispatch(self, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
         with self._connections as (db, now):
-            return [dispatch.dispatched(db, result, now) for result in results]
+            return [dispatch.record_dispatch(db, result, now) for result in results]
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._connections as (db, now):
@@ -206,12 +207,10 @@ class SqliteDriver:
         validate_requeue(job_ids, budget=budget, payload=payload)
         with self._connections as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
-            new = control.SqliteRequeue(
-                token=token, budget=budget, by=by, reason=reason, scheduled_for=due, queue=queue, payload=payload
-            )
-            answers = [control.requeue(db, job_id, new, now) for job_id in job_ids]
+            new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
+            answers = [control.requeue(db, job_id, new, due=due, now=now) for job_id in job_ids]
         if due <= now:
-            self._bell.notify_any()
+            self._notifier.notify_any()
         return answers
 
     def reschedule(
@@ -223,11 +222,11 @@ class SqliteDriver:
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._connections as (db, now):
-            later = None if delay is None else now + span(delay)
-            due = later if scheduled_for is None else maybe_micros(scheduled_for)
+            delayed = None if delay is None else now + span(delay)
+            due = delayed if scheduled_for is None else maybe_micros(scheduled_for)
             answers = [control.reschedule(db, job_id, due=due, priority=priority) for job_id in job_ids]
         if due is not None and due <= now:
-            self._bell.notify_any()
+            self._notifier.notify_any()
         return answers
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Leases that are over, jobs that are spent, and a clock that jumped."""
+"""End expired leases, bury exhausted jobs, and handle clock jumps."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ from uuid import UUID
 
 from taskharbor.core.ids import Token
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
-from taskharbor.core.results import Death, Expired
-from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.rows import WAITING, job_id, micros, span
+from taskharbor.core.results import Expired
+from taskharbor.core.states import Event, Status
+from taskharbor.drivers.records import landing_case
+from taskharbor.drivers.sqlite.rows import WAITING, death, job_id, micros, span
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
+    from taskharbor.core.results import Death
     from taskharbor.drivers.sqlite.pool import SqlitePool
+
+_STATUS_AFTER: Final[LiteralString] = landing_case(
+    {Event.EXPIRE}, job="job.", attempts="job.attempt_count - (jump.id IS NOT NULL)"
+)
 
 
 class SqliteLeaseExpiry:
-    """What brings back jobs that nobody runs any more."""
+    """Ends leases of dead workers, buries exhausted jobs, and records clock jumps."""
 
     def __init__(self, connections: SqlitePool) -> None:
         self._connections = connections
 
-    _LOST: LiteralString = """
-        -- Says where each job lands, and whether the clock took its lease. The two statements below follow it in the
-        -- same transaction, which alone may write: every lease is still the one that was found.
+    _LOST: LiteralString = f"""
+        -- Selects each job's next status, and whether its lease was lost to a clock jump. The two statements below
+        -- run in the same IMMEDIATE transaction, so the leases cannot change in between.
         SELECT job.id,
                job.lease_token AS token,
-               CASE
-                   WHEN job.cancel_requested_at IS NOT NULL THEN 'CANCELED'
-                   WHEN job.attempt_count - (jump.id IS NOT NULL) >= job.max_attempts THEN 'DEAD'
-                   WHEN job.sent_at IS NOT NULL THEN 'ENQUEUED'
-                   ELSE 'FAILED'
-               END AS status,
+               {_STATUS_AFTER} AS status,
                iif(jump.id IS NOT NULL, 'CLOCK', 'LOST') AS outcome
           FROM th_jobs AS job
           LEFT JOIN th_clock AS jump
@@ -54,10 +55,10 @@ class SqliteLeaseExpiry:
         SELECT id, lease_token, life, attempt_count, worker_id, processing_started_at, :now, 'expire', :status, :outcome
           FROM th_jobs
          WHERE id = :id
-        ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
+        ON CONFLICT DO NOTHING  -- (job, token) identifies one attempt; its first row is kept
     """
 
-    _LAND: LiteralString = """
+    _END_LEASE: LiteralString = """
         UPDATE th_jobs
            SET status = :status,
                attempt_count = attempt_count - (:outcome = 'CLOCK'),
@@ -68,7 +69,7 @@ class SqliteLeaseExpiry:
                lease_expires_at = NULL,
                completed_at = iif(:status IN ('DEAD', 'CANCELED'), :now, NULL),
                dead_at = iif(:status = 'DEAD', :now, NULL),
-               dead_reason = iif(:status = 'DEAD', :spent, NULL),
+               dead_reason = iif(:status = 'DEAD', :exhausted, NULL),
                fingerprint = iif(:status = 'DEAD', '', NULL)
          WHERE id = :id
     """
@@ -76,17 +77,17 @@ class SqliteLeaseExpiry:
     def expire(self, *, limit: int) -> list[Expired]:
         with self._connections as (db, now):
             lost = db.execute(self._LOST, {"now": now, "limit": limit}).fetchall()
-            common = {"now": now, "error": LEASE_LOST, "spent": ATTEMPTS_EXHAUSTED}
-            asked = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
-            db.executemany(self._RECORD, asked)
-            db.executemany(self._LAND, asked)
+            common = {"now": now, "error": LEASE_LOST, "exhausted": ATTEMPTS_EXHAUSTED}
+            params = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
+            db.executemany(self._RECORD, params)
+            db.executemany(self._END_LEASE, params)
             deaths = _deaths(db, [id for id, _, status, _ in lost if status == Status.DEAD])
         return [
             Expired(job_id(id), Token(UUID(bytes=token)), Status(status), deaths.get(id))
             for id, token, status, _ in lost
         ]
 
-    _SPENT: LiteralString = f"""
+    _EXHAUSTED: LiteralString = f"""
         SELECT id
           FROM th_jobs INDEXED BY th_jobs_spent
          WHERE {WAITING}
@@ -97,11 +98,11 @@ class SqliteLeaseExpiry:
     _BURY: LiteralString = """
         UPDATE th_jobs
            SET status = 'DEAD',
-               last_error = coalesce(last_error, :spent),
+               last_error = coalesce(last_error, :exhausted),
                failed_at = :now,
                completed_at = :now,
                dead_at = :now,
-               dead_reason = :spent,
+               dead_reason = :exhausted,
                fingerprint = '',
                dispatch_at = NULL
          WHERE id = :id
@@ -110,24 +111,24 @@ class SqliteLeaseExpiry:
     """
 
     def bury(self, *, limit: int) -> list[Death]:
-        # There are none, as a rule, and then nobody has to write: what is found is but a
-        # hint, and the guard stands once more in the write.
+        # Normally there are none, and the read avoids a write transaction. The write repeats the guard, since the
+        # jobs may have changed since the read.
         with self._connections.read() as db:
-            spent = [id for (id,) in db.execute(self._SPENT, {"limit": limit})]
-        if not spent:
+            exhausted = [id for (id,) in db.execute(self._EXHAUSTED, {"limit": limit})]
+        if not exhausted:
             return []
         with self._connections as (db, now):
             buried = [
                 id
-                for id in spent
-                if db.execute(self._BURY, {"id": id, "now": now, "spent": ATTEMPTS_EXHAUSTED}).rowcount
+                for id in exhausted
+                if db.execute(self._BURY, {"id": id, "now": now, "exhausted": ATTEMPTS_EXHAUSTED}).rowcount
             ]
             return list(_deaths(db, buried).values())
 
-    _AHEAD: tuple[LiteralString, ...] = (
+    _JUMP_FORWARD: tuple[LiteralString, ...] = (
         """
-        -- A report within the hold is of the same jump, and widens it. The ends need no such
-        -- guard: a jump that came after the hold ended later.
+        -- A report during the hold is about the same jump and widens it. jumped_to and hold_until need no such guard:
+        -- for a later jump, the new values are always larger.
         INSERT INTO th_clock (id, jumped_from, jumped_to, hold_until)
         VALUES (1, :expected, :now, :until)
             ON CONFLICT (id) DO UPDATE
@@ -137,8 +138,8 @@ class SqliteLeaseExpiry:
         """,
     )
 
-    # What an earlier jump ahead held back, or put off, would else wait until its time comes a second time.
-    _BACK: tuple[LiteralString, ...] = (
+    # Otherwise holds, duties and leases from an earlier forward jump would last until the clock reaches them again.
+    _JUMP_BACKWARD: tuple[LiteralString, ...] = (
         """
         DELETE FROM th_clock
         """,
@@ -158,7 +159,7 @@ class SqliteLeaseExpiry:
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
         with self._connections as (db, now):
             jump = {"expected": micros(expected), "now": now, "until": now + span(lease)}
-            for statement in self._AHEAD if now > jump["expected"] else self._BACK:
+            for statement in self._JUMP_FORWARD if now > jump["expected"] else self._JUMP_BACKWARD:
                 db.execute(statement, jump)
 
 
@@ -170,11 +171,6 @@ _DEATHS: Final[LiteralString] = """
 
 
 def _deaths(db: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, Death]:
-    """Return what there is to report of jobs that died in this very transaction, by id."""
+    """Return the deaths to report, by id, of jobs that died in this transaction."""
     rows = [db.execute(_DEATHS, (id,)).fetchone() for id in ids]
-    return {
-        id: Death(
-            job_id=job_id(id), type=job_type, queue=queue, life=life, attempt_count=attempt_count, reason=dead_reason
-        )
-        for id, job_type, queue, life, attempt_count, dead_reason in rows
-    }
+    return {row[0]: death(row) for row in rows}

@@ -1,4 +1,4 @@
-"""Storing new jobs, in a transaction of ours or of the caller's."""
+"""Insert new jobs in the driver's own transaction or a joined one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.results import Enqueued, new_enqueued
+from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.drivers.sqlite.rows import EPOCH, MICROSECOND, job_id, marks, micros, span
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ INSERT_JOB: Final = f"""
     {_COLUMNS}
     VALUES (?1, ?2, ?3, ?4, ?5, 'PENDING', ?6, ?7, ?8, 0, ?9, ?10, ?11)
 """
-# A job under a key is stored only if the key is its own: who came second stores nothing.
+# A job with an idempotency key is stored only if it holds the key.
 _INSERT_KEYED: Final = f"""
     {_COLUMNS}
     SELECT ?1, ?2, ?3, ?4, ?5, 'PENDING', ?6, ?7, ?8, 0, ?9, ?10, ?11
@@ -41,7 +42,7 @@ _INSERT_KEYED: Final = f"""
 
 
 def insert(db: SqlExecutor, jobs: Sequence[NewJob], *, now: int, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
-    """Store *jobs* in the transaction that *db* has open."""
+    """Store *jobs* in the open transaction of *db*."""
     if repeat:
         known = _known(db, jobs)
         answers = iter(_store(db, [job for job in jobs if job.id.bytes not in known], now))
@@ -59,8 +60,8 @@ def _store(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued |
         return [new_enqueued(job.id) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
     db.executemany(_INSERT_KEYED, [_row(job, now) for job in keyed])
-    plain = [job for job in jobs if job.idempotency_key is None]
-    db.executemany(INSERT_JOB, [_row(job, now) for job in plain])
+    without_key = [job for job in jobs if job.idempotency_key is None]
+    db.executemany(INSERT_JOB, [_row(job, now) for job in without_key])
     holders = _holders(db, keyed)
     return [_answer(job, holders) for job in jobs]
 
@@ -68,10 +69,10 @@ def _store(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued |
 def _known(db: SqlExecutor, jobs: Sequence[NewJob]) -> frozenset[bytes]:
     ids = [job.id.bytes for job in jobs]
     found: set[bytes] = set()
-    for start in range(0, len(ids), 500):
-        part = ids[start : start + 500]
-        query = f"SELECT id FROM th_jobs WHERE id IN ({marks(part)})"
-        found.update(row[0] for row in db.execute(query, part))
+    for start in range(0, len(ids), STORE_BATCH):
+        batch = ids[start : start + STORE_BATCH]
+        query = f"SELECT id FROM th_jobs WHERE id IN ({marks(batch)})"
+        found.update(row[0] for row in db.execute(query, batch))
     return frozenset(found)
 
 
@@ -99,7 +100,7 @@ def _answer(
 def _row(job: NewJob, now: int) -> tuple[Any, ...]:
     due = job.scheduled_for
     return (
-        job.id.int.to_bytes(16),  # what .bytes returns, without its frame
+        job.id.int.to_bytes(16),  # equals job.id.bytes, without a Python frame
         job.type,
         job.queue,
         job.priority,

@@ -1,4 +1,4 @@
-"""Reads."""
+"""Read access: jobs, attempts, queues, workers, schedules, settings, API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from taskharbor.core.model import ApiKey, AuditEntry
-from taskharbor.core.results import FinishedCount, QueueStats
-from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite.rows import (
+    API_KEY,
     ATTEMPT,
+    AUDIT,
     OUTBOX,
     SCHEDULE,
     WAITING,
+    WORKER,
+    api_key,
     attempt,
+    audit_entry,
+    finished_count,
     job,
     job_id,
-    maybe_moment,
     micros,
     moment,
     outbox_row,
+    queue_stats,
     schedule,
     span,
     summary,
-    text_map,
-    token,
     worker,
 )
 from taskharbor.drivers.sqlite.search import GET, SUMMARIES, by_key, dead_groups, find, rows_of
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Attempt, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.core.results import DeadLetterGroup, JobFilter, Page
+    from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.results import DeadLetterGroup, FinishedCount, JobFilter, Page, QueueStats
     from taskharbor.drivers.sqlite.pool import SqlitePool
     from taskharbor.drivers.sqlite.settings import SqliteSettings
 
@@ -67,7 +68,7 @@ class SqliteInspector:
             return by_key(db, key)
 
     _ATTEMPTS: LiteralString = f"""
-        -- The life and what follows it order entries of one instant: a death comes before the requeue that undoes it.
+        -- Life, event and attempt order the entries of one instant: a death comes before the requeue that follows it.
         SELECT {ATTEMPT}
           FROM th_attempts
          WHERE job_id IN (%s)
@@ -109,9 +110,9 @@ class SqliteInspector:
     """
 
     def kept_by_events(self, *, older_than: timedelta, limit: int) -> list[JobId]:
-        asked = {"until": self._connections.now() - span(older_than), "limit": limit}
+        params = {"until": self._connections.now() - span(older_than), "limit": limit}
         with self._connections.read() as db:
-            return [job_id(id) for (id,) in db.execute(self._KEPT_BY_EVENTS, asked)]
+            return [job_id(id) for (id,) in db.execute(self._KEPT_BY_EVENTS, params)]
 
     _PUBLISHER_SEEN_AT: LiteralString = """
         SELECT CAST(value AS INTEGER)
@@ -148,8 +149,8 @@ class SqliteInspector:
     """
 
     _QUEUES: LiteralString = f"""
-        -- A line is what waits in a queue at one priority. Each step leaps to the head of
-        -- the next line, so the cost is of the lines there are, not of the jobs in them.
+        -- A line is the waiting jobs of one queue and priority. Each step seeks the first job of the next line, so
+        -- the cost depends on the number of lines, not of jobs.
         WITH RECURSIVE
         line (queue, priority, scheduled_for) AS (
             SELECT head.queue, head.priority, head.scheduled_for
@@ -217,10 +218,10 @@ class SqliteInspector:
     def queues(self) -> list[QueueStats]:
         now = self._connections.now()
         with self._connections.read() as db:
-            return [_queue_view(row) for row in db.execute(self._QUEUES, {"now": now})]
+            return [queue_stats(row) for row in db.execute(self._QUEUES, {"now": now})]
 
     DUE_IN: LiteralString = f"""
-        -- As above, a leap to each line, and in each one past all that is due.
+        -- As above, one seek per line, and then one past the due jobs of the line.
         WITH RECURSIVE
         line (priority) AS (
             SELECT (
@@ -280,20 +281,17 @@ class SqliteInspector:
     def finished_counts(
         self, *, since: datetime, queue: str | None = None, limit: int | None = None
     ) -> list[FinishedCount]:
-        asked = {"since": micros(since), "queue": queue, "limit": -1 if limit is None else limit}
+        params = {"since": micros(since), "queue": queue, "limit": -1 if limit is None else limit}
         with self._connections.read() as db:
-            rows = db.execute(self._FINISHED, asked).fetchall()
-        return [
-            FinishedCount(minute=moment(minute), queue=name, status=Status(status), count=count)
-            for minute, name, status, count in reversed(rows)
-        ]
+            rows = db.execute(self._FINISHED, params).fetchall()
+        return [finished_count(row) for row in reversed(rows)]
 
     def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
         with self._connections.read() as db:
             return dead_groups(db, limit=limit, queue=queue)
 
-    _WORKERS: LiteralString = """
-        SELECT id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots
+    _WORKERS: LiteralString = f"""
+        SELECT {WORKER}
           FROM th_workers
          ORDER BY id
     """
@@ -315,22 +313,22 @@ class SqliteInspector:
     def settings(self) -> dict[str, str]:
         return self._settings.all()
 
-    _KEYS: LiteralString = """
-        SELECT id, name, digest, scopes, created_at, expires_at, revoked_at, used_at
+    _KEYS: LiteralString = f"""
+        SELECT {API_KEY}
           FROM th_api_keys
          WHERE :ids IS NULL OR id IN (SELECT value FROM json_each(:ids))
          ORDER BY id
     """
 
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
-        asked = {"ids": None if ids is None else json.dumps(list(ids))}
+        params = {"ids": None if ids is None else json.dumps(list(ids))}
         with self._connections.read() as db:
-            return {key.id: key for key in map(_api_key, db.execute(self._KEYS, asked))}
+            return {key.id: key for key in map(api_key, db.execute(self._KEYS, params))}
 
-    _AUDIT: LiteralString = """
-        SELECT id, at, actor, action, target, detail
+    _AUDIT: LiteralString = f"""
+        SELECT {AUDIT}
           FROM th_audit
-         WHERE {place}
+         WHERE {{place}}
          ORDER BY at DESC, id DESC
          LIMIT :limit
     """
@@ -343,36 +341,4 @@ class SqliteInspector:
                 rows = db.execute(self._NEWEST, {"limit": limit})
             else:
                 rows = db.execute(self._BELOW, {"limit": limit, "before": before.bytes})
-            return [_audit_entry(row) for row in rows]
-
-
-def _queue_view(row: Sequence[Any]) -> QueueStats:
-    name, counts, oldest_due, paused_at, paused_by = row
-    counted = json.loads(counts)
-    return QueueStats(
-        name=name,
-        counts={status: counted.get(status, 0) for status in Status},
-        oldest_due=maybe_moment(oldest_due),
-        paused_at=maybe_moment(paused_at),
-        paused_by=paused_by,
-    )
-
-
-def _api_key(row: Sequence[Any]) -> ApiKey:
-    return ApiKey(
-        id=row[0],
-        name=row[1],
-        digest=row[2],
-        scopes=tuple(json.loads(row[3])),
-        created_at=moment(row[4]),
-        expires_at=maybe_moment(row[5]),
-        revoked_at=maybe_moment(row[6]),
-        used_at=maybe_moment(row[7]),
-    )
-
-
-def _audit_entry(row: Sequence[Any]) -> AuditEntry:
-    entry_id, at, actor, action, target, detail = row
-    return AuditEntry(
-        id=token(entry_id), at=moment(at), actor=actor, action=action, target=target, detail=text_map(detail)
-    )
+            return [audit_entry(row) for row in rows]

@@ -1,4 +1,4 @@
-"""What keeps the store healthy."""
+"""Maintenance: retention, duties, workers, the audit log, the outbox, schedules and aggregates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.sqlite.pool import SqlitePool
 
 
-_OLD: LiteralString = """
+_DELETE_OLD: LiteralString = """
     DELETE FROM th_jobs
      WHERE id IN (
            SELECT id
@@ -45,9 +45,9 @@ _OLD: LiteralString = """
 
 
 class SqliteMaintenance:
-    def __init__(self, connections: SqlitePool, bell: SqliteNotifier) -> None:
+    def __init__(self, connections: SqlitePool, notifier: SqliteNotifier) -> None:
         self._connections = connections
-        self._bell = bell
+        self._notifier = notifier
         self._expiring = SqliteLeaseExpiry(connections)
 
     def expire(self, *, limit: int) -> list[Expired]:
@@ -71,14 +71,16 @@ class SqliteMaintenance:
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         if job_ids is None:
             return self._remove(self._PURGE, older_than, limit)
-        return self._remove(self._PURGE_ONE, older_than, limit, [job_id.bytes for job_id in job_ids])
+        return self._remove(self._PURGE_JOB, older_than, limit, [job_id.bytes for job_id in job_ids])
 
-    # Who is dead is told as the index tells it: SQLite uses it for nothing less.
-    _PRUNE: LiteralString = _OLD.format(
+    # The conditions on dead_at repeat those of the partial indexes; SQLite does not use the indexes without them.
+    _PRUNE: LiteralString = _DELETE_OLD.format(
         index="th_jobs_finished", states="status IN ('SUCCEEDED', 'CANCELED') AND dead_at IS NULL"
     )
-    _PURGE: LiteralString = _OLD.format(index="th_jobs_dead", states="status = 'DEAD' AND dead_at IS NOT NULL")
-    _PURGE_ONE: LiteralString = _OLD.replace("INDEXED BY {index}", "").format(states="status = 'DEAD' AND id = :id")
+    _PURGE: LiteralString = _DELETE_OLD.format(index="th_jobs_dead", states="status = 'DEAD' AND dead_at IS NOT NULL")
+    _PURGE_JOB: LiteralString = _DELETE_OLD.replace("INDEXED BY {index}", "").format(
+        states="status = 'DEAD' AND id = :id"
+    )
 
     _REMOVE_WITH: tuple[LiteralString, ...] = (
         """
@@ -101,13 +103,13 @@ class SqliteMaintenance:
         with self._connections as (db, now):
             removed: list[Any] = []
             for job_id in ids:
-                asked = {"until": now - span(older_than), "limit": limit - len(removed), "id": job_id}
-                removed += db.execute(old, asked)
+                params = {"until": now - span(older_than), "limit": limit - len(removed), "id": job_id}
+                removed += db.execute(old, params)
             for statement in self._REMOVE_WITH:
                 db.executemany(statement, removed)
         return len(removed)
 
-    _TAKE_DUTY: LiteralString = """
+    _CLAIM_DUTY: LiteralString = """
         INSERT INTO th_duties (name, next_at)
         VALUES (:name, :next_at)
             ON CONFLICT (name) DO UPDATE
@@ -117,17 +119,17 @@ class SqliteMaintenance:
 
     def claim_duty(self, name: str, *, every: timedelta) -> bool:
         with self._connections as (db, now):
-            turn = {"name": name, "now": now, "next_at": now + span(every)}
-            return db.execute(self._TAKE_DUTY, turn).rowcount == 1
+            params = {"name": name, "now": now, "next_at": now + span(every)}
+            return db.execute(self._CLAIM_DUTY, params).rowcount == 1
 
-    _BEAT_WORKER: LiteralString = """
+    _RECORD_WORKER: LiteralString = """
         REPLACE INTO th_workers
                (id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots)
         VALUES (:id, :host, :pid, :queues, :types, :concurrency, :started_at, :now, :lost_slots)
     """
 
     def record_worker(self, worker: WorkerRecord) -> None:
-        alive = {
+        params = {
             "id": worker.id,
             "host": worker.host,
             "pid": worker.pid,
@@ -138,18 +140,18 @@ class SqliteMaintenance:
             "lost_slots": worker.lost_slots,
         }
         with self._connections as (db, now):
-            db.execute(self._BEAT_WORKER, alive | {"now": now})
+            db.execute(self._RECORD_WORKER, params | {"now": now})
 
-    _FORGET_WORKERS: LiteralString = """
+    _PRUNE_WORKERS: LiteralString = """
         DELETE FROM th_workers
          WHERE seen_at <= :until
     """
 
     def prune_workers(self, *, unseen_for: timedelta) -> int:
         with self._connections as (db, now):
-            return db.execute(self._FORGET_WORKERS, {"until": now - span(unseen_for)}).rowcount
+            return db.execute(self._PRUNE_WORKERS, {"until": now - span(unseen_for)}).rowcount
 
-    _FORGET_AUDIT: LiteralString = """
+    _PRUNE_AUDIT: LiteralString = """
         DELETE FROM th_audit
          WHERE id IN (
                SELECT id
@@ -162,9 +164,9 @@ class SqliteMaintenance:
 
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         with self._connections as (db, now):
-            return db.execute(self._FORGET_AUDIT, {"until": now - span(older_than), "limit": limit}).rowcount
+            return db.execute(self._PRUNE_AUDIT, {"until": now - span(older_than), "limit": limit}).rowcount
 
-    _OUTBOX_TAKE: LiteralString = f"""
+    _CLAIM_OUTBOX: LiteralString = f"""
         UPDATE th_outbox
            SET attempts = attempts + 1,
                next_at = :locked_until
@@ -191,12 +193,12 @@ class SqliteMaintenance:
     def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
         with self._connections as (db, now):
             db.execute(self._PUBLISHER_SEEN, {"now": now, "noted": span(PUBLISHER_NOTED)})
-            taken = db.execute(self._OUTBOX_TAKE, {"now": now, "locked_until": now + span(lock), "limit": limit})
-            rows = [outbox_row(row) for row in taken]
-        # Sorted once more, since SQLite promises no order of what a statement returns.
+            claimed = db.execute(self._CLAIM_OUTBOX, {"now": now, "locked_until": now + span(lock), "limit": limit})
+            rows = [outbox_row(row) for row in claimed]
+        # SQLite does not order the rows of RETURNING.
         return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
 
-    _OUTBOX_DONE: LiteralString = """
+    _SETTLE_OUTBOX: LiteralString = """
         UPDATE th_outbox
            SET published_at = :published_at,
                given_up_at = :given_up_at,
@@ -210,7 +212,7 @@ class SqliteMaintenance:
 
     def settle_outbox(self, results: Sequence[Published | Unpublished]) -> list[bool]:
         with self._connections as (db, now):
-            return [db.execute(self._OUTBOX_DONE, _done(result, now)).rowcount == 1 for result in results]
+            return [db.execute(self._SETTLE_OUTBOX, _outbox_columns(result, now)).rowcount == 1 for result in results]
 
     _CLOSE: LiteralString = """
         UPDATE th_outbox
@@ -234,8 +236,8 @@ class SqliteMaintenance:
                 LIMIT :limit
                )
     """
-    _OUTBOX_CLOSE: LiteralString = _CLOSE.format(only="")
-    _OUTBOX_CLOSE_ONE: LiteralString = _CLOSE.format(only="AND job_id = :id")
+    _CLOSE_OUTBOX: LiteralString = _CLOSE.format(only="")
+    _CLOSE_OUTBOX_OF_JOB: LiteralString = _CLOSE.format(only="AND job_id = :id")
 
     def close_outbox(
         self,
@@ -246,15 +248,15 @@ class SqliteMaintenance:
         limit: int,
         job_ids: Sequence[JobId] | None = None,
     ) -> int:
-        close = self._OUTBOX_CLOSE if job_ids is None else self._OUTBOX_CLOSE_ONE
+        close = self._CLOSE_OUTBOX if job_ids is None else self._CLOSE_OUTBOX_OF_JOB
         closed = 0
         with self._connections as (db, now):
-            asked = {"reason": reason, "now": now, "until": now - span(older_than), "since": now - span(unseen_for)}
+            params = {"reason": reason, "now": now, "until": now - span(older_than), "since": now - span(unseen_for)}
             for job_id in (None,) if job_ids is None else [each.bytes for each in job_ids]:
-                closed += db.execute(close, {**asked, "id": job_id, "limit": limit - closed}).rowcount
+                closed += db.execute(close, {**params, "id": job_id, "limit": limit - closed}).rowcount
         return closed
 
-    _SCHEDULES_DUE: LiteralString = f"""
+    _DUE_SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
           FROM th_schedules
          WHERE paused_at IS NULL
@@ -266,9 +268,9 @@ class SqliteMaintenance:
     def due_schedules(self, *, limit: int) -> list[Schedule]:
         now = self._connections.now()
         with self._connections.read() as db:
-            return [schedule(row) for row in db.execute(self._SCHEDULES_DUE, {"now": now, "limit": limit})]
+            return [schedule(row) for row in db.execute(self._DUE_SCHEDULES, {"now": now, "limit": limit})]
 
-    _SCHEDULE_FIRED: LiteralString = """
+    _ADVANCE_SCHEDULE: LiteralString = """
         UPDATE th_schedules
            SET next_at = :next_at,
                fired_at = iif(:last_job_id IS NULL, fired_at, :fired),
@@ -280,17 +282,17 @@ class SqliteMaintenance:
     def advance_schedule(
         self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
     ) -> bool:
-        moved = {
+        params = {
             "name": name,
             "fired": micros(fired),
             "next_at": maybe_micros(next_at),
             "last_job_id": jobs[-1].id.bytes if jobs else None,
         }
         with self._connections as (db, now):
-            if db.execute(self._SCHEDULE_FIRED, moved).rowcount == 0:
+            if db.execute(self._ADVANCE_SCHEDULE, params).rowcount == 0:
                 return False
             insert(db, jobs, now=now, repeat=False)
-        self._bell.notify(jobs, now)
+        self._notifier.notify(jobs, now)
         return True
 
     _ADD_ENDED: tuple[LiteralString, ...] = (
@@ -306,7 +308,7 @@ class SqliteMaintenance:
         INSERT INTO th_finished (minute, queue, status, count)
         SELECT minute, queue, status, count
           FROM th_ended
-         WHERE TRUE  -- or SQLite takes what follows for a join's
+         WHERE TRUE  -- without WHERE, SQLite parses the following ON as a join condition
             ON CONFLICT DO UPDATE
            SET count = count + excluded.count
         """,
@@ -330,7 +332,7 @@ class SqliteMaintenance:
     """
 
     def roll_up(self, *, keep: timedelta) -> int:
-        """Add up what ended since the last time, so that the table every end writes to stays small."""
+        """Move the counts out of th_ended, which every ending job writes, so that it stays small."""
         with self._connections as (db, now):
             for statement in self._ADD_ENDED:
                 db.execute(statement)
@@ -338,10 +340,10 @@ class SqliteMaintenance:
         return len(set(dropped))
 
 
-def _done(result: Published | Unpublished, now: int) -> dict[str, bytes | int | str | None]:
-    """Return what *result* writes, and on which event; an id that is none of ours is no event's."""
+def _outbox_columns(result: Published | Unpublished, now: int) -> dict[str, bytes | int | str | None]:
+    """Return the columns that *result* sets, and the key of its event, which is null for an invalid id."""
     job, _, life = result.event_id.rpartition(":")
-    done: dict[str, bytes | int | str | None] = {
+    columns: dict[str, bytes | int | str | None] = {
         "job_id": _uuid_bytes(job),
         "life": life,
         "published_at": None,
@@ -350,10 +352,10 @@ def _done(result: Published | Unpublished, now: int) -> dict[str, bytes | int | 
         "error": None,
     }
     if isinstance(result, Published):
-        return done | {"published_at": now}
+        return columns | {"published_at": now}
     if result.retry_in is None:
-        return done | {"given_up_at": now, "error": result.error}
-    return done | {"next_at": now + span(result.retry_in), "error": result.error}
+        return columns | {"given_up_at": now, "error": result.error}
+    return columns | {"next_at": now + span(result.retry_in), "error": result.error}
 
 
 def _uuid_bytes(text: str) -> bytes | None:

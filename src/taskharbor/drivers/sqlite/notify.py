@@ -1,8 +1,8 @@
-"""Waiting for jobs, whichever process of the machine stores them.
+"""Notifications about new jobs between the processes of one machine.
 
-Our own commits ring (`taskharbor.drivers.sqlite.notify`). What cannot ring, a transaction of
-the user's own or another tool, changes ``PRAGMA data_version``: a listener looks at that a few
-times a second, on a connection of its own, since the number means nothing on any other.
+`SqliteNotifier` sends a datagram to the Unix socket of every listener after a commit of the driver. Commits that
+send none, in joined transactions or by other tools, change ``PRAGMA data_version``. A listener polls that number
+a few times a second, on its own connection, since the number is meaningful only within one connection.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ if TYPE_CHECKING:
     from taskharbor.core.model import NewJob
 
 ANY_QUEUE: Final = b""
-"""What is sent for jobs of several queues, or of one that is not known."""
+"""The message for jobs of several queues, or of an unknown queue."""
 
-_LONGEST: Final = 103  # bytes of a socket's path that every system takes: macOS has 104 with the NUL, Linux 108
-_TRIES: Final = 5
-DATA_VERSION_POLL: Final = timedelta(seconds=0.25)  # what that costs stands in ADR 0007
-_LONGEST_NAME: Final = 1_024
+_MAX_PATH_BYTES: Final = 103  # of a socket, on every system: macOS allows 104 with the NUL, Linux 108
+_MAX_TRIES: Final = 5
+DATA_VERSION_POLL: Final = timedelta(seconds=0.25)  # ADR 0007 has the measured cost
+_MAX_MESSAGE_BYTES: Final = 1_024
 
 
 def socket_dir(file: Path) -> Path:
-    """Return where the sockets are: beside the file, or where that is too long a path, among temporary files."""
+    """Return the directory of the sockets: beside the file or, if that path is too long, in the temporary directory."""
     real = os.path.realpath(file)
     beside = Path(f"{real}-listeners")
-    if len(os.fsencode(beside / _hidden(_new_name()))) <= _LONGEST:
+    if len(os.fsencode(beside / _hidden(_new_name()))) <= _MAX_PATH_BYTES:
         return beside
     digest = sha256(os.fsencode(real)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"taskharbor-{os.geteuid()}-{digest}"
 
 
 class SqliteNotifier:
-    """Rings for all who listen at one file."""
+    """Notifies all listeners of one file."""
 
     def __init__(self, file: Path) -> None:
         self._folder = socket_dir(file)
         self._name = str(self._folder)
 
     def notify(self, jobs: Iterable[NewJob], now: int) -> None:
-        """Tell of *jobs* that are new, where some can be taken at once."""
-        # Most often there is no folder, since no process listens.
+        """Notify the listeners about new *jobs*, if some of them are ready to run."""
+        # The directory exists only while there are listeners.
         if os.access(self._name, os.F_OK) and (queues := _ready_queues(jobs, now)):
             self._send(next(iter(queues)).encode() if len(queues) == 1 else ANY_QUEUE)
 
     def notify_any(self) -> None:
-        """Tell of jobs of some queue or other."""
+        """Notify the listeners of all queues."""
         if os.access(self._name, os.F_OK):
             self._send(ANY_QUEUE)
 
     def _send(self, message: bytes) -> None:
         with suppress(OSError):
-            if _is_ours(self._folder):
+            if _is_private(self._folder):
                 _send_all(_addresses(self._folder), message)
 
 
 def _ready_queues(jobs: Iterable[NewJob], now: int) -> set[str]:
-    """Return the queues that have one of *jobs* to take at once."""
+    """Return the queues of those *jobs* that are ready to run."""
     return {
         job.queue for job in jobs if (not job.delay if job.scheduled_for is None else micros(job.scheduled_for) <= now)
     }
@@ -89,7 +89,7 @@ def _send_all(addresses: list[str], message: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(0)
         for address in addresses:
-            with suppress(OSError):  # it is full: who listens there is about to look; or it was just taken down
+            with suppress(OSError):  # full, so its listener will wake anyway; or just removed
                 _send_one(sender, address, message)
 
 
@@ -97,50 +97,53 @@ def _send_one(sender: socket.socket, address: str, message: bytes) -> None:
     try:
         sender.sendto(message, address)
     except ConnectionRefusedError:
-        # Whoever listened here was killed. Nothing but sockets is ever removed, whatever people keep here.
+        # The listener was killed. Remove sockets only: other files here are not TaskHarbor's.
         if stat.S_ISSOCK(os.lstat(address).st_mode):
             Path(address).unlink()
 
 
 def open_socket(folder: Path) -> tuple[socket.socket, Path] | None:
-    """Put up a socket in *folder*, and return it with its path; None, where that cannot be done."""
-    for _ in range(_TRIES):  # who takes down the last socket removes the folder, perhaps just now
+    """Create a socket in *folder* and return it with its path, or None if that is not possible."""
+    for _ in range(_MAX_TRIES):  # another process may remove the directory along with its last socket
         with suppress(OSError):
-            _make(folder)
-            return _bound(folder / _new_name()) if _is_ours(folder) else None
+            _make_dir(folder)
+            return _bind(folder / _new_name()) if _is_private(folder) else None
     return None
 
 
 def remove_socket(path: Path) -> None:
-    """Remove a socket, and the folder with the last one."""
+    """Remove a socket, and its directory if that is now empty."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
 
 
-def _make(folder: Path) -> None:
+def _make_dir(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir(0o700)
 
 
-def _bound(path: Path) -> tuple[socket.socket, Path]:
-    """Bind a socket under a hidden name first: one that is bound half is refused, and would be taken for dead."""
+def _bind(path: Path) -> tuple[socket.socket, Path]:
+    """Bind a socket under a hidden name, then rename it.
+
+    While it is being bound, a socket refuses datagrams, and a notifier would remove it as dead.
+    """
     hidden = path.with_name(_hidden(path.name))
-    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        ear.settimeout(0)
-        ear.bind(str(hidden))
+        bound.settimeout(0)
+        bound.bind(str(hidden))
         hidden.rename(path)
     except OSError:
-        ear.close()
+        bound.close()
         raise
-    return ear, path
+    return bound, path
 
 
-def _is_ours(folder: Path) -> bool:
-    """Nobody but this user can have put anything there, or led us elsewhere by it."""
-    about = os.lstat(folder)
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+def _is_private(folder: Path) -> bool:
+    """Return whether *folder* is a directory, not a link, that only this user can access."""
+    status = os.lstat(folder)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _new_name() -> str:
@@ -156,16 +159,16 @@ def _is_hidden(name: str) -> bool:
 
 
 class SqliteListener:
-    def __init__(self, file: Path, queues: Collection[str], *, look: timedelta = DATA_VERSION_POLL) -> None:
+    def __init__(self, file: Path, queues: Collection[str], *, poll: timedelta = DATA_VERSION_POLL) -> None:
         self._file = file
-        self._look = look
-        self._calls = {ANY_QUEUE, *(queue.encode() for queue in queues)}
+        self._poll = poll
+        self._messages = {ANY_QUEUE, *(queue.encode() for queue in queues)}
         self._abandoned: list[tuple[WakeSocket, ChangeWatch]] = []
         self._start()
 
     def _start(self) -> None:
         with ExitStack() as on_error:
-            self._watch = ChangeWatch(self._file, every=self._look)
+            self._watch = ChangeWatch(self._file, every=self._poll)
             on_error.callback(self._watch.close)
             self._wake_socket = WakeSocket(socket_dir(self._file))
             on_error.pop_all()
@@ -182,10 +185,10 @@ class SqliteListener:
         return True
 
     def _is_notified(self, *, within: float) -> bool:
-        if not self._calls.isdisjoint(self._wake_socket.receive(within)):
-            self._watch.check()  # what rang must not be noticed a second time
+        if not self._messages.isdisjoint(self._wake_socket.receive(within)):
+            self._watch.check()  # the commit that sent the message must not end the next wait, too
             return True
-        # Rings for other queues do not hasten the look: each comes with a commit, so that it would ring for all.
+        # Messages for other queues do not cause an early check: each follows a commit, so every check would succeed.
         return time.monotonic() >= self._watch.next_check_at and self._watch.check()
 
     def wake(self) -> None:
@@ -199,32 +202,32 @@ class SqliteListener:
 
     def _reopen_after_fork(self) -> None:
         if self._pid != os.getpid():
-            # The socket is the other side's to hear, and a connection must not even be closed on this one.
+            # The socket belongs to the parent process. SQLite connections must not even be closed after a fork.
             self._abandoned.append((self._wake_socket, self._watch))
             self._start()
 
 
 class WakeSocket:
-    """What ends a wait: a ring from any process, through a socket in the folder, or one of our own."""
+    """Receives messages from all processes, through a socket in the directory, and wakes from this process."""
 
     def __init__(self, folder: Path) -> None:
         self._receiver, self._sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._receiver.settimeout(0)
         self._sender.settimeout(0)
-        self._shared = open_socket(folder)  # None costs speed only
-        ears = [self._receiver] if self._shared is None else [self._receiver, self._shared[0]]
-        self._sockets = {ear.fileno(): ear for ear in ears}
+        self._shared = open_socket(folder)  # without it, only latency suffers
+        sockets = [self._receiver] if self._shared is None else [self._receiver, self._shared[0]]
+        self._sockets = {each.fileno(): each for each in sockets}
         self._poll = select.poll()
         for descriptor in self._sockets:
             self._poll.register(descriptor, select.POLLIN)
 
     def receive(self, seconds: float) -> set[bytes]:
-        """Return all that was called since this was last asked; where that is nothing, wait for it so long."""
+        """Return all messages since the last call. If there are none, wait up to *seconds* for one."""
         ready = self._poll.poll(max(0, math.ceil(seconds * 1_000)))
-        return {call for descriptor, _ in ready for call in _datagrams(self._sockets[descriptor])}
+        return {message for descriptor, _ in ready for message in _datagrams(self._sockets[descriptor])}
 
     def wake(self) -> None:
-        with suppress(OSError):  # it is full, so it rings already; or it was closed, and nobody waits
+        with suppress(OSError):  # full, so the wait ends anyway; or closed, so no thread waits
             self._sender.send(ANY_QUEUE)
 
     def close(self) -> None:
@@ -234,14 +237,14 @@ class WakeSocket:
             each.close()
 
 
-def _datagrams(ear: socket.socket) -> Iterator[bytes]:
+def _datagrams(receiver: socket.socket) -> Iterator[bytes]:
     with suppress(BlockingIOError):
         while True:
-            yield ear.recv(_LONGEST_NAME)
+            yield receiver.recv(_MAX_MESSAGE_BYTES)
 
 
 class ChangeWatch:
-    """Notices that something was committed, whoever did it."""
+    """Detects commits of any connection by polling ``PRAGMA data_version``."""
 
     def __init__(self, file: Path, *, every: timedelta) -> None:
         self._every = every.total_seconds()
@@ -254,10 +257,10 @@ class ChangeWatch:
         self.check()
 
     def check(self) -> bool:
-        """Say whether anything was committed since the last look."""
+        """Return whether anything was committed since the last check."""
         self.next_check_at = time.monotonic() + self._every
         before = self._seen
-        with suppress(sqlite3.Error):  # who looks for jobs next will be told what is wrong
+        with suppress(sqlite3.Error):  # the next claim reports the error
             [self._seen] = self._db.execute("PRAGMA data_version").fetchone()
         return before != self._seen
 

@@ -1,4 +1,4 @@
-"""Connections to the file, and the one way to write to it."""
+"""Connections to the SQLite file, serialized write transactions, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SqlExecutor(Protocol):
-    """What runs statements: a connection of ours, or a user's that was joined."""
+    """Runs statements: the driver's own connection, or a joined one."""
 
     def execute(self, statement: str, values: Any = ..., /) -> sqlite3.Cursor: ...
 
@@ -31,10 +31,10 @@ class SqlExecutor(Protocol):
 class SqlitePool:
     """The connections to one file. ``with pool as (connection, now)`` is one IMMEDIATE transaction.
 
-    SQLite has one writer; connections that wait for it poll, and may starve. So the threads of a process
-    wait for a lock of ours first, and only processes compete for the file. Since one thread writes at a
+    SQLite allows one writer. Waiting connections poll for its lock and may starve. So the threads of a process
+    first wait for a lock of the pool, and only processes compete for the file. Since one thread writes at a
     time, the pool itself is the context manager: a generator would cost a single job 2 µs in each call.
-    Every wait ends by the deadline.
+    Every wait has a deadline.
     """
 
     def __init__(self, path: Path, *, clock: Clock | None, deadline: timedelta, synchronous: str) -> None:
@@ -46,16 +46,16 @@ class SqlitePool:
         self._reset()
 
     def _reset(self) -> None:
-        self._abandoned = getattr(self, "_idle", [])  # kept, or Python would close them
+        self._abandoned = getattr(self, "_idle", [])  # keep references, or Python closes the parent's connections
         self._idle: list[PooledConnection] = []
         self._writer: PooledConnection | None = None
         self._writing = threading.Lock()
         self._counting = threading.Lock()
-        self._urgent = 0  # writers that wait, and go before all others
+        self._urgent = 0  # waiting writers that precede all others
         self._none_urgent = threading.Event()
         self._is_file_locked = False
         self._is_closed = False
-        self._pid = os.getpid()  # last: a thread that sees it sees the others
+        self._pid = os.getpid()  # last: threads that see it also see the other attributes
 
     def now(self) -> int:
         """Return the store's time in microseconds."""
@@ -63,48 +63,48 @@ class SqlitePool:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Return a connection whose statements see one snapshot each."""
-        taken = self._take()
+        """Provide a connection. Each of its statements sees its own snapshot."""
+        pooled = self._acquire_connection()
         try:
-            yield taken.connection
+            yield pooled.connection
         except sqlite3.Error as error:
             raise translate_error(error, self.path) from error
         finally:
-            self._release(taken)
+            self._release_connection(pooled)
 
     def __enter__(self) -> tuple[sqlite3.Connection, int]:
-        """Begin a transaction, after every urgent writer of this process that waits."""
+        """Begin a transaction, after all waiting urgent writers of this process."""
         if self._pid != os.getpid():
-            self._reset()  # a connection must not be used, nor closed, in a forked process
-        has_turn = self._writing.acquire(blocking=False)
-        if not has_turn or self._urgent:
-            self._wait_for_turn(has_turn=has_turn)
+            self._reset()  # SQLite connections must not be used or closed after a fork
+        is_locked = self._writing.acquire(blocking=False)
+        if not is_locked or self._urgent:
+            self._wait_for_lock(is_locked=is_locked)
         return self._begin()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        taken = self._writer
-        assert taken is not None  # noqa: S101  set by __enter__
+        pooled = self._writer
+        assert pooled is not None  # noqa: S101  set by __enter__
         try:
             if error is None:
-                taken.run("COMMIT")
+                pooled.run("COMMIT")
         except sqlite3.Error as refused:
             error = refused
         finally:
-            if taken.connection.in_transaction or self._is_closed:
+            if pooled.connection.in_transaction or self._is_closed:
                 self._end()
             else:
                 self._writer = None
-                self._idle.append(taken)
+                self._idle.append(pooled)
                 self._writing.release()
         if isinstance(error, sqlite3.Error):
             raise translate_error(error, self.path) from error
 
     @contextmanager
     def urgently(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        """Run a transaction before all others of this process that wait: leases expire while it waits."""
+        """Run a transaction before all others of this process that wait, since leases may expire meanwhile."""
         if self._pid != os.getpid():
             self._reset()
-        self._acquire_urgently()
+        self._lock_urgently()
         begun = self._begin()
         try:
             yield begun
@@ -114,17 +114,17 @@ class SqlitePool:
         self.__exit__(None, None, None)
 
     def _begin(self) -> tuple[sqlite3.Connection, int]:
-        """Begin; the time is read when no other thread writes, so that times follow the order of commits."""
+        """Begin a transaction, and read the time under the write lock, so that times follow the order of commits."""
         try:
             self.statements += 1
             try:
-                taken = self._writer = self._idle.pop()
+                pooled = self._writer = self._idle.pop()
             except IndexError:
-                taken = self._writer = self._take()
+                pooled = self._writer = self._acquire_connection()
             self._is_file_locked = True  # by another connection, until this one has begun
-            taken.run("BEGIN IMMEDIATE")
+            pooled.run("BEGIN IMMEDIATE")
             self._is_file_locked = False
-            return taken.connection, self._nanoseconds() // 1_000
+            return pooled.connection, self._nanoseconds() // 1_000
         except BaseException as error:
             self._end()
             if isinstance(error, sqlite3.Error):
@@ -132,50 +132,50 @@ class SqlitePool:
             raise
 
     def _end(self) -> None:
-        """Roll back what was not committed, and let the next thread write."""
-        taken, self._writer = self._writer, None
+        """Roll back what was not committed, and release the write lock and the connection."""
+        pooled, self._writer = self._writer, None
         try:
-            if taken is not None and taken.connection.in_transaction:
-                taken.run("ROLLBACK")
+            if pooled is not None and pooled.connection.in_transaction:
+                pooled.run("ROLLBACK")
         finally:
             self._writing.release()
-            if taken is not None:
-                self._release(taken)
+            if pooled is not None:
+                self._release_connection(pooled)
 
-    def _wait_for_turn(self, *, has_turn: bool) -> None:
-        """Wait behind every urgent writer, until the deadline at most."""
-        give_up_at = time.monotonic() + self._seconds
-        while not has_turn or self._urgent:
-            if has_turn:
+    def _wait_for_lock(self, *, is_locked: bool) -> None:
+        """Wait for the write lock, after all urgent writers, until the deadline."""
+        deadline = time.monotonic() + self._seconds
+        while not is_locked or self._urgent:
+            if is_locked:
                 self._writing.release()
-                self._none_urgent.wait(max(0.0, give_up_at - time.monotonic()))
-            has_turn = self._writing.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
-            if not has_turn:
-                raise self._crowded()
+                self._none_urgent.wait(max(0.0, deadline - time.monotonic()))
+            is_locked = self._writing.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            if not is_locked:
+                raise self._lock_timeout()
 
-    def _acquire_urgently(self) -> None:
+    def _lock_urgently(self) -> None:
         with self._counting:
             self._urgent += 1
             self._none_urgent.clear()
         try:
             if not self._writing.acquire(timeout=self._seconds):
-                raise self._crowded()
+                raise self._lock_timeout()
         finally:
             with self._counting:
                 self._urgent -= 1
                 if not self._urgent:
                     self._none_urgent.set()
 
-    def _crowded(self) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.path}: {_HELD if self._is_file_locked else _CROWDED}")
+    def _lock_timeout(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.path}: {_LOCKED_BY_OTHERS if self._is_file_locked else _LOCKED_BY_THREADS}")
 
     def close(self) -> None:
-        """Close idle connections; those in use are closed when they are released."""
+        """Close idle connections now, and each one in use when it is released."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().connection.close()
 
-    def _take(self) -> PooledConnection:
+    def _acquire_connection(self) -> PooledConnection:
         if self._pid != os.getpid():
             self._reset()
         if self._is_closed:
@@ -185,11 +185,11 @@ class SqlitePool:
         except IndexError:
             return PooledConnection(self._open())
 
-    def _release(self, taken: PooledConnection) -> None:
+    def _release_connection(self, pooled: PooledConnection) -> None:
         if self._is_closed:
-            taken.connection.close()
+            pooled.connection.close()
         else:
-            self._idle.append(taken)
+            self._idle.append(pooled)
 
     def _open(self) -> sqlite3.Connection:
         create_private(self.path)
@@ -205,7 +205,7 @@ class SqlitePool:
                 on_error.callback(connection.close)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-                # What a statement lays aside is small; a cache for each such table would cost a single claim 100 µs.
+                # Temporary tables are small; creating a page cache for each would cost a single claim 100 µs.
                 connection.execute("PRAGMA temp_store = MEMORY")
             except sqlite3.Error as error:
                 raise translate_error(error, self.path) from error
@@ -214,7 +214,7 @@ class SqlitePool:
 
 
 class PooledConnection:
-    """A connection, and the ``execute`` of one cursor of it: the connection's own makes a cursor each time."""
+    """A connection, and the ``execute`` of one of its cursors: `Connection.execute` creates a cursor for each call."""
 
     __slots__ = ("connection", "run")
 
@@ -224,31 +224,34 @@ class PooledConnection:
 
 
 def create_private(path: Path) -> None:
-    """Create the file for its owner alone; SQLite gives the mode to what it makes beside it. A file keeps its mode."""
-    with suppress(OSError):  # it exists, or cannot be made: then SQLite gives the reason
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE))
+    """Create the file, accessible by its owner only, unless it exists.
+
+    SQLite uses the same mode for the files that it creates beside it. An existing file keeps its mode.
+    """
+    with suppress(OSError):  # it exists, or cannot be created: then SQLite reports the reason
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
 
 
-PRIVATE: Final = 0o600
-_CROWDED: Final = "other threads of this process have been writing to it for too long; try again"
-_HELD: Final = (
-    "another process, or a handler's own write transaction, has kept its write lock for too long; "
+FILE_MODE: Final = 0o600
+_LOCKED_BY_THREADS: Final = "other threads of this process have held the write lock for too long; try again"
+_LOCKED_BY_OTHERS: Final = (
+    "another process, or a handler's own write transaction, has held the write lock for too long; "
     "no lease can be extended meanwhile. Keep write transactions short, and try again"
 )
 _CLOSED: Final = "this driver was closed"
 _HINTS: Final = {
-    "SQLITE_BUSY": _HELD,
-    "SQLITE_FULL": "the disk is full; nothing of this call was stored. Make room and try again",
-    "SQLITE_CANTOPEN": "it cannot be opened; does its folder exist, and may this user write there?",
-    "SQLITE_READONLY": "it is read-only for this user",
-    "SQLITE_NOTADB": "it is no SQLite database",
-    "SQLITE_CORRUPT": "it is damaged; restore it from a copy",
-    "SQLITE_IOERR": "the disk does not answer as it should",
+    "SQLITE_BUSY": _LOCKED_BY_OTHERS,
+    "SQLITE_FULL": "disk full; nothing of this call was stored. Free disk space and try again",
+    "SQLITE_CANTOPEN": "cannot be opened; check that its directory exists and that this user may write there",
+    "SQLITE_READONLY": "read-only for this user",
+    "SQLITE_NOTADB": "not a SQLite database",
+    "SQLITE_CORRUPT": "database file damaged; restore it from a backup",
+    "SQLITE_IOERR": "disk I/O error",
 }
 
 
 def translate_error(error: sqlite3.Error, path: Path) -> Exception:
-    """Turn what means that the store is away into that; a mistake in our own SQL stays what it is."""
+    """Return a `StoreUnavailable` for errors of the file or its lock, and any other error unchanged."""
     name = getattr(error, "sqlite_errorname", "")
     hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
     return error if hint is None else StoreUnavailable(f"{path}: {hint} ({error})")

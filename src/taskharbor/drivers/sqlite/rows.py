@@ -1,40 +1,28 @@
-"""From values to columns, and back."""
+"""Value codecs, select lists and row mappers of the SQLite store."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, Token, uuid_from_int
-from taskharbor.core.model import (
-    Attempt,
-    AttemptOutcome,
-    DeadTaskEvent,
-    OutboxRow,
-    Progress,
-    Schedule,
-    WorkerRecord,
-    job_from_values,
-    stored_summary,
-)
-from taskharbor.core.states import Event, Status
+from taskharbor.core.model import job_from_values, stored_summary
+from taskharbor.drivers import records
+from taskharbor.drivers.records import STATUSES, progress_from_json, row_mapper, text_map
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from taskharbor.core.model import Job, JobSummary
+    from taskharbor.core.model import Job
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def micros(moment: datetime) -> int:
-    """Return *moment* as a column keeps it, exactly."""
+    """Return *moment* in microseconds since 1970, without loss."""
     return (moment - EPOCH) // MICROSECOND
 
 
@@ -42,7 +30,7 @@ def span(duration: timedelta) -> int:
     return duration // MICROSECOND
 
 
-# The jobs of one batch share most of their moments. Few are kept: what leaves a large cache has left the processor's.
+# The jobs of one batch share most of their times. The cache is small: entries of a large one would leave the CPU cache.
 @lru_cache(maxsize=64)
 def moment(value: int) -> datetime:
     return EPOCH + value * MICROSECOND
@@ -60,53 +48,49 @@ def job_id(value: bytes) -> JobId:
     return JobId(uuid_from_int(int.from_bytes(value)))
 
 
-@lru_cache(maxsize=16)  # as they do their token
+@lru_cache(maxsize=16)  # the jobs of one batch share their token
 def token(value: bytes) -> Token:
     return Token(uuid_from_int(int.from_bytes(value)))
 
 
-def text_map(value: str) -> Mapping[str, str]:
-    return _EMPTY if value == "{}" else MappingProxyType(json.loads(value))
+def _duration(value: int) -> timedelta:
+    return timedelta(microseconds=value)
 
 
-_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+def _json_tuple(value: str) -> tuple[str, ...]:
+    return tuple(json.loads(value))
 
 
-JOB: Final = (
-    "id, type, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count, max_attempts,"
-    " last_error, failed_at, lease_token, lease_expires_at, worker_id, processing_started_at, completed_at,"
-    " settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,"
-    " idempotency_key, result, progress, metadata"
-)
-"""The columns of a job, in the order that `job` reads them."""
-
-SUMMARY: Final = ", ".join(name for name in JOB.split(", ") if name not in {"payload", "result"})
-"""The columns of a job that lists and waits read."""
+JOB: Final = ", ".join(records.JOB_COLUMNS)
+SUMMARY: Final = ", ".join(records.SUMMARY_COLUMNS)
+ATTEMPT: Final = ", ".join(records.ATTEMPT_COLUMNS)
+OUTBOX: Final = ", ".join(records.OUTBOX_COLUMNS)
+SCHEDULE: Final = ", ".join(records.SCHEDULE_COLUMNS)
+WORKER: Final = ", ".join(records.WORKER_COLUMNS)
+API_KEY: Final = ", ".join(records.API_KEY_COLUMNS)
+AUDIT: Final = ", ".join(records.AUDIT_COLUMNS)
 
 WAITING: Final = "lease_expires_at IS NULL AND completed_at IS NULL"
-"""PENDING, ENQUEUED or FAILED, in the words of the index of what waits: SQLite uses it for no others."""
-
-
-_STATUSES: Final = {status.value: status for status in Status}
+"""PENDING, ENQUEUED or FAILED, as in the partial index of waiting jobs: SQLite uses it only for the same condition."""
 
 
 # fmt: off
-def job(row: Sequence[Any], held: tuple[Token, datetime, datetime] | None = None) -> Job:
-    """Return the job of *row*; who has just taken it knows the token, the end of its lease, and when that was."""
-    # The most frequent thing done in Python: no loop, and no call for a column that is as it shall be, or null.
+def job(row: Sequence[Any], leased: tuple[Token, datetime, datetime] | None = None) -> Job:
+    """Return the job of *row*. *leased* is the token, expiry and start of a lease that the caller knows already."""
+    # The most frequent function of the store: no loop, and no call for a NULL or a value that needs no decoding.
     (
         identity, kind, queue, priority, payload, status, scheduled_for, timeout, created_at, attempt_count,
         max_attempts, last_error, failed_at, lease_token, lease_expires_at, worker_id, started_at, completed_at,
         settled_token, life, dispatch_at, sent_at, sends, resends, releases, dead_reason, dead_at, cancel_requested_at,
         key, result, progress, metadata,
     ) = row
-    lease, ends, started = held or (
+    lease, ends, started = leased or (
         None if lease_token is None else token(lease_token),
         None if lease_expires_at is None else moment(lease_expires_at),
         None if started_at is None else moment(started_at),
     )
     return job_from_values((
-        uuid_from_int(int.from_bytes(identity)), kind, queue, priority, payload, _STATUSES[status],
+        uuid_from_int(int.from_bytes(identity)), kind, queue, priority, payload, STATUSES[status],
         moment(scheduled_for), None if timeout is None else timedelta(microseconds=timeout), moment(created_at),
         attempt_count, max_attempts, last_error, None if failed_at is None else moment(failed_at), lease, ends,
         worker_id, started,
@@ -115,125 +99,42 @@ def job(row: Sequence[Any], held: tuple[Token, datetime, datetime] | None = None
         None if dispatch_at is None else moment(dispatch_at), None if sent_at is None else moment(sent_at),
         sends, resends, releases, dead_reason, None if dead_at is None else moment(dead_at),
         None if cancel_requested_at is None else moment(cancel_requested_at), key, result,
-        None if progress is None else Progress(**json.loads(progress)), text_map(metadata),
+        None if progress is None else progress_from_json(progress), text_map(metadata),
     ))
 # fmt: on
 
 
-def summary(row: Sequence[Any]) -> JobSummary:
-    """Return the summary of *row*, which has the columns of `SUMMARY`."""
-    values = list(row)
-    values[0], values[4], values[29] = job_id(row[0]), _STATUSES[row[4]], text_map(row[29])
-    values[6] = None if row[6] is None else timedelta(microseconds=row[6])
-    values[28] = None if row[28] is None else Progress(**json.loads(row[28]))
-    for place in _TOKENS:
-        values[place] = None if row[place] is None else token(row[place])
-    for place in _MOMENTS:
-        values[place] = maybe_moment(row[place])
-    return stored_summary(values)
+_CODECS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("job_id", "last_job_id", "sample"), job_id),
+    **dict.fromkeys(("token", "lease_token", "settled_token"), token),
+    **dict.fromkeys(
+        (
+            "at", "cancel_requested_at", "completed_at", "created_at", "dead_at", "dispatch_at", "ended_at",
+            "expires_at", "failed_at", "fired_at", "first_at", "given_up_at", "last_at", "lease_expires_at", "minute",
+            "next_at", "oldest_due", "paused_at", "processing_started_at", "published_at", "revoked_at",
+            "scheduled_for", "seen_at", "sent_at", "started_at", "used_at",
+        ),
+        moment,
+    ),
+    "timeout": _duration,
+    **dict.fromkeys(("queues", "types", "scopes"), _json_tuple),
+    "counts": json.loads,
+}  # fmt: skip
+"""Decoders of the columns whose type SQLite does not have, by name."""
 
-
-def _places(*names: str) -> tuple[int, ...]:
-    columns = SUMMARY.split(", ")
-    return tuple(columns.index(name) for name in names)
-
-
-_TOKENS: Final = _places("lease_token", "settled_token")
-_MOMENTS: Final = _places(
-    "scheduled_for", "created_at", "failed_at", "lease_expires_at", "processing_started_at", "completed_at",
-    "dispatch_at", "sent_at", "dead_at", "cancel_requested_at",
-)  # fmt: skip
-
-
-def progress_text(progress: Progress) -> str:
-    """Return *progress* as a column keeps it."""
-    return json.dumps(asdict(progress))
-
-
-ATTEMPT: Final = (
-    "job_id, token, life, attempt, worker_id, started_at, ended_at, event, status, outcome,"
-    " error_type, message, traceback, fingerprint"
-)
-
-
-def attempt(row: Sequence[Any]) -> Attempt:
-    has_failed = row[10] is not None
-    return Attempt(
-        job_id=job_id(row[0]),
-        token=token(row[1]),
-        life=row[2],
-        attempt=row[3],
-        worker_id=row[4],
-        started_at=maybe_moment(row[5]),
-        ended_at=moment(row[6]),
-        event=Event(row[7]),
-        status=Status(row[8]),
-        outcome=AttemptOutcome(row[9]),
-        failure=Failure(type=row[10], message=row[11], traceback=row[12], fingerprint=row[13]) if has_failed else None,
-    )
-
-
-OUTBOX: Final = (
-    "job_id, life, type, queue, worker_id, attempt_count, max_attempts, error, dead_at,"
-    " next_at, attempts, last_error, published_at, given_up_at"
-)
-
-
-def outbox_row(row: Sequence[Any]) -> OutboxRow:
-    event = DeadTaskEvent(
-        job_id=job_id(row[0]),
-        life=row[1],
-        type=row[2],
-        queue=row[3],
-        worker_id=row[4],
-        attempt_count=row[5],
-        max_attempts=row[6],
-        error=row[7],
-        dead_at=moment(row[8]),
-    )
-    return OutboxRow(
-        event=event,
-        next_at=moment(row[9]),
-        attempts=row[10],
-        last_error=row[11],
-        published_at=maybe_moment(row[12]),
-        given_up_at=maybe_moment(row[13]),
-    )
+summary: Final = row_mapper(records.SUMMARY_COLUMNS, stored_summary, {**_CODECS, "id": job_id})
+attempt: Final = row_mapper(records.ATTEMPT_COLUMNS, records.attempt_from_values, _CODECS)
+outbox_row: Final = row_mapper(records.OUTBOX_COLUMNS, records.outbox_row_from_values, _CODECS)
+schedule: Final = row_mapper(records.SCHEDULE_COLUMNS, records.schedule_from_values, _CODECS)
+worker: Final = row_mapper(records.WORKER_COLUMNS, records.worker_from_values, _CODECS)
+api_key: Final = row_mapper(records.API_KEY_COLUMNS, records.api_key_from_values, _CODECS)
+audit_entry: Final = row_mapper(records.AUDIT_COLUMNS, records.audit_entry_from_values, {**_CODECS, "id": token})
+death: Final = row_mapper(records.DEATH_COLUMNS, records.death_from_values, _CODECS)
+finished_count: Final = row_mapper(records.FINISHED_COLUMNS, records.finished_count_from_values, _CODECS)
+dead_letter_group: Final = row_mapper(records.GROUP_COLUMNS, records.dead_letter_group_from_values, _CODECS)
+queue_stats: Final = row_mapper(records.QUEUE_COLUMNS, records.queue_stats_from_values, _CODECS)
 
 
 def marks(values: Sequence[object]) -> str:
-    """Return a question mark for each of *values*."""
+    """Return one placeholder for each of *values*."""
     return ", ".join("?" * len(values))
-
-
-SCHEDULE: Final = "name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at, last_job_id"
-
-
-def schedule(row: Sequence[Any]) -> Schedule:
-    return Schedule(
-        name=row[0],
-        cron=row[1],
-        timezone=row[2],
-        type=row[3],
-        queue=row[4],
-        payload=row[5],
-        options=text_map(row[6]),
-        next_at=maybe_moment(row[7]),
-        fired_at=maybe_moment(row[8]),
-        paused_at=maybe_moment(row[9]),
-        last_job_id=None if row[10] is None else job_id(row[10]),
-    )
-
-
-def worker(row: Sequence[Any]) -> WorkerRecord:
-    return WorkerRecord(
-        id=row[0],
-        host=row[1],
-        pid=row[2],
-        queues=tuple(json.loads(row[3])),
-        types=tuple(json.loads(row[4])),
-        concurrency=row[5],
-        started_at=moment(row[6]),
-        seen_at=moment(row[7]),
-        lost_slots=row[8],
-    )

@@ -1,4 +1,4 @@
-"""The schema of the file: which version it has, and how the next one is made."""
+"""The schema of a SQLite file: read its version and apply migrations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIGRATIONS: Final = load_migrations("taskharbor.drivers.sqlite.migrations")
 
 
 class SqliteSchema:
-    """Keeps the version in a table, th_migrations: the file's ``user_version`` may be an application's own."""
+    """Stores the version in the table th_migrations, since the application may use the file's ``user_version``."""
 
     def __init__(self, path: Path, *, deadline: timedelta = timedelta(seconds=5)) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class SqliteSchema:
     def version(self) -> int:
         if not self._path.exists() and self._path.parent.is_dir():
             return 0
-        # Not mode=ro: in WAL mode such a connection makes two files beside this one and cannot remove them.
+        # Not mode=ro: in WAL mode, a read-only connection creates two files beside this one and cannot remove them.
         with self._connection("rw") as connection:
             return _version(connection)
 
@@ -56,7 +56,7 @@ class SqliteSchema:
 
     @contextmanager
     def _connection(self, mode: str) -> Iterator[sqlite3.Connection]:
-        """Give a connection for one purpose. A transaction that is still open at its end is rolled back."""
+        """Open a connection. A transaction that is still open at the end is rolled back."""
         uri = f"{self._path.absolute().as_uri()}?mode={mode}"
         seconds = self._deadline.total_seconds()
         try:
@@ -69,7 +69,7 @@ class SqliteSchema:
 def statements(sql: str) -> Iterator[str]:
     """Split a script as SQLite's own shell does: triggers, strings and comments may contain semicolons.
 
-    ``executescript`` would do that too, but it commits what is open first.
+    ``executescript`` would split it too, but it first commits the open transaction.
     """
     *parts, rest = sql.split(";")
     statement = ""
@@ -79,11 +79,11 @@ def statements(sql: str) -> Iterator[str]:
             yield statement
             statement = ""
     if (statement + rest).strip():
-        yield statement + rest  # a comment, or a mistake that SQLite shall name
+        yield statement + rest  # a comment, or a syntax error for SQLite to report
 
 
 def _with_its_record(migration: Migration) -> str:
-    # A script has no parameters; number and name come from the name of our own file.
+    # A script has no parameters. Number and name come from the name of a packaged file, so formatting them is safe.
     record = f"""\
 CREATE TABLE IF NOT EXISTS th_migrations (
     number INTEGER PRIMARY KEY,
@@ -105,7 +105,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _enter_wal(connection: sqlite3.Connection, deadline: timedelta) -> None:
-    """Switch the file to WAL. SQLite does not wait with that for others, and they may be doing the same."""
+    """Switch the file to WAL mode. SQLite does not wait for locks here, and other processes may do the same."""
     give_up_at = time.monotonic() + deadline.total_seconds()
     while True:
         try:
@@ -113,7 +113,7 @@ def _enter_wal(connection: sqlite3.Connection, deadline: timedelta) -> None:
         except sqlite3.OperationalError as error:
             if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > give_up_at:
                 raise
-            connection.execute("BEGIN IMMEDIATE")  # this does wait, until whoever holds the file lets go
+            connection.execute("BEGIN IMMEDIATE")  # this does wait for the lock
             connection.execute("ROLLBACK")
         else:
             return

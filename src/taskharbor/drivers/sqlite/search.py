@@ -1,4 +1,4 @@
-"""Finding jobs, page by page and group by group, without a look at all of them."""
+"""Search: pages of jobs, jobs by idempotency key, and groups of dead letters, without full scans."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core import states
-from taskharbor.core.results import DeadLetterGroup, Page, scan_limit
+from taskharbor.core.results import Page, scan_limit
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite.rows import JOB, SUMMARY, WAITING, job_id, marks, maybe_micros, moment, summary
+from taskharbor.drivers.sqlite.rows import (
+    JOB,
+    SUMMARY,
+    WAITING,
+    dead_letter_group,
+    job_id,
+    marks,
+    maybe_micros,
+    summary,
+)
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
-    from taskharbor.core.results import JobFilter
+    from taskharbor.core.results import DeadLetterGroup, JobFilter
 
-_ABOVE_ALL: Final = b"\xff" * 17  # an id has 16 bytes
-_CHUNK: Final = 500  # of ids in one statement: SQLite bounds its parameters
+_ABOVE_ANY_ID: Final = b"\xff" * 17  # an id has 16 bytes
+_ID_BATCH: Final = 500  # ids per statement: SQLite limits the number of parameters
 
-# Only ids are told: whoever does not match may have a large payload.
-_LOOK: Final = """
+# Selects ids only: jobs that do not match may have large payloads.
+_SCAN: Final = """
     SELECT id,
            (:queue IS NULL OR queue = :queue)
                AND (:type IS NULL OR type = :type)
@@ -34,16 +43,18 @@ _LOOK: Final = """
      ORDER BY id DESC
      LIMIT :reach
 """
-AT_ALL: Final = _LOOK.format(source="th_jobs WHERE TRUE")
-# Few by design, so that they can be sorted.
-_AT_RUNNING: Final = _LOOK.format(source="th_jobs INDEXED BY th_jobs_processing WHERE lease_expires_at IS NOT NULL")
-_AT_WAITING: Final = _LOOK.format(source=f"th_jobs INDEXED BY th_jobs_waiting WHERE {WAITING}")
-_DO_FEW_WAIT: Final = f"""
+SCAN_ALL: Final = _SCAN.format(source="th_jobs WHERE TRUE")
+# There are few running jobs, so sorting them is cheap.
+_SCAN_PROCESSING: Final = _SCAN.format(
+    source="th_jobs INDEXED BY th_jobs_processing WHERE lease_expires_at IS NOT NULL"
+)
+_SCAN_WAITING: Final = _SCAN.format(source=f"th_jobs INDEXED BY th_jobs_waiting WHERE {WAITING}")
+_IS_WAITING_SMALL: Final = f"""
     SELECT count(*) < :reach
       FROM (SELECT 1 FROM th_jobs INDEXED BY th_jobs_waiting WHERE {WAITING} LIMIT :reach)
 """
-AT_DEAD: Final = _LOOK.format(source="th_jobs INDEXED BY th_jobs_dead_id WHERE dead_at IS NOT NULL")
-AT_KILLED: Final = _LOOK.format(
+SCAN_DEAD: Final = _SCAN.format(source="th_jobs INDEXED BY th_jobs_dead_id WHERE dead_at IS NOT NULL")
+SCAN_FINGERPRINT: Final = _SCAN.format(
     source="th_jobs INDEXED BY th_jobs_dead_fingerprint WHERE dead_at IS NOT NULL AND fingerprint = :fingerprint"
 )
 GET: Final = f"""
@@ -59,8 +70,8 @@ SUMMARIES: Final = f"""
 
 
 def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId | None) -> Page:
-    asked: dict[str, Any] = {
-        "after": _ABOVE_ALL if after is None else after.bytes,
+    params: dict[str, Any] = {
+        "after": _ABOVE_ANY_ID if after is None else after.bytes,
         "queue": wanted.queue,
         "type": wanted.type,
         "statuses": None if wanted.statuses is None else json.dumps(sorted(wanted.statuses)),
@@ -71,38 +82,38 @@ def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId 
         "fingerprint": wanted.fingerprint,
         "reach": scan_limit(limit),
     }
-    db.execute("BEGIN")  # both statements see the same
+    db.execute("BEGIN")  # one snapshot for both statements
     try:
-        looked_at = db.execute(_narrowest(db, wanted, asked), asked).fetchall()
-        matching = [id for id, matches in looked_at if matches]
+        scanned = db.execute(_narrowest(db, wanted, params), params).fetchall()
+        matching = [id for id, matches in scanned if matches]
         found = [summary(row) for row in rows_of(db, SUMMARIES, matching[: limit + 1])]
     finally:
         db.execute("COMMIT")
     found.sort(key=lambda each: each.id, reverse=True)
-    return Page.of(found, limit=limit, edge=job_id(looked_at[-1][0]) if len(looked_at) == scan_limit(limit) else None)
+    return Page.of(found, limit=limit, edge=job_id(scanned[-1][0]) if len(scanned) == scan_limit(limit) else None)
 
 
-def _narrowest(db: sqlite3.Connection, wanted: JobFilter, asked: dict[str, Any]) -> str:
-    """Return the statement that has the fewest jobs to look at."""
+def _narrowest(db: sqlite3.Connection, wanted: JobFilter, params: dict[str, Any]) -> str:
+    """Return the statement that scans the fewest jobs."""
     if wanted.fingerprint is not None:
-        return AT_KILLED
+        return SCAN_FINGERPRINT
     statuses = wanted.statuses or frozenset(Status)
     if statuses == {Status.DEAD}:
-        return AT_DEAD
+        return SCAN_DEAD
     if statuses == {Status.PROCESSING}:
-        return _AT_RUNNING
-    # What waits lies in the order it runs, so that all of it must be sorted: a few jobs can be.
-    if statuses <= states.WAITING and db.execute(_DO_FEW_WAIT, {"reach": asked["reach"]}).fetchone()[0]:
-        return _AT_WAITING
-    return AT_ALL
+        return _SCAN_PROCESSING
+    # The index of waiting jobs is not in id order, so a scan must sort all of them. Use it only for a few.
+    if statuses <= states.WAITING and db.execute(_IS_WAITING_SMALL, {"reach": params["reach"]}).fetchone()[0]:
+        return _SCAN_WAITING
+    return SCAN_ALL
 
 
 def rows_of(db: sqlite3.Connection, statement: str, ids: Sequence[bytes]) -> list[Any]:
-    """Run *statement* for the jobs of these ids, so many at a time."""
+    """Run *statement* for the jobs with these ids, in batches."""
     rows: list[Any] = []
-    for start in range(0, len(ids), _CHUNK):
-        chunk = ids[start : start + _CHUNK]
-        rows += db.execute(statement % marks(chunk), chunk)
+    for start in range(0, len(ids), _ID_BATCH):
+        batch = ids[start : start + _ID_BATCH]
+        rows += db.execute(statement % marks(batch), batch)
     return rows
 
 
@@ -118,7 +129,7 @@ def by_key(db: sqlite3.Connection, key: str) -> list[JobId]:
     return [job_id(holder) for (holder,) in db.execute(_BY_KEY, (key,))]
 
 
-_END: Final = """
+_GROUP_EDGE: Final = """
     SELECT id
       FROM th_jobs INDEXED BY th_jobs_dead_group
      WHERE dead_at IS NOT NULL
@@ -139,25 +150,11 @@ GROUPS: Final = f"""
             ORDER BY count DESC, queue, type, fingerprint
             LIMIT :limit
            ) AS dead
-      JOIN th_jobs AS oldest ON oldest.id = ({_END.format(order="ASC")})
-      JOIN th_jobs AS newest ON newest.id = ({_END.format(order="DESC")})
+      JOIN th_jobs AS oldest ON oldest.id = ({_GROUP_EDGE.format(order="ASC")})
+      JOIN th_jobs AS newest ON newest.id = ({_GROUP_EDGE.format(order="DESC")})
 """
 
 
 def dead_groups(db: sqlite3.Connection, *, limit: int, queue: str | None) -> list[DeadLetterGroup]:
     rows = db.execute(GROUPS, {"limit": limit, "queue": queue})
-    return [_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]
-
-
-def _group(row: Sequence[Any]) -> DeadLetterGroup:
-    queue, of_type, fingerprint, count, error, first_at, last_at, sample = row
-    return DeadLetterGroup(
-        queue=queue,
-        type=of_type,
-        fingerprint=fingerprint,
-        count=count,
-        error=error or "",
-        first_at=moment(first_at),
-        last_at=moment(last_at),
-        sample=job_id(sample),
-    )
+    return [dead_letter_group(row) for row in sorted(rows, key=lambda row: (-row[3], row[:3]))]

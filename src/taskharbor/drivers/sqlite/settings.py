@@ -1,4 +1,4 @@
-"""Settings: facts about the whole store, one row each."""
+"""Settings of the whole store, one row each."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _CHANGE: LiteralString = """
 
 
 class SqliteSettings:
-    """Keeps what it has seen committed: a setting is read once for each process, not for each insert."""
+    """Reads and writes settings. Caches committed values, so that a process reads a setting once, not per insert."""
 
     def __init__(self, connections: SqlitePool) -> None:
         self._connections = connections
         self._known: dict[str, str] = {}
 
     def remember(self, name: str, value: str) -> str:
-        """Record *value* unless there is one, and return the recorded one. It writes only the first time."""
+        """Record *value* unless the setting exists, and return the stored value. Only the first call writes."""
         known = self.committed(name)
         if known is None:
             with self._connections as (db, _):
@@ -50,7 +50,7 @@ class SqliteSettings:
         return known
 
     def committed(self, name: str) -> str | None:
-        """Return what is recorded for good."""
+        """Return the committed value, or None."""
         known = self._known.get(name)
         if known is None:
             with self._connections.read() as db:
@@ -65,12 +65,12 @@ class SqliteSettings:
 
     def change(self, name: str, value: str, *, instead_of: str) -> bool:
         with self._connections as (db, _):
-            asked = {"name": name, "value": value, "instead_of": instead_of}
-            return db.execute(_CHANGE, asked).rowcount == 1
+            params = {"name": name, "value": value, "instead_of": instead_of}
+            return db.execute(_CHANGE, params).rowcount == 1
 
 
 def record(db: SqlExecutor, name: str, value: str) -> str:
-    """Record *value* unless there is one, and return the recorded one, in the transaction of *db*."""
+    """Record *value* unless the setting exists, in the transaction of *db*, and return the stored value."""
     db.execute(_RECORD, {"name": name, "value": value})
     [found] = db.execute(_READ, {"name": name}).fetchone()
     return str(found)

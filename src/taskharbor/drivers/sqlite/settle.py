@@ -1,28 +1,28 @@
-"""What the holder of a lease may do: extend it, and record how its attempt ended."""
+"""Extend leases, save progress, and record the outcomes of attempts."""
 
 from __future__ import annotations
 
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.errors import JobNotFound, JobNotInflight, LeaseExpired, LeaseLost, LeaseMismatch
 from taskharbor.core.model import Lease
-from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.results import Extended, Settled
-from taskharbor.core.states import Event, Status
-from taskharbor.drivers.sqlite.rows import moment, progress_text, span
+from taskharbor.core.states import SETTLE_EVENTS, Event, Status
+from taskharbor.drivers.records import fence_error, landing_case, outcome_params, progress_to_json
+from taskharbor.drivers.sqlite.rows import moment, span, token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
+    from taskharbor.core.errors import JobNotFound, LeaseLost
     from taskharbor.core.model import Progress
     from taskharbor.core.outcome import Outcome
     from taskharbor.core.results import Settlement
     from taskharbor.drivers.base import SettleAnswer
     from taskharbor.drivers.sqlite.pool import SqlExecutor
 
-# The fence: only the holder of a lease that is not over gets through. Who has a token is PROCESSING: a constraint.
+# The fence: matches only while the lease is valid. A constraint ensures that a job with a lease token is PROCESSING.
 _FENCE: Final = """
     id = :id
     AND lease_token = :token
@@ -39,14 +39,14 @@ _EXTEND: Final = f"""
 
 def extend(db: sqlite3.Connection, held: Lease, lease: timedelta, now: int) -> Extended | JobNotFound | LeaseLost:
     ends = now + span(lease)
-    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "ends": ends}
-    row = db.execute(_EXTEND, asked).fetchone()
+    params = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "ends": ends}
+    row = db.execute(_EXTEND, params).fetchone()
     if row is None:
-        return _lost(db, held)
+        return _fence_error(db, held)
     return Extended(Lease(held.job_id, held.token, moment(ends)), row[0] is not None)
 
 
-_NOTE: Final = f"""
+_SAVE_PROGRESS: Final = f"""
     UPDATE th_jobs
        SET progress = :progress
      WHERE {_FENCE}
@@ -54,8 +54,8 @@ _NOTE: Final = f"""
 
 
 def save_progress(db: sqlite3.Connection, held: Lease, progress: Progress, now: int) -> bool:
-    asked = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_text(progress)}
-    return db.execute(_NOTE, asked).rowcount > 0
+    params = {"id": held.job_id.bytes, "token": held.token.bytes, "now": now, "progress": progress_to_json(progress)}
+    return db.execute(_SAVE_PROGRESS, params).rowcount > 0
 
 
 ACK: Final = f"""
@@ -69,17 +69,14 @@ ACK: Final = f"""
      WHERE {_FENCE}
 """
 
-# Where an attempt lands is decided here, and only here; its row and the job follow.
+_STATUS_AFTER: Final = landing_case(
+    SETTLE_EVENTS - {Event.ACK},
+    event=":event",
+    attempts="attempt_count - (:event = 'release' AND releases < :bound)",
+)
+# Only this statement decides the status after an attempt; the next two write that status.
 _LANDING: Final = f"""
-    SELECT CASE
-               WHEN :event = 'fail' THEN 'DEAD'
-               WHEN :event = 'cancel' OR cancel_requested_at IS NOT NULL THEN 'CANCELED'
-               WHEN :event <> 'snooze'
-                   AND attempt_count - (:event = 'release' AND releases < :bound) >= max_attempts THEN 'DEAD'
-               WHEN sent_at IS NOT NULL THEN 'ENQUEUED'
-               WHEN :event = 'retry' THEN 'FAILED'
-               ELSE 'PENDING'
-           END
+    SELECT {_STATUS_AFTER}
       FROM th_jobs
      WHERE {_FENCE}
 """
@@ -93,10 +90,10 @@ _RECORD: Final = f"""
            :error_type, :message, :traceback, :fingerprint
       FROM th_jobs
      WHERE {_FENCE}
-    ON CONFLICT DO NOTHING  -- (job, token) names one attempt; its first row stays
+    ON CONFLICT DO NOTHING  -- (job, token) identifies one attempt; its first row is kept
 """
 
-_FOLLOW: Final = f"""
+_END_LEASE: Final = f"""
     UPDATE th_jobs
        SET status = :status,
            attempt_count = attempt_count - (:event = 'snooze' OR (:event = 'release' AND releases < :bound)),
@@ -122,13 +119,13 @@ _FOLLOW: Final = f"""
 """
 
 
-# For loops: to look up a member of an enum takes as long as all else that is done for a job there.
+# For loops: the lookup of an enum member takes as long as the rest of the work for a job.
 _ACK: Final = Event.ACK
 _SUCCEEDED: Final = Status.SUCCEEDED
 
 
 def ack(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
-    """Record successes, all with one prepared statement."""
+    """Record successes with one prepared statement."""
     done = db.executemany(
         ACK,
         [
@@ -138,12 +135,12 @@ def ack(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[Se
     )
     if done.rowcount == len(settlements):
         return [Settled(each.lease.job_id, _SUCCEEDED) for each in settlements]
-    # Somebody was refused; what is recorded tells who.
-    return [_settled_before(db, each.lease, each.outcome) or _lost(db, each.lease) for each in settlements]
+    # At least one was rejected. The stored rows show which.
+    return [_settled_before(db, each.lease, each.outcome) or _fence_error(db, each.lease) for each in settlements]
 
 
 def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> list[SettleAnswer]:
-    """Record how attempts ended in the transaction that *db* has open."""
+    """Record the outcomes of attempts in the open transaction of *db*."""
     acks = [each for each in settlements if each.outcome.event is _ACK]
     acked = ack(db, acks, now) if acks else []
     if len(acks) == len(settlements):
@@ -155,40 +152,25 @@ def settle_all(db: SqlExecutor, settlements: Sequence[Settlement], now: int) -> 
 
 
 def settle(db: SqlExecutor, lease: Lease, outcome: Outcome, now: int) -> Settled | JobNotFound | LeaseLost:
-    asked: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
-    asked |= _columns(outcome, now)
-    row = db.execute(_LANDING, asked).fetchone()
+    params: dict[str, Any] = {"id": lease.job_id.bytes, "token": lease.token.bytes, "now": now}
+    params |= outcome_params(outcome)
+    params["due"] = now + span(outcome.delay)
+    row = db.execute(_LANDING, params).fetchone()
     if row is None:
-        return _settled_before(db, lease, outcome) or _lost(db, lease)
-    asked["status"] = row[0]
-    db.execute(_RECORD, asked)
-    db.execute(_FOLLOW, asked)
+        return _settled_before(db, lease, outcome) or _fence_error(db, lease)
+    params["status"] = row[0]
+    db.execute(_RECORD, params)
+    db.execute(_END_LEASE, params)
     return Settled(lease.job_id, Status(row[0]))
 
 
 def rejection(error: Exception) -> str | None:
-    """Say what is wrong with the data of a statement, if that is what *error* is about."""
+    """Return the name of *error* if it blames the data of a statement."""
     is_about_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | UnicodeError | OverflowError)
     return type(error).__name__ if is_about_data else None
 
 
-def _columns(outcome: Outcome, now: int) -> dict[str, Any]:
-    failure = outcome.recorded_failure
-    return {
-        "event": outcome.event,
-        "bound": outcome.bound,
-        "outcome": outcome.attempt_outcome,
-        "due": now + span(outcome.delay),
-        "reason": outcome.reason if outcome.event is Event.FAIL and outcome.reason else ATTEMPTS_EXHAUSTED,
-        "error": None if failure is None else str(failure) or None,
-        "error_type": None if failure is None else failure.type,
-        "message": None if failure is None else failure.message,
-        "traceback": None if failure is None else failure.traceback,
-        "fingerprint": None if failure is None else failure.fingerprint,
-    }
-
-
-_BEFORE: Final = """
+_EARLIER_STATUS: Final = """
     SELECT CASE
                WHEN :event = 'ack' THEN CASE WHEN status = 'SUCCEEDED' AND settled_token = :token THEN status END
                ELSE (SELECT status FROM th_attempts WHERE job_id = :id AND token = :token AND event = :event)
@@ -199,20 +181,16 @@ _BEFORE: Final = """
 
 
 def _settled_before(db: SqlExecutor, lease: Lease, outcome: Outcome) -> Settled | None:
-    """Return the answer that this very settlement was given, if it is committed already."""
-    asked = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
-    row = db.execute(_BEFORE, asked).fetchone()
+    """Return the answer to this settlement if it was committed before."""
+    params = {"id": lease.job_id.bytes, "token": lease.token.bytes, "event": outcome.event}
+    row = db.execute(_EARLIER_STATUS, params).fetchone()
     return None if row is None or row[0] is None else Settled(lease.job_id, Status(row[0]))
 
 
 _HOLDER: Final = "SELECT status, lease_token FROM th_jobs WHERE id = ?"
 
 
-def _lost(db: SqlExecutor, lease: Lease) -> JobNotFound | LeaseLost:
-    """Say why the fence did not let this lease through."""
+def _fence_error(db: SqlExecutor, lease: Lease) -> JobNotFound | LeaseLost:
     row = db.execute(_HOLDER, (lease.job_id.bytes,)).fetchone()
-    if row is None:
-        return JobNotFound(lease.job_id)
-    if row[0] != Status.PROCESSING:
-        return JobNotInflight(lease.job_id)
-    return LeaseMismatch(lease.job_id) if row[1] != lease.token.bytes else LeaseExpired(lease.job_id)
+    status, holder = row or (None, None)
+    return fence_error(lease, status, None if holder is None else token(holder))

@@ -1,4 +1,4 @@
-"""Storing jobs, and recording how they ended, in a transaction of the user's own."""
+"""Insert and settle jobs in the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from taskharbor.drivers.sqlite.pool import SqlitePool
     from taskharbor.drivers.sqlite.settings import SqliteSettings
 
-_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not know yet
+_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, new in Python 3.12
 
 
 class SqliteTransaction:
-    """A connection of the user's, through which jobs are stored and settled as part of what else it does."""
+    """A caller's connection. Inserts and settles jobs in its open transaction."""
 
     undoes_settings: Final = True
 
     def __init__(self, connection: sqlite3.Connection, connections: SqlitePool, settings: SqliteSettings) -> None:
-        rule = f"this store is SQLite; give a sqlite3.Connection to {connections.path}, or what works through one"
+        rule = f"this store is SQLite; pass a sqlite3.Connection to {connections.path}, or an object that wraps one"
         check_kind(connection, sqlite3.Connection, rule)
-        self._db = _Plain(connection)
+        self._db = _TupleCursors(connection)
         [file] = [row[2] for row in self._db.execute("PRAGMA database_list") if row[1] == "main"]
         if not file or not connections.path.exists() or not Path(file).samefile(connections.path):
             rule = f"it must be open on the driver's own file, {connections.path}"
@@ -45,34 +45,34 @@ class SqliteTransaction:
         self._settings = settings
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        """Store *jobs* in the transaction that is open, or that Python's sqlite3 opens for them."""
+        """Store *jobs* in the open transaction, or in the one that Python's sqlite3 opens for them."""
         return insert(self._db, jobs, now=self._begin(), repeat=repeat)
 
     def remember(self, name: str, value: str) -> str:
-        """Record a setting in the transaction that is open: SQLite has one writer, which may be this transaction."""
+        """Record a setting in the open transaction: SQLite has one writer, which may be this transaction."""
         known = self._settings.committed(name)
         if known is None:
             self._begin()
-            known = record(self._db, name, value)  # not kept: a rollback undoes it
+            known = record(self._db, name, value)  # not cached: a rollback undoes it
         return known
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        """Record how attempts ended in the transaction that is open, or that Python's sqlite3 opens for it."""
+        """Record outcomes in the open transaction, or in the one that Python's sqlite3 opens for them."""
         return settle_all(self._db, settlements, self._begin())
 
     def _begin(self) -> int:
-        """See to it that there is, or will be, a transaction, and say what time it is."""
+        """Raise unless a transaction is open or will be opened, and return the time."""
         mode = getattr(self._connection, "autocommit", _LEGACY)
-        begins_none = self._connection.isolation_level is None if mode == _LEGACY else mode
-        if begins_none and not self._connection.in_transaction:
-            rule = "begin a transaction first, or a crash could leave half of a job behind"
+        is_autocommit = self._connection.isolation_level is None if mode == _LEGACY else mode
+        if is_autocommit and not self._connection.in_transaction:
+            rule = "begin a transaction first; otherwise a crash could leave half of a job behind"
             raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))
         return self._now()
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Name the way out if the file has no tables of ours; every other error is the user's to handle."""
+def _explain_missing_tables() -> Iterator[None]:
+    """Suggest a migration if the file has no TaskHarbor tables. All other errors reach the caller unchanged."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -81,18 +81,18 @@ def _explained() -> Iterator[None]:
         raise SchemaOutOfDate("0", str(len(MIGRATIONS)), "run 'taskharbor migrate up'") from error
 
 
-class _Plain:
-    """Runs statements with cursors that return tuples, whatever kind the connection makes for its user."""
+class _TupleCursors:
+    """Runs statements with cursors that return tuples, whatever the connection's row factory."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
-        with _explained():
+        with _explain_missing_tables():
             return self._cursor().execute(statement, values)
 
     def executemany(self, statement: str, values: Any) -> sqlite3.Cursor:
-        with _explained():
+        with _explain_missing_tables():
             return self._cursor().executemany(statement, values)
 
     def _cursor(self) -> sqlite3.Cursor:

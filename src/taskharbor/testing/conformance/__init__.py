@@ -1,14 +1,13 @@
-"""The contract of a driver, as tests.
+"""The driver conformance kit: the contract of a driver as pytest cases.
 
-Three lines put a driver under it, in any test module of its author's::
+To run it against a driver, put this into a test module::
 
     from taskharbor.testing.conformance import *
 
     @pytest.fixture
     def subject() -> Subject: ...
 
-Every case is a sentence about the world; each asks for the ``subject`` fixture and
-for nothing else.
+Each case states one property of the contract and uses only the ``subject`` fixture.
 """
 
 import importlib
@@ -18,7 +17,7 @@ import pytest
 
 _MODULES = [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
 
-# Before any case is imported: a failed assertion then shows its values.
+# Register before the modules are imported, so that a failed assertion shows its values.
 pytest.register_assert_rewrite(*_MODULES)
 
 from taskharbor.testing.conformance.subject import Subject  # noqa: E402  the line above must come first
@@ -31,4 +30,4 @@ _CASES = {
 }
 globals().update(_CASES)
 
-__all__ = ["Subject", *_CASES]  # noqa: PLE0604  every case there is
+__all__ = ["Subject", *_CASES]  # noqa: PLE0604  all cases

@@ -1,4 +1,4 @@
-"""What people do to jobs that have not ended: calling them off, and moving them to another time."""
+"""Canceling and rescheduling jobs that have not ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.subject import PATIENCE, TICK, Subject
 
 _MINUTE: Final = timedelta(minutes=1)
-# Brought about in this order, none of them is taken for another.
+# The order in which `Subject.bring` can create them: it requires that no other job is due.
 _WAITING: Final = (Status.ENQUEUED, Status.FAILED, Status.PENDING)
 _FINAL: Final = (Status.SUCCEEDED, Status.DEAD, Status.CANCELED)
 
@@ -31,7 +31,7 @@ def test_a_waiting_job_is_canceled_at_once(subject: Subject) -> None:
     ]
 
 
-def test_of_a_running_job_the_cancel_is_requested(subject: Subject) -> None:
+def test_canceling_a_running_job_requests_the_cancel(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     before = subject.job(job_id)
 
@@ -66,7 +66,7 @@ def test_a_job_that_ended_cannot_be_canceled(subject: Subject) -> None:
     assert [subject.everything(job_id) for job_id in jobs] == before
 
 
-def test_a_canceled_job_is_neither_dispatched_nor_taken(subject: Subject) -> None:
+def test_a_canceled_job_is_neither_dispatched_nor_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.cancel(job_id)
     subject.advance(PATIENCE + TICK)
@@ -98,7 +98,7 @@ def test_a_rescheduled_job_stays_in_its_state_and_its_message_is_void(subject: S
     ]
 
 
-def test_a_job_rescheduled_to_a_later_time_is_not_taken_before(subject: Subject) -> None:
+def test_a_job_rescheduled_to_a_later_time_is_not_reserved_before(subject: Subject) -> None:
     job_id = subject.insert()
     subject.advance(_MINUTE)
 
@@ -110,7 +110,7 @@ def test_a_job_rescheduled_to_a_later_time_is_not_taken_before(subject: Subject)
     assert subject.take().job.id == job_id
 
 
-def test_a_job_rescheduled_to_now_is_taken_now(subject: Subject) -> None:
+def test_a_job_rescheduled_to_now_is_reserved_now(subject: Subject) -> None:
     job_id = subject.insert(delay=_MINUTE)
 
     subject.driver.reschedule([job_id], delay=timedelta(0))
@@ -118,7 +118,7 @@ def test_a_job_rescheduled_to_now_is_taken_now(subject: Subject) -> None:
     assert subject.take().job.id == job_id
 
 
-def test_a_new_priority_changes_the_turn_and_not_the_time(subject: Subject) -> None:
+def test_a_new_priority_changes_the_order_and_not_the_time(subject: Subject) -> None:
     ordinary = subject.insert(priority=1)
     urgent = subject.insert(priority=2)
     before = subject.job(urgent)

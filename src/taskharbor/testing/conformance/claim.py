@@ -1,4 +1,4 @@
-"""A message arrives, and its job is claimed by id; or a lost reply is read back."""
+"""Claiming jobs by id when their messages arrive, and reading back the jobs of a lost reply."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRY = Outcome.retry(after=timedelta(minutes=5), failure=BOOM)
 
 
 def lose(subject: Subject, **fields: object) -> JobId:
-    """Make a job whose worker went silent."""
+    """Insert a job whose lease has expired."""
     job_id = subject.bring(Status.PROCESSING, **fields)
     subject.advance(LEASE)
     return job_id
@@ -39,7 +39,7 @@ def test_an_enqueued_job_is_claimed_by_its_id(subject: Subject) -> None:
     assert (job.dispatch_at, job.resends, job.sends) == (None, 0, 1)
 
 
-def test_a_message_that_overtakes_the_reply_of_its_sending_can_be_claimed(subject: Subject) -> None:
+def test_a_message_received_before_its_send_is_recorded_can_be_claimed(subject: Subject) -> None:
     job_id = subject.insert()
     subject.dispatch()
 
@@ -48,7 +48,7 @@ def test_a_message_that_overtakes_the_reply_of_its_sending_can_be_claimed(subjec
     assert isinstance(answer, Claim)
 
 
-def test_a_claim_before_the_sending_is_noted_proves_the_sending(subject: Subject) -> None:
+def test_a_claim_before_the_send_is_recorded_marks_the_message_sent(subject: Subject) -> None:
     job_id = subject.insert()
     [dispatch] = subject.dispatch()
     subject.advance(timedelta(seconds=1))
@@ -105,7 +105,7 @@ def test_a_leased_job_is_refused_until_its_lease_ends(subject: Subject) -> None:
     assert subject.claim(job_id) == [Refused(job_id, RefusalReason.LEASED, end)]
 
 
-def test_a_job_that_nobody_dispatched_cannot_be_claimed_by_its_id(subject: Subject) -> None:
+def test_a_job_that_was_not_dispatched_cannot_be_claimed_by_id(subject: Subject) -> None:
     failed, pending = subject.bring(Status.FAILED), subject.insert()
 
     answers = subject.claim(pending, failed)
@@ -113,11 +113,11 @@ def test_a_job_that_nobody_dispatched_cannot_be_claimed_by_its_id(subject: Subje
     assert answers == [Refused(pending, RefusalReason.NOT_ENQUEUED), Refused(failed, RefusalReason.NOT_ENQUEUED)]
 
 
-def test_a_spent_job_cannot_be_claimed(subject: Subject) -> None:
+def test_a_job_with_exhausted_attempts_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
 
-    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT, sends=1)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.EXHAUSTED, sends=1)]
 
 
 def test_a_job_of_a_paused_queue_cannot_be_claimed(subject: Subject) -> None:
@@ -127,13 +127,13 @@ def test_a_job_of_a_paused_queue_cannot_be_claimed(subject: Subject) -> None:
     assert subject.claim(job_id) == [Refused(job_id, RefusalReason.PAUSED, sends=1)]
 
 
-def test_a_job_that_nobody_here_handles_cannot_be_claimed(subject: Subject) -> None:
+def test_a_job_of_an_unhandled_type_cannot_be_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
 
     assert subject.claim(job_id, types=["other"]) == [Refused(job_id, RefusalReason.UNHANDLED, sends=1)]
 
 
-def test_a_message_that_comes_too_early_is_told_when_the_job_is_due(subject: Subject) -> None:
+def test_a_claim_before_the_due_time_is_refused_with_that_time(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     [claim] = subject.claim(job_id)
     assert isinstance(claim, Claim)
@@ -154,7 +154,7 @@ def test_an_enqueued_job_is_claimed_at_the_very_instant_it_is_due(subject: Subje
     assert isinstance(answer, Claim)
 
 
-def test_an_ended_lease_is_taken_over_by_a_redelivered_message(subject: Subject) -> None:
+def test_an_expired_lease_is_reclaimed_by_a_redelivered_message(subject: Subject) -> None:
     job_id = lose(subject)
 
     [answer] = subject.claim(job_id, worker="successor")
@@ -164,7 +164,7 @@ def test_an_ended_lease_is_taken_over_by_a_redelivered_message(subject: Subject)
     assert [attempt.outcome for attempt in subject.attempts(job_id)] == ["LOST"]
 
 
-def test_an_ended_lease_of_a_job_to_be_canceled_is_not_taken_over_by_its_message(subject: Subject) -> None:
+def test_an_expired_lease_with_a_cancel_request_is_not_reclaimed_by_message(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     subject.cancel(job_id)
     subject.advance(LEASE)
@@ -172,20 +172,20 @@ def test_an_ended_lease_of_a_job_to_be_canceled_is_not_taken_over_by_its_message
     assert subject.claim(job_id) == [Refused(job_id, RefusalReason.CANCEL_REQUESTED)]
 
 
-def test_an_ended_lease_of_a_spent_job_is_not_taken_over_by_its_message(subject: Subject) -> None:
+def test_an_expired_lease_with_exhausted_attempts_is_not_reclaimed_by_message(subject: Subject) -> None:
     job_id = lose(subject, max_attempts=1)
 
-    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.SPENT)]
+    assert subject.claim(job_id) == [Refused(job_id, RefusalReason.EXHAUSTED)]
 
 
-def test_an_ended_lease_in_a_paused_queue_is_not_taken_over_by_its_message(subject: Subject) -> None:
+def test_an_expired_lease_in_a_paused_queue_is_not_reclaimed_by_message(subject: Subject) -> None:
     job_id = lose(subject)
     subject.driver.control.pause(["default"], by="ops")
 
     assert subject.claim(job_id) == [Refused(job_id, RefusalReason.PAUSED)]
 
 
-def test_an_ended_lease_counts_as_leased_until_a_clock_hold_ends(subject: Subject) -> None:
+def test_an_expired_lease_counts_as_leased_until_a_clock_hold_ends(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     expected = subject.clock.now()
     subject.advance(timedelta(hours=1))
@@ -196,7 +196,7 @@ def test_an_ended_lease_counts_as_leased_until_a_clock_hold_ends(subject: Subjec
     assert subject.claim(job_id) == [Refused(job_id, RefusalReason.LEASED, end)]
 
 
-def test_an_ended_lease_is_left_to_others_by_a_claim_that_does_not_want_it(subject: Subject) -> None:
+def test_a_claim_without_reclaim_leaves_an_expired_lease_alone(subject: Subject) -> None:
     job_id = lose(subject)
 
     assert subject.claim(job_id, reclaim=False) == [Refused(job_id, RefusalReason.LEASED)]
@@ -212,31 +212,31 @@ def test_a_job_whose_message_came_twice_in_one_batch_is_claimed_once(subject: Su
     assert subject.job(job_id).attempt_count == 1
 
 
-def test_of_several_reasons_the_first_of_the_list_is_told(subject: Subject) -> None:
+def test_a_claim_refused_for_several_reasons_reports_the_first_in_order(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.driver.reschedule([job_id], delay=timedelta(hours=1))
-    told = [subject.claim(job_id, types=["other"])]
+    answers = [subject.claim(job_id, types=["other"])]
     subject.driver.control.pause(["default"], by="ops")
-    told.append(subject.claim(job_id, types=["other"]))
-    subject.make_spent(job_id)
-    told.append(subject.claim(job_id, types=["other"]))
+    answers.append(subject.claim(job_id, types=["other"]))
+    subject.exhaust(job_id)
+    answers.append(subject.claim(job_id, types=["other"]))
 
-    reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
-    assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.SPENT]
+    reasons = [answer.reason for [answer] in answers if isinstance(answer, Refused)]
+    assert reasons == [RefusalReason.UNHANDLED, RefusalReason.PAUSED, RefusalReason.EXHAUSTED]
 
 
-def test_of_several_reasons_against_taking_over_the_first_of_the_list_is_told(subject: Subject) -> None:
+def test_a_reclaim_refused_for_several_reasons_reports_the_first_in_order(subject: Subject) -> None:
     job_id = lose(subject, max_attempts=1)
     subject.driver.control.pause(["default"], by="ops")
-    told = [subject.claim(job_id, types=["other"])]
+    answers = [subject.claim(job_id, types=["other"])]
     subject.cancel(job_id)
-    told.append(subject.claim(job_id, types=["other"]))
+    answers.append(subject.claim(job_id, types=["other"]))
 
-    reasons = [answer.reason for [answer] in told if isinstance(answer, Refused)]
-    assert reasons == [RefusalReason.SPENT, RefusalReason.CANCEL_REQUESTED]
+    reasons = [answer.reason for [answer] in answers if isinstance(answer, Refused)]
+    assert reasons == [RefusalReason.EXHAUSTED, RefusalReason.CANCEL_REQUESTED]
 
 
-def test_a_refusal_tells_the_number_of_the_newest_message(subject: Subject) -> None:
+def test_a_refusal_contains_the_number_of_the_newest_message(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.advance(timedelta(minutes=2))
     subject.send()
@@ -254,7 +254,7 @@ def test_a_refused_claim_changes_nothing(subject: Subject) -> None:
     assert [subject.everything(job_id) for job_id in refused] == before
 
 
-def test_what_a_lost_reply_of_a_reservation_held_is_read_back_by_its_token(subject: Subject) -> None:
+def test_the_jobs_of_a_lost_reserve_reply_are_read_back_by_token(subject: Subject) -> None:
     subject.insert()
     subject.insert()
     token = new_token()
@@ -274,14 +274,14 @@ def test_several_tokens_are_read_back_at_once(subject: Subject) -> None:
     assert {claim.job.id for claim in subject.driver.read_back(tokens)} == held
 
 
-def test_a_token_reads_back_nothing_of_others(subject: Subject) -> None:
+def test_a_token_reads_back_only_its_own_jobs(subject: Subject) -> None:
     subject.insert()
     subject.take()
 
     assert subject.driver.read_back([new_token()]) == []
 
 
-def test_a_lease_that_is_over_is_not_read_back(subject: Subject) -> None:
+def test_an_expired_lease_is_not_read_back(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     subject.advance(LEASE)

@@ -1,4 +1,4 @@
-"""What a claim may not reach: jobs of other queues, and jobs of types that its worker does not handle."""
+"""Claims that are refused: jobs of other queues, and jobs of types that the worker does not handle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskharbor.testing.conformance.subject import LEASE, TICK
 if TYPE_CHECKING:
     from taskharbor.testing.conformance.subject import Subject
 
-AFTER: Final = timedelta(minutes=5)
+UNHANDLED_AFTER: Final = timedelta(minutes=5)
 
 
 def test_a_claim_for_another_queue_is_refused_in_every_state(subject: Subject) -> None:
@@ -29,7 +29,7 @@ def test_a_claim_for_another_queue_is_refused_in_every_state(subject: Subject) -
     assert [subject.everything(job_id) for job_id in foreign] == before
 
 
-def test_a_batch_with_a_foreign_id_claims_the_others(subject: Subject) -> None:
+def test_a_batch_with_an_id_of_another_queue_claims_the_others(subject: Subject) -> None:
     foreign, ours = subject.insert(queue="mail"), subject.insert()
     subject.dispatch()
     subject.dispatch("mail")
@@ -41,58 +41,60 @@ def test_a_batch_with_a_foreign_id_claims_the_others(subject: Subject) -> None:
     assert claim.job.id == ours
 
 
-def test_a_paused_queue_does_not_hide_that_an_id_is_foreign(subject: Subject) -> None:
+def test_pausing_does_not_change_the_refusal_of_another_queues_job(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.driver.control.pause(["default", "mail"], by="ops")
 
     assert subject.claim(job_id, queue="mail") == [Refused(job_id, RefusalReason.OTHER_QUEUE, sends=1)]
 
 
-def test_a_due_job_of_an_unhandled_type_is_left_for_others_for_a_time(subject: Subject) -> None:
+def test_a_due_job_of_an_unhandled_type_is_reserved_after_a_delay(subject: Subject) -> None:
     job_id = subject.insert(type="rare", delay=timedelta(hours=1))
-    subject.advance(timedelta(hours=1) + AFTER - TICK)
-    assert subject.reserve(types=["known"], unhandled_after=AFTER) == []
+    subject.advance(timedelta(hours=1) + UNHANDLED_AFTER - TICK)
+    assert subject.reserve(types=["known"], unhandled_after=UNHANDLED_AFTER) == []
     subject.advance(TICK)
 
-    [claim] = subject.reserve(types=["known"], unhandled_after=AFTER)
+    [claim] = subject.reserve(types=["known"], unhandled_after=UNHANDLED_AFTER)
 
     assert claim.job.id == job_id
 
 
-def test_a_claim_of_an_unhandled_type_is_refused_until_its_time_has_passed(subject: Subject) -> None:
+def test_a_claim_of_an_unhandled_type_is_refused_until_a_delay_passed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED, type="rare")
-    until = subject.clock.now() + AFTER
-    subject.advance(AFTER - TICK)
-    assert subject.claim(job_id, types=["known"], unhandled_after=AFTER) == [
+    until = subject.clock.now() + UNHANDLED_AFTER
+    subject.advance(UNHANDLED_AFTER - TICK)
+    assert subject.claim(job_id, types=["known"], unhandled_after=UNHANDLED_AFTER) == [
         Refused(job_id, RefusalReason.UNHANDLED, until, sends=1)
     ]
     subject.advance(TICK)
 
-    [claim] = subject.claim(job_id, types=["known"], unhandled_after=AFTER)
+    [claim] = subject.claim(job_id, types=["known"], unhandled_after=UNHANDLED_AFTER)
 
     assert isinstance(claim, Claim)
 
 
-def test_an_unhandled_type_that_is_not_due_is_refused_without_an_end(subject: Subject) -> None:
+def test_an_unhandled_type_that_is_not_due_is_refused_without_a_time(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED, type="rare")
     subject.driver.reschedule([job_id], delay=timedelta(hours=1))
 
-    answer = subject.claim(job_id, types=["known"], unhandled_after=AFTER)
+    answer = subject.claim(job_id, types=["known"], unhandled_after=UNHANDLED_AFTER)
 
     assert answer == [Refused(job_id, RefusalReason.UNHANDLED, sends=1)]
 
 
 def test_an_expired_lease_of_an_unhandled_type_is_never_reclaimed(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING, type="rare")
-    subject.advance(LEASE + AFTER)
+    subject.advance(LEASE + UNHANDLED_AFTER)
 
-    assert subject.reserve(types=["known"], unhandled_after=AFTER) == []
-    assert subject.claim(job_id, types=["known"], unhandled_after=AFTER) == [Refused(job_id, RefusalReason.UNHANDLED)]
+    assert subject.reserve(types=["known"], unhandled_after=UNHANDLED_AFTER) == []
+    assert subject.claim(job_id, types=["known"], unhandled_after=UNHANDLED_AFTER) == [
+        Refused(job_id, RefusalReason.UNHANDLED)
+    ]
 
 
-def test_a_handled_type_does_not_wait_for_others(subject: Subject) -> None:
+def test_a_job_of_a_handled_type_is_reserved_without_delay(subject: Subject) -> None:
     job_id = subject.insert(type="known")
 
-    [claim] = subject.reserve(types=["known"], unhandled_after=AFTER)
+    [claim] = subject.reserve(types=["known"], unhandled_after=UNHANDLED_AFTER)
 
     assert claim.job.id == job_id

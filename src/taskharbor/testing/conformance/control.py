@@ -1,4 +1,4 @@
-"""What the store keeps beside jobs: duties, workers, pauses, and how many jobs ended."""
+"""What the store keeps besides jobs: the audit log, API keys, duties, workers, paused queues and finished counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MINUTE: Final = timedelta(minutes=1)
 _HOUR: Final = timedelta(hours=1)
 
 
-def test_what_was_done_is_kept_as_it_was_told(subject: Subject) -> None:
+def test_an_audit_entry_is_stored_unchanged(subject: Subject) -> None:
     entry = _entry(actor="key:k1", action="requeue", target="job 7", detail={"why": "fixed", "ä": '"…"'})
 
     subject.driver.control.record_audit([entry])
@@ -31,7 +31,7 @@ def test_what_was_done_is_kept_as_it_was_told(subject: Subject) -> None:
     assert subject.driver.inspector.audit(limit=10) == [replace(entry, at=subject.clock.now())]
 
 
-def test_the_store_says_when_something_was_done(subject: Subject) -> None:
+def test_an_audit_entry_gets_the_stores_time(subject: Subject) -> None:
     subject.driver.control.record_audit([_entry(at=LONG_AGO)])
 
     [entry] = subject.driver.inspector.audit(limit=10)
@@ -39,7 +39,7 @@ def test_the_store_says_when_something_was_done(subject: Subject) -> None:
     assert entry.at == subject.clock.now()
 
 
-def test_what_is_written_down_cannot_be_changed(subject: Subject) -> None:
+def test_a_stored_audit_entry_cannot_be_changed(subject: Subject) -> None:
     detail = {"why": "fixed"}
     entry = _entry(detail=detail)
     subject.driver.control.record_audit([entry])
@@ -47,50 +47,50 @@ def test_what_is_written_down_cannot_be_changed(subject: Subject) -> None:
     subject.advance(TICK)
 
     detail["why"] = "no reason"
-    subject.driver.control.record_audit([replace(entry, actor="somebody else"), _entry()])
+    subject.driver.control.record_audit([replace(entry, actor="another"), _entry()])
 
     assert subject.driver.inspector.audit(limit=10)[1:] == before
 
 
-def test_what_was_done_last_is_told_first(subject: Subject) -> None:
+def test_audit_entries_are_listed_newest_first(subject: Subject) -> None:
     ids = sorted(new_token() for _ in range(3))
     for entry_id in (ids[1], ids[2], ids[0]):
         subject.driver.control.record_audit([_entry(id=entry_id)])
         subject.advance(TICK)
 
-    assert _told(subject, limit=10) == [ids[0], ids[2], ids[1]]
+    assert _audit_ids(subject, limit=10) == [ids[0], ids[2], ids[1]]
 
 
 def test_pages_of_the_audit_hold_every_entry_once(subject: Subject) -> None:
     subject.driver.control.record_audit([_entry() for _ in range(3)])
     subject.advance(TICK)
     subject.driver.control.record_audit([_entry() for _ in range(2)])
-    everything = _told(subject, limit=10)
+    everything = _audit_ids(subject, limit=10)
 
-    first = _told(subject, limit=2)
-    second = _told(subject, limit=2, before=first[-1])
-    third = _told(subject, limit=2, before=second[-1])
+    first = _audit_ids(subject, limit=2)
+    second = _audit_ids(subject, limit=2, before=first[-1])
+    third = _audit_ids(subject, limit=2, before=second[-1])
 
     assert (first + second + third, len(set(everything))) == (everything, 5)
-    assert _told(subject, limit=2, before=third[-1]) == []
+    assert _audit_ids(subject, limit=2, before=third[-1]) == []
 
 
-def test_nothing_lies_below_an_entry_that_is_not_there(subject: Subject) -> None:
+def test_an_audit_page_after_an_unknown_entry_is_empty(subject: Subject) -> None:
     subject.driver.control.record_audit([_entry()])
 
-    assert _told(subject, limit=10, before=new_token()) == []
+    assert _audit_ids(subject, limit=10, before=new_token()) == []
 
 
-def test_entries_that_are_old_enough_go_oldest_first_and_no_more_than_asked_for(subject: Subject) -> None:
+def test_old_audit_entries_are_pruned_oldest_first_up_to_the_limit(subject: Subject) -> None:
     for _ in range(4):
         subject.driver.control.record_audit([_entry()])
         subject.advance(TICK)
-    newest = _told(subject, limit=10)
+    newest = _audit_ids(subject, limit=10)
 
     counts, left = [], []
     for _ in range(3):
         counts.append(subject.driver.maintenance.prune_audit(older_than=2 * TICK, limit=2))
-        left.append(_told(subject, limit=10))
+        left.append(_audit_ids(subject, limit=10))
 
     assert counts == [2, 1, 0]
     assert left == [newest[:2], newest[:1], newest[:1]]
@@ -101,11 +101,11 @@ def _entry(**fields: Any) -> AuditEntry:
     return AuditEntry(**defaults | fields)
 
 
-def _told(subject: Subject, *, limit: int, before: Token | None = None) -> list[Token]:
+def _audit_ids(subject: Subject, *, limit: int, before: Token | None = None) -> list[Token]:
     return [entry.id for entry in subject.driver.inspector.audit(limit=limit, before=before)]
 
 
-def test_an_api_key_is_kept_as_it_was_given(subject: Subject) -> None:
+def test_an_api_key_is_stored_unchanged(subject: Subject) -> None:
     key = api_key("k1", scopes=("jobs:read", "jobs:write"), expires_at=LONG_AGO + _YEAR)
     bare = api_key("k2", name="", digest=b"\x00\xff", scopes=())
 
@@ -115,7 +115,7 @@ def test_an_api_key_is_kept_as_it_was_given(subject: Subject) -> None:
     assert subject.driver.inspector.keys() == {"k1": key, "k2": bare}
 
 
-def test_an_id_that_is_taken_keeps_its_key(subject: Subject) -> None:
+def test_adding_a_key_under_an_existing_id_keeps_the_first_key(subject: Subject) -> None:
     first = api_key("k1", digest=b"first")
     subject.driver.control.add_keys([first])
 
@@ -125,7 +125,7 @@ def test_an_id_that_is_taken_keeps_its_key(subject: Subject) -> None:
     assert subject.driver.inspector.keys(["k1"]) == {"k1": first}
 
 
-def test_a_revoked_key_tells_since_when(subject: Subject) -> None:
+def test_a_revoked_key_records_when_it_was_revoked(subject: Subject) -> None:
     key = api_key("k1")
     subject.driver.control.add_keys([key])
     subject.advance(TICK)
@@ -147,7 +147,7 @@ def test_a_key_is_revoked_once(subject: Subject) -> None:
     assert (answers, subject.driver.inspector.keys()) == ([False], before)
 
 
-def test_a_revoked_key_cannot_be_put_again(subject: Subject) -> None:
+def test_a_revoked_key_cannot_be_added_again(subject: Subject) -> None:
     subject.driver.control.add_keys([api_key("k1")])
     subject.driver.control.revoke_keys(["k1"])
     before = subject.driver.inspector.keys()
@@ -185,7 +185,7 @@ def test_api_keys_are_listed_by_id(subject: Subject) -> None:
     assert list(subject.driver.inspector.keys()) == ["k1", "k2", "k3"]
 
 
-def test_only_the_keys_that_are_asked_for_are_given(subject: Subject) -> None:
+def test_only_the_requested_keys_are_returned(subject: Subject) -> None:
     subject.driver.control.add_keys([api_key(key_id) for key_id in ("k1", "k2", "k3")])
 
     assert list(subject.driver.inspector.keys(["k3", "unknown", "k1"])) == ["k1", "k3"]
@@ -197,31 +197,31 @@ def api_key(key_id: str, **fields: Any) -> ApiKey:
     return ApiKey(id=key_id, **defaults | fields)
 
 
-def test_a_duty_is_free_again_from_the_end_of_its_period_on(subject: Subject) -> None:
-    at_first = _take_duty(subject)
+def test_a_duty_can_be_claimed_again_when_its_period_ends(subject: Subject) -> None:
+    at_first = _claim_duty(subject)
     subject.advance(_MINUTE - TICK)
-    within = _take_duty(subject)
+    within = _claim_duty(subject)
     subject.advance(TICK)
-    after = _take_duty(subject)
+    after = _claim_duty(subject)
 
     assert (at_first, within, after) == (True, False, True)
 
 
 def test_each_duty_has_its_own_period(subject: Subject) -> None:
-    _take_duty(subject, "prune")
+    _claim_duty(subject, "prune")
 
-    answer = _take_duty(subject, "expire")
+    answer = _claim_duty(subject, "expire")
 
     assert answer is True
 
 
-def test_of_many_that_take_a_duty_one_gets_it(subject: Subject) -> None:
-    answers = race(lambda _: _take_duty(subject))
+def test_concurrent_claims_of_a_duty_have_one_winner(subject: Subject) -> None:
+    answers = race(lambda _: _claim_duty(subject))
 
     assert sum(answers) == 1
 
 
-def test_a_worker_is_known_by_its_last_beat_at_the_stores_time(subject: Subject) -> None:
+def test_a_worker_record_holds_its_last_heartbeat_at_the_stores_time(subject: Subject) -> None:
     subject.driver.maintenance.record_worker(_worker("w1", pid=1))
     subject.advance(_MINUTE)
     newest = _worker("w1", pid=2, queues=("mail",), types=(), lost_slots=2, seen_at=LONG_AGO)
@@ -231,8 +231,8 @@ def test_a_worker_is_known_by_its_last_beat_at_the_stores_time(subject: Subject)
     assert subject.driver.inspector.workers() == [replace(newest, seen_at=subject.clock.now())]
 
 
-def test_a_worker_is_forgotten_once_it_was_silent_for_so_long(subject: Subject) -> None:
-    subject.driver.maintenance.record_worker(_worker("silent"))
+def test_a_worker_without_heartbeats_for_the_period_is_pruned(subject: Subject) -> None:
+    subject.driver.maintenance.record_worker(_worker("unseen"))
     subject.advance(TICK)
     subject.driver.maintenance.record_worker(_worker("fresh"))
     subject.advance(_MINUTE - TICK)
@@ -243,7 +243,7 @@ def test_a_worker_is_forgotten_once_it_was_silent_for_so_long(subject: Subject) 
     assert [worker.id for worker in subject.driver.inspector.workers()] == ["fresh"]
 
 
-def test_pausing_a_queue_again_is_told_and_changes_nothing(subject: Subject) -> None:
+def test_pausing_a_paused_queue_returns_false_and_changes_nothing(subject: Subject) -> None:
     subject.driver.control.pause(["default"], by="ann")
     [before] = subject.queues()
     subject.advance(TICK)
@@ -254,7 +254,7 @@ def test_pausing_a_queue_again_is_told_and_changes_nothing(subject: Subject) -> 
     assert before in subject.queues()
 
 
-def test_resuming_a_queue_tells_whether_it_was_paused(subject: Subject) -> None:
+def test_resuming_a_queue_returns_whether_it_was_paused(subject: Subject) -> None:
     subject.driver.control.pause(["default"], by="ann")
 
     answers = subject.driver.control.resume(["mail", "default"]), subject.driver.control.resume(["default"])
@@ -262,7 +262,7 @@ def test_resuming_a_queue_tells_whether_it_was_paused(subject: Subject) -> None:
     assert answers == ([False, True], [False])
 
 
-def test_a_running_job_of_a_paused_queue_goes_on_to_its_end(subject: Subject) -> None:
+def test_a_running_job_of_a_paused_queue_can_finish(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     subject.driver.control.pause(["default"], by="ann")
@@ -304,7 +304,7 @@ def test_only_minutes_that_begin_at_the_asked_time_or_later_are_counted(subject:
     assert answers == [[FinishedCount(minute=minute, queue="default", status=Status.SUCCEEDED, count=1)], []]
 
 
-def test_of_the_minutes_of_a_queue_the_newest_are_given_oldest_first(subject: Subject) -> None:
+def test_the_newest_minutes_of_a_queue_are_returned_oldest_first(subject: Subject) -> None:
     minute = _this_minute(subject)
     for _ in range(4):
         subject.bring(Status.CANCELED)
@@ -342,7 +342,7 @@ def test_minutes_older_than_what_is_kept_are_dropped_and_counted(subject: Subjec
     assert dropped == (1, everything[2:])
 
 
-def _take_duty(subject: Subject, name: str = "prune") -> bool:
+def _claim_duty(subject: Subject, name: str = "prune") -> bool:
     return subject.driver.maintenance.claim_duty(name, every=_MINUTE)
 
 
@@ -363,6 +363,6 @@ def _this_minute(subject: Subject) -> datetime:
 
 
 def _finished(subject: Subject, *, since: datetime) -> list[FinishedCount]:
-    """Return the counts in a fixed order: the contract names none."""
+    """Return the counts in a fixed order; the contract does not define one."""
     counts = subject.finished(since=since)
     return sorted(counts, key=lambda each: (each.minute, each.queue, each.status))

@@ -1,4 +1,4 @@
-"""A thousand dead letters that died of one error make one group, however they came and went."""
+"""Groups of dead letters with the same queue, type and error."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _OTHER: Final = Failure(type="OSError", message="no route", fingerprint="cafe")
 
 
-def test_a_group_tells_of_its_letters_and_what_they_died_of(subject: Subject) -> None:
+def test_a_group_has_the_count_times_and_error_of_its_letters(subject: Subject) -> None:
     kill(subject)
     first_at = subject.clock.now()
     subject.advance(TICK)
     newest = kill(subject, Failure(type="ValueError", message="boom again", fingerprint=BOOM.fingerprint))
 
-    groups = told(subject)
+    groups = groups_of(subject)
 
     assert groups == [
         DeadLetterGroup(
@@ -49,28 +49,28 @@ def test_the_sample_is_the_letter_that_died_last_whatever_its_id(subject: Subjec
         subject.settle(subject.take(), Outcome.fail("hopeless", failure=BOOM))
         subject.advance(TICK)
 
-    [group] = told(subject)
+    [group] = groups_of(subject)
 
     assert (group.sample, group.first_at) == (older, subject.job(newer).dead_at)
 
 
-def test_of_letters_that_died_at_once_the_newest_id_is_the_sample(subject: Subject) -> None:
+def test_of_letters_dead_at_the_same_time_the_newest_is_the_sample(subject: Subject) -> None:
     kill(subject)
     newest = kill(subject)
 
-    [group] = told(subject)
+    [group] = groups_of(subject)
 
     assert group.sample == newest
 
 
 def test_letters_of_another_queue_type_or_error_make_another_group(subject: Subject) -> None:
-    ways: tuple[dict[str, Any], ...] = ({}, {"queue": "mail"}, {"type": "welcome"}, {"failure": _OTHER})
+    variants: tuple[dict[str, Any], ...] = ({}, {"queue": "mail"}, {"type": "welcome"}, {"failure": _OTHER})
     letters = []
-    for way in ways:
+    for fields in variants:
         subject.advance(TICK)
-        letters.append(subject.job(kill(subject, **way)))
+        letters.append(subject.job(kill(subject, **fields)))
 
-    groups = told(subject)
+    groups = groups_of(subject)
 
     assert {(each.queue, each.type, each.fingerprint): each.count for each in groups} == {
         ("default", "greet", BOOM.fingerprint): 1,
@@ -82,21 +82,21 @@ def test_letters_of_another_queue_type_or_error_make_another_group(subject: Subj
     assert ends == {letter.id: (letter.dead_at, letter.dead_at) for letter in letters}
 
 
-def test_the_largest_group_is_told_first(subject: Subject) -> None:
+def test_the_largest_group_is_listed_first(subject: Subject) -> None:
     for queue, count in (("a", 2), ("b", 3), ("c", 1)):
         for _ in range(count):
             kill(subject, queue=queue)
 
-    assert [group.queue for group in told(subject)] == ["b", "a", "c"]
-    assert [group.queue for group in told(subject, limit=2)] == ["b", "a"]
+    assert [group.queue for group in groups_of(subject)] == ["b", "a", "c"]
+    assert [group.queue for group in groups_of(subject, limit=2)] == ["b", "a"]
 
 
-def test_groups_of_one_queue_can_be_asked_for(subject: Subject) -> None:
+def test_groups_can_be_filtered_by_queue(subject: Subject) -> None:
     kill(subject)
     kill(subject, queue="mail")
 
-    assert [group.queue for group in told(subject, queue="mail")] == ["mail"]
-    assert told(subject, queue="post") == []
+    assert [group.queue for group in groups_of(subject, queue="mail")] == ["mail"]
+    assert groups_of(subject, queue="post") == []
 
 
 @pytest.mark.parametrize("event", ["fail", "retry"])
@@ -110,7 +110,7 @@ def test_an_error_that_kills_makes_a_group(subject: Subject, event: str) -> None
     subject.settle(subject.take(), outcomes[event])
 
     assert counted(subject) == {BOOM.fingerprint: 1}
-    assert told(subject)[0].error == str(BOOM) == subject.job(job_id).last_error
+    assert groups_of(subject)[0].error == str(BOOM) == subject.job(job_id).last_error
 
 
 @pytest.mark.parametrize("event", ["fail", "release"])
@@ -121,7 +121,7 @@ def test_a_death_without_an_error_has_no_fingerprint(subject: Subject, event: st
     subject.settle(subject.take(), outcomes[event])
 
     assert counted(subject) == {"": 1}
-    assert told(subject)[0].error == subject.job(job_id).last_error
+    assert groups_of(subject)[0].error == subject.job(job_id).last_error
 
 
 def test_a_job_that_lost_its_last_lease_is_counted(subject: Subject) -> None:
@@ -138,19 +138,19 @@ def test_a_job_that_lost_its_last_lease_is_counted(subject: Subject) -> None:
 
 def test_a_buried_job_is_counted(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
 
     subject.driver.maintenance.bury(limit=10)
 
     assert counted(subject) == {"": 1}
 
 
-def test_what_did_not_die_is_in_no_group(subject: Subject) -> None:
+def test_a_job_that_is_not_dead_is_in_no_group(subject: Subject) -> None:
     for status in (Status.SUCCEEDED, Status.CANCELED, Status.PROCESSING, Status.FAILED):
         subject.bring(status)
-    subject.settle(subject.take(), Outcome.cancel("off"))
+    subject.settle(subject.take(), Outcome.cancel("not needed"))
 
-    assert told(subject) == []
+    assert groups_of(subject) == []
 
 
 def test_a_requeued_letter_leaves_its_group(subject: Subject) -> None:
@@ -159,11 +159,11 @@ def test_a_requeued_letter_leaves_its_group(subject: Subject) -> None:
 
     subject.requeue(second)
 
-    [group] = told(subject)
+    [group] = groups_of(subject)
     assert (before, group.count, group.sample) == ({BOOM.fingerprint: 2}, 1, first)
 
 
-def test_a_job_that_lives_on_leaves_groups_alone(subject: Subject) -> None:
+def test_a_job_that_will_be_retried_changes_no_group(subject: Subject) -> None:
     dead = subject.insert(max_attempts=1)
     subject.take()
     subject.advance(LEASE)
@@ -172,12 +172,12 @@ def test_a_job_that_lives_on_leaves_groups_alone(subject: Subject) -> None:
 
     subject.bring(Status.FAILED)
 
-    [group] = told(subject)
+    [group] = groups_of(subject)
     assert (before, group.count, group.sample) == ({"": 1}, 1, dead)
 
 
 @pytest.mark.parametrize("way", ["requeued", "purged"])
-def test_a_letter_leaves_no_group_but_its_own(subject: Subject, way: str) -> None:
+def test_a_removed_letter_changes_only_its_own_group(subject: Subject, way: str) -> None:
     gone = kill(subject)
     others = [kill(subject, queue="mail"), kill(subject, type="welcome"), kill(subject, _OTHER)]
 
@@ -188,16 +188,16 @@ def test_a_letter_leaves_no_group_but_its_own(subject: Subject, way: str) -> Non
         subject.advance(LATEST)
         purge(subject, job_ids=[gone])
 
-    assert {each.sample: each.count for each in told(subject)} == dict.fromkeys(others, 1)
+    assert {each.sample: each.count for each in groups_of(subject)} == dict.fromkeys(others, 1)
 
 
-def test_the_last_letter_of_a_group_takes_it_along(subject: Subject) -> None:
+def test_a_group_without_letters_is_removed(subject: Subject) -> None:
     job_id = kill(subject)
     before = counted(subject)
 
     subject.requeue(job_id)
 
-    assert (before, told(subject)) == ({BOOM.fingerprint: 1}, [])
+    assert (before, groups_of(subject)) == ({BOOM.fingerprint: 1}, [])
 
 
 def test_a_job_that_dies_again_is_counted_by_what_killed_it_last(subject: Subject) -> None:
@@ -228,7 +228,7 @@ def test_a_purged_letter_leaves_its_group(subject: Subject) -> None:
 
     purge(subject)
 
-    [group] = told(subject)
+    [group] = groups_of(subject)
     assert (before, group.count, group.sample) == ({BOOM.fingerprint: 2}, 1, kept)
 
 
@@ -244,7 +244,7 @@ def test_pruning_leaves_groups_alone(subject: Subject) -> None:
     assert counted(subject) == {BOOM.fingerprint: 1}
 
 
-def test_groups_stay_right_however_often_they_are_rolled_up(subject: Subject) -> None:
+def test_groups_are_correct_after_any_number_of_roll_ups(subject: Subject) -> None:
     for n in range(4):
         job_id = kill(subject)
         subject.driver.maintenance.roll_up(keep=TEN_YEARS)
@@ -256,17 +256,17 @@ def test_groups_stay_right_however_often_they_are_rolled_up(subject: Subject) ->
 
 
 def kill(subject: Subject, failure: Failure = BOOM, *, queue: str = "default", type: str = "greet") -> JobId:
-    """Let one job die of *failure*."""
+    """Make one dead letter that failed with *failure*."""
     job_id = subject.insert(queue=queue, type=type)
     [claim] = subject.reserve(queue)
     subject.settle(claim, Outcome.fail("hopeless", failure=failure))
     return job_id
 
 
-def told(subject: Subject, *, limit: int = 10, queue: str | None = None) -> list[DeadLetterGroup]:
+def groups_of(subject: Subject, *, limit: int = 10, queue: str | None = None) -> list[DeadLetterGroup]:
     subject.driver.maintenance.roll_up(keep=TEN_YEARS)
     return subject.driver.inspector.dead_letter_groups(limit=limit, queue=queue)
 
 
 def counted(subject: Subject) -> dict[str, int]:
-    return {group.fingerprint: group.count for group in told(subject)}
+    return {group.fingerprint: group.count for group in groups_of(subject)}

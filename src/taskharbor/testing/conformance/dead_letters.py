@@ -1,4 +1,4 @@
-"""What the janitor is told of deaths, and which events no publisher will ever take."""
+"""Deaths that maintenance returns, and closing dead-letter events that have no publisher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
 
-AWAY: Final = timedelta(days=7)
+UNSEEN_FOR: Final = timedelta(days=7)
 AGE: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
@@ -25,7 +25,7 @@ def close(
     subject: Subject, *, older_than: timedelta = timedelta(0), limit: int = 10, job_ids: Sequence[JobId] | None = None
 ) -> int:
     return subject.driver.maintenance.close_outbox(
-        "no publisher", unseen_for=AWAY, older_than=older_than, limit=limit, job_ids=job_ids
+        "no publisher", unseen_for=UNSEEN_FOR, older_than=older_than, limit=limit, job_ids=job_ids
     )
 
 
@@ -34,14 +34,14 @@ def is_closed(subject: Subject, job_id: JobId) -> bool:
 
 
 def revived(subject: Subject, **fields: object) -> JobId:
-    """Return a job that died, was requeued, and succeeded."""
+    """Return a job that died, was requeued and succeeded."""
     job_id = subject.bring(Status.DEAD, **fields)
     subject.requeue(job_id)
     subject.settle(subject.take(), Outcome.ack())
     return job_id
 
 
-def test_an_expired_job_that_dies_is_returned_with_what_a_report_needs(subject: Subject) -> None:
+def test_expire_returns_the_details_of_each_death(subject: Subject) -> None:
     first = subject.insert(queue="mail", type="send")
     [claim] = subject.reserve("mail")
     subject.settle(claim, Outcome.fail("hopeless"))
@@ -56,9 +56,9 @@ def test_an_expired_job_that_dies_is_returned_with_what_a_report_needs(subject: 
     assert answers == {first: death, waiting: None}
 
 
-def test_a_buried_job_is_returned_with_what_a_report_needs(subject: Subject) -> None:
+def test_bury_returns_the_details_of_each_death(subject: Subject) -> None:
     job_id = subject.insert(queue="mail", type="send")
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
 
     deaths = subject.driver.maintenance.bury(limit=10)
 
@@ -68,7 +68,7 @@ def test_a_buried_job_is_returned_with_what_a_report_needs(subject: Subject) -> 
     ]
 
 
-def test_an_event_is_closed_with_its_reason_where_no_publisher_was_seen(subject: Subject) -> None:
+def test_an_event_is_closed_with_a_reason_if_no_publisher_was_seen(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.advance(TICK)
 
@@ -79,19 +79,19 @@ def test_an_event_is_closed_with_its_reason_where_no_publisher_was_seen(subject:
     assert close(subject) == 0
 
 
-def test_no_event_is_closed_while_a_publisher_was_seen_lately(subject: Subject) -> None:
+def test_no_event_is_closed_if_a_publisher_was_seen_recently(subject: Subject) -> None:
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
     job_id = subject.bring(Status.DEAD)
-    subject.advance(AWAY - TICK)
+    subject.advance(UNSEEN_FOR - TICK)
 
     assert close(subject) == 0
     assert not is_closed(subject, job_id)
 
 
-def test_events_are_closed_once_the_publisher_was_away_for_too_long(subject: Subject) -> None:
+def test_events_are_closed_after_the_publisher_was_unseen_for_too_long(subject: Subject) -> None:
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
     job_id = subject.bring(Status.DEAD)
-    subject.advance(AWAY)
+    subject.advance(UNSEEN_FOR)
 
     assert close(subject) == 1
     assert is_closed(subject, job_id)
@@ -99,7 +99,7 @@ def test_events_are_closed_once_the_publisher_was_away_for_too_long(subject: Sub
 
 def test_a_publisher_that_comes_back_is_seen_again(subject: Subject) -> None:
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
-    subject.advance(AWAY)
+    subject.advance(UNSEEN_FOR)
     subject.driver.maintenance.claim_outbox(limit=1, lock=LOCK)
     subject.bring(Status.DEAD)
     subject.advance(DAY)
@@ -107,7 +107,7 @@ def test_a_publisher_that_comes_back_is_seen_again(subject: Subject) -> None:
     assert close(subject) == 0
 
 
-def test_a_publisher_is_seen_when_it_takes_events_and_never_before(subject: Subject) -> None:
+def test_a_publisher_is_seen_when_it_claims_events_and_not_before(subject: Subject) -> None:
     subject.bring(Status.DEAD)
     close(subject)
     before = subject.driver.inspector.publisher_seen_at()
@@ -117,7 +117,7 @@ def test_a_publisher_is_seen_when_it_takes_events_and_never_before(subject: Subj
     assert (before, subject.driver.inspector.publisher_seen_at()) == (None, subject.clock.now())
 
 
-def test_a_publisher_is_noted_once_in_a_minute_and_anew_after_a_jump_back(subject: Subject) -> None:
+def test_a_publisher_is_recorded_once_per_minute_and_after_a_jump_back(subject: Subject) -> None:
     seen = []
     for passed in (timedelta(0), PUBLISHER_NOTED - TICK, TICK, -DAY):
         subject.advance(passed)
@@ -131,8 +131,8 @@ def test_a_publisher_is_noted_once_in_a_minute_and_anew_after_a_jump_back(subjec
 
 def test_an_event_that_a_publisher_holds_is_not_closed(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
-    subject.driver.maintenance.claim_outbox(limit=1, lock=2 * AWAY)
-    subject.advance(AWAY)
+    subject.driver.maintenance.claim_outbox(limit=1, lock=2 * UNSEEN_FOR)
+    subject.advance(UNSEEN_FOR)
 
     assert close(subject) == 0
     assert not is_closed(subject, job_id)
@@ -148,7 +148,7 @@ def test_only_events_of_deaths_that_are_old_enough_are_closed(subject: Subject) 
     assert (is_closed(subject, old), is_closed(subject, young)) == (True, False)
 
 
-def test_events_are_closed_oldest_death_first_and_no_more_than_asked_for(subject: Subject) -> None:
+def test_events_are_closed_oldest_death_first_up_to_the_limit(subject: Subject) -> None:
     job_ids = []
     for _ in range(3):
         job_ids.append(subject.bring(Status.DEAD))
@@ -158,7 +158,7 @@ def test_events_are_closed_oldest_death_first_and_no_more_than_asked_for(subject
     assert [is_closed(subject, job_id) for job_id in job_ids] == [True, True, False]
 
 
-def test_of_jobs_that_are_named_no_other_ones_event_is_closed(subject: Subject) -> None:
+def test_with_job_ids_only_events_of_those_jobs_are_closed(subject: Subject) -> None:
     job_ids = [subject.bring(Status.DEAD) for _ in range(3)]
     subject.advance(TICK)
 
@@ -167,7 +167,7 @@ def test_of_jobs_that_are_named_no_other_ones_event_is_closed(subject: Subject) 
     assert [is_closed(subject, job_id) for job_id in job_ids] == [False, True, True]
 
 
-def test_an_event_that_is_done_is_not_closed(subject: Subject) -> None:
+def test_a_published_or_given_up_event_is_not_closed(subject: Subject) -> None:
     published, given_up = (subject.bring(Status.DEAD) for _ in range(2))
     [first], [second] = subject.outbox(published), subject.outbox(given_up)
     subject.driver.maintenance.settle_outbox(
@@ -181,7 +181,7 @@ def test_an_event_that_is_done_is_not_closed(subject: Subject) -> None:
     assert (subject.outbox(published), subject.outbox(given_up)) == before
 
 
-def test_a_closed_event_is_never_taken_and_cannot_be_done(subject: Subject) -> None:
+def test_a_closed_event_cannot_be_claimed_or_settled(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     close(subject)
     [row] = subject.outbox(job_id)
@@ -202,7 +202,7 @@ def test_events_of_two_lives_of_a_job_are_closed_one_by_one(subject: Subject) ->
     assert [row.is_done for row in subject.outbox(job_id)] == [True, False]
 
 
-def test_a_job_that_died_once_is_pruned_with_its_key_when_its_event_is_closed(subject: Subject) -> None:
+def test_a_job_that_died_once_is_pruned_after_its_event_is_closed(subject: Subject) -> None:
     job_id = revived(subject, idempotency_key="once")
     subject.advance(2 * DAY)
     before = subject.driver.maintenance.prune(older_than=DAY, limit=10)
@@ -214,10 +214,10 @@ def test_a_job_that_died_once_is_pruned_with_its_key_when_its_event_is_closed(su
     assert subject.driver.inspector.find_by_key("once") == []
 
 
-def test_jobs_that_an_event_keeps_from_being_pruned_are_found(subject: Subject) -> None:
+def test_jobs_kept_by_an_unpublished_event_are_listed(subject: Subject) -> None:
     kept = sorted(revived(subject) for _ in range(2))
-    told = revived(subject)
-    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(told)])
+    published = revived(subject)
+    subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(published)])
     given_up = revived(subject)
     subject.driver.maintenance.settle_outbox(
         [Unpublished(row.event.event_id, "no", None) for row in subject.outbox(given_up)]
@@ -234,7 +234,7 @@ def test_jobs_that_an_event_keeps_from_being_pruned_are_found(subject: Subject) 
     assert find(older_than=DAY + TICK, limit=10) == []
 
 
-def test_a_canceled_job_that_an_event_keeps_is_found_too(subject: Subject) -> None:
+def test_canceled_jobs_kept_by_an_unpublished_event_are_listed(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.requeue(job_id)
     subject.cancel(job_id)

@@ -1,4 +1,4 @@
-"""Handing due jobs to the delivery queue, and learning what became of their messages."""
+"""Dispatching due jobs to the delivery queue, and recording whether their messages were sent or declined."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_job_is_dispatched_from_the_instant_it_is_due(subject: Subject) -> Non
     assert in_time == [Dispatch(job_id, 1, 1, subject.clock.now() + LOCK)]
 
 
-def test_jobs_that_wait_to_be_tried_again_are_dispatched_as_well(subject: Subject) -> None:
+def test_jobs_waiting_for_a_retry_are_dispatched(subject: Subject) -> None:
     sent = subject.bring(Status.ENQUEUED)
     subject.settle(_claimed(subject, sent), Outcome.retry(after=timedelta(0)))
     subject.advance(_SECOND)
@@ -56,7 +56,7 @@ def test_jobs_that_wait_to_be_tried_again_are_dispatched_as_well(subject: Subjec
     assert subject.job(polled).status is Status.ENQUEUED
 
 
-def test_a_dispatched_job_is_sent_again_from_the_end_of_its_lock_on(subject: Subject) -> None:
+def test_a_dispatched_job_is_sent_again_when_its_lock_ends(subject: Subject) -> None:
     job_id = subject.insert()
     subject.dispatch()
 
@@ -70,7 +70,7 @@ def test_a_dispatched_job_is_sent_again_from_the_end_of_its_lock_on(subject: Sub
 
 
 def test_nothing_of_a_paused_queue_is_dispatched_until_it_is_resumed(subject: Subject) -> None:
-    known = subject.insert()
+    sent = subject.insert()
     subject.dispatch()
     subject.advance(LOCK)
     new = subject.insert()
@@ -81,12 +81,12 @@ def test_nothing_of_a_paused_queue_is_dispatched_until_it_is_resumed(subject: Su
     after_that = subject.dispatch()
 
     assert while_paused == []
-    assert {each.job_id for each in after_that} == {known, new}
+    assert {each.job_id for each in after_that} == {sent, new}
 
 
-def test_a_spent_job_is_not_dispatched(subject: Subject) -> None:
+def test_a_job_with_exhausted_attempts_is_not_dispatched(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
     before = subject.everything(job_id)
 
     dispatches = subject.dispatch()
@@ -95,9 +95,9 @@ def test_a_spent_job_is_not_dispatched(subject: Subject) -> None:
     assert subject.everything(job_id) == before
 
 
-def test_a_spent_job_is_not_dispatched_again(subject: Subject) -> None:
+def test_a_job_with_exhausted_attempts_is_not_resent(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
     subject.advance(RESEND)
     before = subject.everything(job_id)
 
@@ -126,7 +126,7 @@ def test_new_jobs_are_dispatched_only_while_fewer_than_the_bound_are_unclaimed(s
     assert (len(first), len(second)) == (2, 0)
 
 
-def test_a_claim_makes_room_for_another_dispatch(subject: Subject) -> None:
+def test_a_claim_allows_another_dispatch_under_the_bound(subject: Subject) -> None:
     for _ in range(2):
         subject.insert()
     [first] = subject.dispatch(unclaimed=1)
@@ -137,7 +137,7 @@ def test_a_claim_makes_room_for_another_dispatch(subject: Subject) -> None:
     assert second.job_id != first.job_id
 
 
-def test_a_retry_that_waits_for_its_time_takes_no_room(subject: Subject) -> None:
+def test_a_retry_that_is_not_due_does_not_count_as_unclaimed(subject: Subject) -> None:
     retried = subject.bring(Status.ENQUEUED)
     subject.settle(_claimed(subject, retried), Outcome.retry(after=_SECOND))
     new = subject.insert()
@@ -147,7 +147,7 @@ def test_a_retry_that_waits_for_its_time_takes_no_room(subject: Subject) -> None
     assert dispatches == [Dispatch(new, 1, 1, subject.clock.now() + LOCK)]
 
 
-def test_a_declined_job_that_is_due_later_takes_no_room_under_the_bound(subject: Subject) -> None:
+def test_a_declined_job_due_later_does_not_count_as_unclaimed(subject: Subject) -> None:
     later = subject.bring(Status.ENQUEUED)
     subject.driver.reschedule([later], delay=timedelta(days=1))
     subject.driver.record_dispatch([Declined(later, 1)])
@@ -156,7 +156,7 @@ def test_a_declined_job_that_is_due_later_takes_no_room_under_the_bound(subject:
     assert [dispatch.job_id for dispatch in subject.dispatch(unclaimed=1)] == [due]
 
 
-def test_a_resend_passes_the_bound_and_those_who_wait_for_room(subject: Subject) -> None:
+def test_a_resend_ignores_the_bound_and_precedes_new_jobs(subject: Subject) -> None:
     sent = subject.insert()
     subject.dispatch()
     subject.insert()
@@ -177,7 +177,7 @@ def test_more_urgent_jobs_are_dispatched_before_those_that_waited_longer(subject
     assert [each.job_id for each in dispatches] == [urgent, ordinary]
 
 
-def test_among_equals_the_job_that_could_have_been_dispatched_first_goes_first(subject: Subject) -> None:
+def test_at_equal_priority_the_job_dispatchable_first_is_dispatched_first(subject: Subject) -> None:
     now = subject.clock.now()
     newer = subject.insert(scheduled_for=now + RESEND + TICK)
     resend = subject.bring(Status.ENQUEUED)
@@ -198,7 +198,7 @@ def test_no_more_jobs_are_dispatched_than_asked_for(subject: Subject) -> None:
     assert {each.job_id for each in first + second} == inserted
 
 
-def test_each_queue_is_dispatched_for_itself_and_has_its_own_bound(subject: Subject) -> None:
+def test_each_queue_is_dispatched_separately_with_its_own_bound(subject: Subject) -> None:
     subject.bring(Status.ENQUEUED)
     subject.insert()
     mail = subject.insert(queue="mail")
@@ -376,7 +376,7 @@ def test_no_two_messages_of_a_job_ever_have_the_same_number(subject: Subject) ->
 
 
 def _claimed(subject: Subject, job_id: JobId) -> Claim:
-    """Claim a job whose message arrived."""
+    """Claim a job by its message."""
     [claim] = subject.claim(job_id)
     assert isinstance(claim, Claim)
     return claim

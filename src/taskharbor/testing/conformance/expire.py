@@ -1,4 +1,4 @@
-"""The leases of silent workers are brought back, and a jump of the clock kills nobody."""
+"""Expiring the leases of lost workers, burying jobs without attempts left, and clock jumps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def expire(subject: Subject, *, limit: int = 10) -> list[Expired]:
 
 
 def jump(subject: Subject, by: timedelta = JUMP) -> None:
-    """Let the store's clock jump, and the janitor notice."""
+    """Move the store's clock and report the jump, as the janitor does."""
     expected = subject.clock.now()
     subject.advance(by)
     subject.driver.maintenance.report_clock_jump(expected=expected, lease=LEASE)
 
 
-def test_a_silent_workers_job_is_brought_back_at_the_very_instant_its_lease_ends(subject: Subject) -> None:
+def test_a_lost_workers_lease_is_expired_at_the_instant_it_ends(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
     subject.advance(LEASE)
@@ -43,7 +43,7 @@ def test_a_silent_workers_job_is_brought_back_at_the_very_instant_its_lease_ends
     assert (job.attempt_count, job.worker_id) == (1, "worker")
 
 
-def test_a_live_lease_is_never_brought_back(subject: Subject) -> None:
+def test_a_live_lease_is_never_expired(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     before = subject.everything(job_id)
     subject.advance(LEASE - TICK)
@@ -52,7 +52,7 @@ def test_a_live_lease_is_never_brought_back(subject: Subject) -> None:
     assert subject.everything(job_id) == before
 
 
-def test_an_extended_lease_is_not_brought_back_at_its_first_end(subject: Subject) -> None:
+def test_an_extended_lease_is_not_expired_at_its_original_end(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     subject.advance(TICK)
@@ -75,7 +75,7 @@ def test_an_expired_attempt_is_recorded_as_lost(subject: Subject) -> None:
     assert attempt.ended_at == subject.clock.now()
 
 
-def test_a_silent_workers_job_that_came_by_a_message_belongs_to_the_delivery_queue(subject: Subject) -> None:
+def test_an_expired_job_claimed_by_message_returns_to_enqueued(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.claim(job_id)
     subject.advance(LEASE)
@@ -105,7 +105,7 @@ def test_a_job_that_killed_its_last_worker_is_dead(subject: Subject) -> None:
     assert [row.event.worker_id for row in subject.outbox(job_id)] == ["last"]
 
 
-def test_a_silent_workers_job_to_be_canceled_is_canceled(subject: Subject) -> None:
+def test_an_expired_job_with_a_cancel_request_is_canceled(subject: Subject) -> None:
     job_id = subject.insert(max_attempts=1)
     subject.take()
     subject.cancel(job_id)
@@ -118,7 +118,7 @@ def test_a_silent_workers_job_to_be_canceled_is_canceled(subject: Subject) -> No
     assert subject.outbox(job_id) == []
 
 
-def test_an_ended_lease_is_brought_back_once(subject: Subject) -> None:
+def test_an_ended_lease_is_expired_once(subject: Subject) -> None:
     subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
     expire(subject)
@@ -126,7 +126,7 @@ def test_an_ended_lease_is_brought_back_once(subject: Subject) -> None:
     assert expire(subject) == []
 
 
-def test_no_more_leases_are_brought_back_than_asked_for_the_longest_over_first(subject: Subject) -> None:
+def test_leases_are_expired_oldest_first_up_to_the_limit(subject: Subject) -> None:
     first = subject.bring(Status.PROCESSING)
     subject.advance(TICK)
     second = subject.bring(Status.PROCESSING)
@@ -136,7 +136,7 @@ def test_no_more_leases_are_brought_back_than_asked_for_the_longest_over_first(s
     assert [answer.job_id for answer in expire(subject, limit=1)] == [second]
 
 
-def test_leases_of_a_paused_queue_are_brought_back_too(subject: Subject) -> None:
+def test_leases_of_a_paused_queue_are_expired(subject: Subject) -> None:
     subject.bring(Status.PROCESSING)
     subject.driver.control.pause(["default"], by="ops")
     subject.advance(LEASE)
@@ -158,9 +158,9 @@ def test_a_poison_job_dies_after_exactly_its_attempts(subject: Subject) -> None:
     assert [attempt.attempt for attempt in subject.attempts(job_id)] == [1, 2, 3]
 
 
-def test_a_waiting_job_that_is_spent_is_buried(subject: Subject) -> None:
+def test_a_waiting_job_with_exhausted_attempts_is_buried(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.make_spent(job_id)
+    subject.exhaust(job_id)
 
     buried = subject.driver.maintenance.bury(limit=10)
 
@@ -180,7 +180,7 @@ def test_jobs_with_attempts_left_and_jobs_that_run_are_not_buried(subject: Subje
 
 def test_no_more_jobs_are_buried_than_asked_for(subject: Subject) -> None:
     for _ in range(3):
-        subject.make_spent(subject.insert())
+        subject.exhaust(subject.insert())
 
     assert [len(subject.driver.maintenance.bury(limit=2)) for _ in range(3)] == [2, 1, 0]
 
@@ -191,7 +191,7 @@ def lease_and_jump(subject: Subject, **fields: object) -> JobId:
     return job_id
 
 
-def test_after_a_jump_of_the_clock_no_lease_is_brought_back_for_the_length_of_a_lease(subject: Subject) -> None:
+def test_after_a_clock_jump_no_lease_is_expired_for_one_lease_period(subject: Subject) -> None:
     lease_and_jump(subject)
     subject.advance(LEASE - TICK)
 
@@ -199,7 +199,7 @@ def test_after_a_jump_of_the_clock_no_lease_is_brought_back_for_the_length_of_a_
     assert subject.reserve() == []
 
 
-def test_an_attempt_lost_to_a_jump_of_the_clock_is_given_back(subject: Subject) -> None:
+def test_an_attempt_lost_to_a_clock_jump_does_not_count(subject: Subject) -> None:
     job_id = lease_and_jump(subject)
     subject.advance(LEASE)
 
@@ -210,7 +210,7 @@ def test_an_attempt_lost_to_a_jump_of_the_clock_is_given_back(subject: Subject) 
     assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.CLOCK]
 
 
-def test_a_last_attempt_lost_to_a_jump_of_the_clock_kills_nobody(subject: Subject) -> None:
+def test_a_last_attempt_lost_to_a_clock_jump_is_retried(subject: Subject) -> None:
     job_id = lease_and_jump(subject, max_attempts=1)
     subject.advance(LEASE)
 
@@ -220,7 +220,7 @@ def test_a_last_attempt_lost_to_a_jump_of_the_clock_kills_nobody(subject: Subjec
     assert subject.take().job.attempt_count == 1
 
 
-def test_a_job_lost_to_a_jump_of_the_clock_is_taken_over_and_counts_once(subject: Subject) -> None:
+def test_a_job_lost_to_a_clock_jump_is_reclaimed_and_counts_once(subject: Subject) -> None:
     job_id = lease_and_jump(subject, max_attempts=1)
     subject.advance(LEASE)
 
@@ -230,7 +230,7 @@ def test_a_job_lost_to_a_jump_of_the_clock_is_taken_over_and_counts_once(subject
     assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.CLOCK]
 
 
-def test_a_lease_that_ended_before_the_jump_was_lost_by_its_worker(subject: Subject) -> None:
+def test_a_lease_that_ended_before_the_jump_counts_as_lost(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
     jump(subject)
@@ -241,7 +241,7 @@ def test_a_lease_that_ended_before_the_jump_was_lost_by_its_worker(subject: Subj
     assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.LOST]
 
 
-def test_a_lease_made_after_the_jump_is_lost_by_its_worker(subject: Subject) -> None:
+def test_a_lease_made_after_the_jump_counts_as_lost(subject: Subject) -> None:
     jump(subject)
     job_id = subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
@@ -252,7 +252,7 @@ def test_a_lease_made_after_the_jump_is_lost_by_its_worker(subject: Subject) -> 
     assert subject.job(job_id).attempt_count == 1
 
 
-def test_a_job_leased_after_the_jump_is_taken_over_as_lost_by_its_worker(subject: Subject) -> None:
+def test_a_lease_made_after_the_jump_is_reclaimed_as_lost(subject: Subject) -> None:
     jump(subject)
     job_id = subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
@@ -278,7 +278,7 @@ def test_a_jump_reported_by_two_janitors_is_one_jump(subject: Subject) -> None:
     assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.CLOCK]
 
 
-def test_after_a_jump_back_leases_far_in_the_future_are_cut(subject: Subject) -> None:
+def test_after_a_jump_back_leases_far_in_the_future_are_shortened(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     jump(subject, -JUMP)
@@ -295,7 +295,7 @@ def test_after_a_jump_back_shorter_leases_are_left_alone(subject: Subject) -> No
     assert subject.job(job_id).lease_expires_at == subject.clock.now() + timedelta(seconds=6)
 
 
-def test_work_goes_on_during_a_clock_hold(subject: Subject) -> None:
+def test_new_jobs_are_reserved_during_a_clock_hold(subject: Subject) -> None:
     jump(subject)
     subject.insert()
 
@@ -325,14 +325,14 @@ def test_a_shorter_report_does_not_shorten_a_hold(subject: Subject) -> None:
     assert expire(subject) == []
 
 
-def test_after_a_jump_back_no_duty_waits_for_its_time_to_come_again(subject: Subject) -> None:
+def test_after_a_jump_back_a_duty_can_be_claimed_at_once(subject: Subject) -> None:
     subject.driver.maintenance.claim_duty("expire", every=timedelta(seconds=5))
     jump(subject, -JUMP)
 
     assert subject.driver.maintenance.claim_duty("expire", every=timedelta(seconds=5))
 
 
-def test_a_report_of_a_jump_back_puts_off_no_duty_that_is_due(subject: Subject) -> None:
+def test_a_jump_back_does_not_delay_a_due_duty(subject: Subject) -> None:
     subject.driver.maintenance.claim_duty("expire", every=TICK)
     subject.advance(2 * TICK)
     subject.driver.maintenance.report_clock_jump(expected=subject.clock.now(), lease=LEASE)
@@ -341,7 +341,7 @@ def test_a_report_of_a_jump_back_puts_off_no_duty_that_is_due(subject: Subject) 
     assert subject.driver.maintenance.claim_duty("expire", every=TICK)
 
 
-def test_after_a_jump_back_an_ended_lease_is_taken_over_although_its_job_is_due_later(subject: Subject) -> None:
+def test_after_a_jump_back_a_lease_is_reclaimed_before_its_due_time(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     jump(subject, -JUMP)
     subject.advance(LEASE)

@@ -1,4 +1,4 @@
-"""How far a job is: told by who holds it, and kept for whoever asks."""
+"""Extending leases, and saving the progress of running jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_extended_lease_runs_from_now_under_the_same_token(subject: Subject) 
     assert (subject.job(job_id).lease_expires_at, subject.job(job_id).lease_token) == (end, claim.lease.token)
 
 
-def test_an_extended_job_is_not_taken_over_when_its_first_lease_would_have_ended(subject: Subject) -> None:
+def test_an_extended_lease_is_not_reclaimed_at_its_original_end(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     subject.advance(timedelta(seconds=10))
@@ -53,7 +53,7 @@ def test_a_lease_can_be_extended_until_a_moment_before_its_end(subject: Subject)
     assert isinstance(answer, Extended)
 
 
-def test_a_lease_that_is_over_cannot_be_extended_even_if_nobody_took_the_job(subject: Subject) -> None:
+def test_an_expired_lease_cannot_be_extended_even_if_unclaimed(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     subject.advance(LEASE)
@@ -64,7 +64,7 @@ def test_a_lease_that_is_over_cannot_be_extended_even_if_nobody_took_the_job(sub
     assert len(subject.reserve()) == 1
 
 
-def test_a_job_taken_over_cannot_be_extended_by_who_lost_it(subject: Subject) -> None:
+def test_a_reclaimed_lease_cannot_be_extended_by_its_former_holder(subject: Subject) -> None:
     subject.insert()
     lost = subject.take(worker="same")
     subject.advance(LEASE)
@@ -75,7 +75,7 @@ def test_a_job_taken_over_cannot_be_extended_by_who_lost_it(subject: Subject) ->
     assert isinstance(answer, LeaseMismatch)
 
 
-def test_another_token_is_told_before_an_ended_lease(subject: Subject) -> None:
+def test_extending_reports_a_token_mismatch_before_an_expired_lease(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
     subject.advance(LEASE)
@@ -103,7 +103,7 @@ def test_the_lease_of_an_unknown_job_cannot_be_extended(subject: Subject) -> Non
     assert isinstance(answer, JobNotFound)
 
 
-def test_a_heartbeat_tells_of_a_requested_cancel(subject: Subject) -> None:
+def test_a_heartbeat_reports_a_requested_cancel(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
     subject.cancel(job_id)
@@ -153,7 +153,7 @@ def test_one_lost_lease_does_not_harm_the_others_of_a_heartbeat(subject: Subject
     assert subject.job(held.job.id).lease_expires_at == subject.clock.now() + LEASE
 
 
-def test_noted_progress_is_kept_and_changes_nothing_else_of_the_job(subject: Subject) -> None:
+def test_saved_progress_is_stored_and_changes_nothing_else(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
     before = subject.job(job_id)
@@ -176,7 +176,7 @@ def test_newer_progress_replaces_older_as_a_whole(subject: Subject) -> None:
     assert subject.job(job_id).progress == Progress(2**40, None, "")
 
 
-def test_a_lease_that_is_over_notes_no_progress_even_if_nobody_took_the_job(subject: Subject) -> None:
+def test_an_expired_lease_saves_no_progress_even_if_unclaimed(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
     before = subject.everything(job_id)
@@ -186,7 +186,7 @@ def test_a_lease_that_is_over_notes_no_progress_even_if_nobody_took_the_job(subj
     assert subject.everything(job_id) == before
 
 
-def test_who_lost_a_job_does_not_speak_over_its_successor(subject: Subject) -> None:
+def test_a_former_holder_cannot_overwrite_its_successors_progress(subject: Subject) -> None:
     job_id = subject.insert()
     lost = subject.take(worker="same")
     subject.advance(LEASE)
@@ -199,7 +199,7 @@ def test_who_lost_a_job_does_not_speak_over_its_successor(subject: Subject) -> N
     assert subject.job(job_id).progress == HALF
 
 
-def test_no_progress_is_noted_of_a_job_that_ended_or_never_was(subject: Subject) -> None:
+def test_no_progress_is_saved_for_an_ended_or_unknown_job(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
     subject.settle(claim, Outcome.ack())
@@ -211,7 +211,7 @@ def test_no_progress_is_noted_of_a_job_that_ended_or_never_was(subject: Subject)
     assert subject.job(job_id).progress is None
 
 
-def test_one_lost_lease_does_not_keep_the_progress_of_the_others_from_being_noted(subject: Subject) -> None:
+def test_one_lost_lease_does_not_affect_the_progress_of_others(subject: Subject) -> None:
     subject.insert()
     subject.insert()
     lost, held = subject.reserve(limit=2)
@@ -249,7 +249,7 @@ def test_a_new_life_begins_without_the_progress_of_the_old_one(subject: Subject)
     assert subject.job(job_id).progress is None
 
 
-def test_the_progress_of_a_batch_is_noted_in_one_statement(subject: Subject) -> None:
+def test_the_progress_of_a_batch_is_saved_in_one_statement(subject: Subject) -> None:
     fill(subject)
     notes = [(claim.lease, HALF) for claim in subject.reserve(limit=BATCH)]
 

@@ -1,4 +1,4 @@
-"""Who lost a lease changes nothing any more; and settling twice is safe."""
+"""Fencing: a worker that lost its lease changes nothing, and a settlement can be repeated safely."""
 
 from __future__ import annotations
 
@@ -28,73 +28,73 @@ EVERY_OUTCOME = (
 
 
 def lose(subject: Subject, **fields: object) -> Claim:
-    """Take a job and go silent until the lease is over."""
+    """Reserve a job and let its lease expire."""
     subject.insert(**fields)
     lost = subject.take(worker="zombie")
     subject.advance(LEASE)
     return lost
 
 
-def assert_powerless(subject: Subject, lost: Claim, error: type[Exception]) -> None:
-    """Whatever the zombie tries is refused, and changes nothing."""
+def assert_fenced(subject: Subject, lost: Claim, error: type[Exception]) -> None:
+    """Check that every outcome is refused under the lost lease and changes nothing."""
     before = subject.everything(lost.job.id)
     answers = [subject.settle(lost, outcome) for outcome in EVERY_OUTCOME]
     assert [type(answer) for answer in answers] == [error] * len(EVERY_OUTCOME)
     assert subject.everything(lost.job.id) == before
 
 
-def test_a_worker_whose_lease_is_over_cannot_record_an_outcome(subject: Subject) -> None:
+def test_a_worker_whose_lease_expired_cannot_settle(subject: Subject) -> None:
     lost = lose(subject)
 
-    assert_powerless(subject, lost, LeaseExpired)
+    assert_fenced(subject, lost, LeaseExpired)
 
 
-def test_a_worker_cannot_record_an_outcome_of_a_job_that_another_took_over(subject: Subject) -> None:
+def test_a_worker_cannot_settle_a_job_reclaimed_by_another(subject: Subject) -> None:
     lost = lose(subject)
     successor = subject.take(worker="successor")
 
-    assert_powerless(subject, lost, LeaseMismatch)
+    assert_fenced(subject, lost, LeaseMismatch)
     assert subject.settle(successor, Outcome.ack()) == Settled(lost.job.id, Status.SUCCEEDED)
 
 
-def test_a_worker_that_took_its_own_job_over_cannot_record_the_first_outcome(subject: Subject) -> None:
+def test_a_worker_that_reclaimed_its_own_job_cannot_settle_the_first_attempt(subject: Subject) -> None:
     lost = lose(subject)
     subject.take(worker="zombie")
 
-    assert_powerless(subject, lost, LeaseMismatch)
+    assert_fenced(subject, lost, LeaseMismatch)
 
 
-def test_a_worker_cannot_record_an_outcome_of_a_job_that_was_brought_back(subject: Subject) -> None:
+def test_a_worker_cannot_settle_a_job_whose_lease_was_expired(subject: Subject) -> None:
     lost = lose(subject)
     subject.driver.maintenance.expire(limit=1)
 
-    assert_powerless(subject, lost, JobNotInflight)
+    assert_fenced(subject, lost, JobNotInflight)
 
 
-def test_a_worker_cannot_record_an_outcome_of_a_job_that_another_finished(subject: Subject) -> None:
+def test_a_worker_cannot_settle_a_job_finished_by_another(subject: Subject) -> None:
     lost = lose(subject)
     subject.settle(subject.take(), Outcome.ack())
 
-    assert_powerless(subject, lost, JobNotInflight)
+    assert_fenced(subject, lost, JobNotInflight)
 
 
-def test_a_worker_cannot_record_an_outcome_of_a_job_that_died_meanwhile(subject: Subject) -> None:
+def test_a_worker_cannot_settle_a_job_that_died_meanwhile(subject: Subject) -> None:
     lost = lose(subject, max_attempts=1)
     subject.driver.maintenance.expire(limit=1)
 
-    assert_powerless(subject, lost, JobNotInflight)
+    assert_fenced(subject, lost, JobNotInflight)
 
 
-def test_a_worker_cannot_record_an_outcome_of_a_job_in_its_next_life(subject: Subject) -> None:
+def test_a_worker_cannot_settle_a_job_that_was_requeued(subject: Subject) -> None:
     lost = lose(subject, max_attempts=1)
     subject.driver.maintenance.expire(limit=1)
     subject.requeue(lost.job.id)
     subject.take()
 
-    assert_powerless(subject, lost, LeaseMismatch)
+    assert_fenced(subject, lost, LeaseMismatch)
 
 
-def test_the_same_outcome_recorded_by_another_worker_is_not_taken_for_ones_own(subject: Subject) -> None:
+def test_the_same_outcome_recorded_by_another_worker_is_not_a_repeat(subject: Subject) -> None:
     lost = lose(subject)
     subject.settle(subject.take(), RETRY)
 
@@ -107,16 +107,16 @@ def test_a_handler_that_finishes_after_its_job_was_pruned_finds_no_job(subject: 
     subject.advance(timedelta(days=1))
     subject.driver.maintenance.prune(older_than=timedelta(0), limit=1)
 
-    assert_powerless(subject, lost, JobNotFound)
+    assert_fenced(subject, lost, JobNotFound)
 
 
 def test_an_outcome_of_an_unknown_job_is_refused(subject: Subject) -> None:
-    stranger = Lease(new_job_id(), new_token(), subject.clock.now() + LEASE)
+    unknown = Lease(new_job_id(), new_token(), subject.clock.now() + LEASE)
 
-    assert isinstance(subject.settle(stranger, Outcome.ack()), JobNotFound)
+    assert isinstance(subject.settle(unknown, Outcome.ack()), JobNotFound)
 
 
-def test_a_token_nobody_gave_out_records_nothing(subject: Subject) -> None:
+def test_a_token_that_was_never_issued_settles_nothing(subject: Subject) -> None:
     job_id = subject.insert()
     claim = subject.take()
     forged = Lease(job_id, new_token(), claim.lease.expires_at)
@@ -125,18 +125,18 @@ def test_a_token_nobody_gave_out_records_nothing(subject: Subject) -> None:
     assert subject.job(job_id).status is Status.PROCESSING
 
 
-def test_another_token_is_told_before_an_ended_lease_when_settling(subject: Subject) -> None:
+def test_settling_reports_a_token_mismatch_before_an_expired_lease(subject: Subject) -> None:
     lost = lose(subject)
     forged = Lease(lost.job.id, new_token(), lost.lease.expires_at)
 
     assert isinstance(subject.settle(forged, Outcome.ack()), LeaseMismatch)
 
 
-def test_the_end_of_a_lease_is_the_stores_and_not_what_the_caller_says(subject: Subject) -> None:
+def test_the_expiry_in_the_store_counts_and_not_the_callers(subject: Subject) -> None:
     lost = lose(subject)
-    bold = Lease(lost.job.id, lost.lease.token, subject.clock.now() + timedelta(days=1))
+    altered = Lease(lost.job.id, lost.lease.token, subject.clock.now() + timedelta(days=1))
 
-    assert isinstance(subject.settle(bold, Outcome.ack()), LeaseExpired)
+    assert isinstance(subject.settle(altered, Outcome.ack()), LeaseExpired)
 
 
 def test_every_settlement_can_be_repeated_after_a_lost_reply(subject: Subject) -> None:
@@ -151,7 +151,7 @@ def test_every_settlement_can_be_repeated_after_a_lost_reply(subject: Subject) -
         subject.cancel(job_id)
 
 
-def test_a_success_can_be_repeated_when_its_lease_would_be_over(subject: Subject) -> None:
+def test_a_success_can_be_repeated_after_its_lease_expired(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     subject.settle(claim, Outcome.ack())
@@ -160,7 +160,7 @@ def test_a_success_can_be_repeated_when_its_lease_would_be_over(subject: Subject
     assert subject.settle(claim, Outcome.ack()) == Settled(claim.job.id, Status.SUCCEEDED)
 
 
-def test_a_retry_repeated_after_another_worker_took_the_job_is_answered_as_recorded(subject: Subject) -> None:
+def test_a_retry_repeated_after_another_claim_is_answered_as_recorded(subject: Subject) -> None:
     subject.insert()
     first = subject.take()
     subject.settle(first, RETRY)
@@ -171,7 +171,7 @@ def test_a_retry_repeated_after_another_worker_took_the_job_is_answered_as_recor
     assert subject.everything(first.job.id) == before
 
 
-def test_a_retry_that_killed_repeated_in_the_next_life_is_answered_as_recorded(subject: Subject) -> None:
+def test_a_final_retry_repeated_after_a_requeue_is_answered_as_recorded(subject: Subject) -> None:
     subject.insert(max_attempts=1)
     claim = subject.take()
     subject.settle(claim, RETRY)
@@ -181,7 +181,7 @@ def test_a_retry_that_killed_repeated_in_the_next_life_is_answered_as_recorded(s
     assert subject.job(claim.job.id).status is Status.PENDING
 
 
-def test_a_settled_attempt_cannot_be_settled_otherwise(subject: Subject) -> None:
+def test_a_settled_attempt_cannot_be_settled_with_another_outcome(subject: Subject) -> None:
     for recorded in EVERY_OUTCOME:
         job_id = subject.insert(queue="otherwise")
         [claim] = subject.reserve("otherwise")
@@ -203,7 +203,7 @@ def test_a_death_repeated_after_a_lost_reply_is_one_death(subject: Subject) -> N
     assert (len(subject.outbox(job_id)), len(subject.attempts(job_id))) == (1, 1)
 
 
-def test_a_snooze_repeated_gives_the_attempt_back_once(subject: Subject) -> None:
+def test_a_repeated_snooze_decrements_the_attempt_count_once(subject: Subject) -> None:
     job_id = subject.bring(Status.FAILED)
     claim = subject.take()
     subject.settle(claim, Outcome.snooze(after=timedelta(0)))
@@ -228,8 +228,8 @@ def test_a_lease_that_ended_is_not_reclaimed_under_its_own_token(subject: Subjec
     assert subject.take().job.id == job_id
 
 
-def take_twice_under_one_token(subject: Subject) -> tuple[Claim, Claim]:
-    """Take two jobs; the first one under a token under which it was lost before, as a faulty caller does."""
+def reserve_under_used_token(subject: Subject) -> tuple[Claim, Claim]:
+    """Reserve two jobs, the first with a token that already has an attempt row for it, as a faulty caller does."""
     token = new_token()
     subject.insert()
     subject.reserve(token=token)
@@ -240,18 +240,20 @@ def take_twice_under_one_token(subject: Subject) -> tuple[Claim, Claim]:
     return twice, subject.take()
 
 
-def test_outcomes_are_recorded_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+def test_outcomes_are_recorded_even_if_one_attempt_row_exists(subject: Subject) -> None:
+    twice, other = reserve_under_used_token(subject)
 
     answers = subject.driver.settle([Settlement(each.lease, RETRY) for each in (twice, other)])
 
     assert answers == [Settled(each.job.id, Status.FAILED) for each in (twice, other)]
-    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], (
+        "the first row must not change"
+    )
     assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RETRY]
 
 
-def test_leases_expire_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+def test_leases_are_expired_even_if_one_attempt_row_exists(subject: Subject) -> None:
+    twice, other = reserve_under_used_token(subject)
     subject.advance(LEASE)
 
     expired = subject.driver.maintenance.expire(limit=10)
@@ -260,23 +262,27 @@ def test_leases_expire_beside_an_attempt_that_has_its_row_already(subject: Subje
     assert [len(subject.attempts(each.job.id)) for each in (twice, other)] == [1, 1]
 
 
-def test_leases_are_reclaimed_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+def test_leases_are_reclaimed_even_if_one_attempt_row_exists(subject: Subject) -> None:
+    twice, other = reserve_under_used_token(subject)
     subject.advance(LEASE)
 
     reclaimed = subject.reserve(limit=10)
 
     assert {claim.job.id for claim in reclaimed} == {twice.job.id, other.job.id}
-    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], (
+        "the first row must not change"
+    )
     assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RECLAIM]
 
 
-def test_messages_are_claimed_beside_an_attempt_that_has_its_row_already(subject: Subject) -> None:
-    twice, other = take_twice_under_one_token(subject)
+def test_messages_are_claimed_even_if_one_attempt_row_exists(subject: Subject) -> None:
+    twice, other = reserve_under_used_token(subject)
     subject.advance(LEASE)
 
     claims = subject.claim(twice.job.id, other.job.id)
 
     assert [isinstance(claim, Claim) for claim in claims] == [True, True]
-    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], "the first row stays"
+    assert [attempt.event for attempt in subject.attempts(twice.job.id)] == [Event.EXPIRE], (
+        "the first row must not change"
+    )
     assert [attempt.event for attempt in subject.attempts(other.job.id)] == [Event.RECLAIM]

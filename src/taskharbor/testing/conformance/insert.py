@@ -1,4 +1,4 @@
-"""A job comes into being, once."""
+"""Inserting jobs: fields, idempotency keys, repeated inserts and joined transactions."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_a_delay_counts_from_the_stores_now(subject: Subject) -> None:
 
 
 def test_a_given_time_is_kept_to_the_microsecond(subject: Subject) -> None:
-    moment = subject.clock.now() + timedelta(days=400) + TICK
+    due = subject.clock.now() + timedelta(days=400) + TICK
 
-    assert subject.job(subject.insert(scheduled_for=moment)).scheduled_for == moment
+    assert subject.job(subject.insert(scheduled_for=due)).scheduled_for == due
 
 
 def test_every_job_of_a_batch_is_stored_and_answered_in_order(subject: Subject) -> None:
@@ -96,7 +96,7 @@ def test_a_repeated_insert_stores_the_jobs_that_were_not_stored_before(subject: 
     assert len(subject.reserve(limit=10)) == 2
 
 
-def test_a_job_inserted_again_is_not_thrown_back(subject: Subject) -> None:
+def test_a_job_inserted_again_keeps_its_status(subject: Subject) -> None:
     new = new_job()
     subject.driver.insert([new])
     subject.settle(subject.take(), Outcome.ack())
@@ -139,7 +139,7 @@ def test_a_second_job_under_a_key_is_not_stored(subject: Subject) -> None:
     assert subject.driver.inspector.get([second.id]) == {}
 
 
-def test_another_body_under_a_key_is_refused_and_the_holder_named(subject: Subject) -> None:
+def test_another_payload_under_a_key_is_refused_and_names_the_holder(subject: Subject) -> None:
     first = subject.insert(idempotency_key="k", digest=b"one")
     other = new_job(idempotency_key="k", digest=b"other")
 
@@ -150,7 +150,7 @@ def test_another_body_under_a_key_is_refused_and_the_holder_named(subject: Subje
     assert subject.driver.inspector.get([other.id]) == {}
 
 
-def test_one_refused_job_does_not_harm_its_neighbours(subject: Subject) -> None:
+def test_one_refused_job_does_not_affect_the_others_of_a_batch(subject: Subject) -> None:
     subject.insert(idempotency_key="k", digest=b"one")
     before, after = new_job(), new_job()
 
@@ -186,7 +186,7 @@ def test_another_key_in_the_same_queue_is_another_job(subject: Subject) -> None:
     assert again == [Enqueued(first, existed=True), Enqueued(second.id, existed=True)]
 
 
-def test_a_key_stays_taken_when_its_job_has_ended(subject: Subject) -> None:
+def test_a_key_stays_in_use_after_its_job_ended(subject: Subject) -> None:
     first = subject.bring(Status.SUCCEEDED, idempotency_key="k")
     subject.advance(timedelta(days=30))
 
@@ -215,7 +215,7 @@ class RollbackRequested(Exception):
 
 @contextmanager
 def rolled_back(subject: Subject) -> Iterator[Insert]:
-    """A transaction of the user's that comes to nothing."""
+    """Open a transaction of the user's own that is rolled back."""
     with suppress(RollbackRequested), subject.transaction() as insert:
         yield insert
         raise RollbackRequested
@@ -231,7 +231,7 @@ def test_a_rolled_back_insert_leaves_nothing(subject: Subject) -> None:
     assert subject.reserve() == []
 
 
-def test_a_committed_insert_of_the_users_transaction_is_there(subject: Subject) -> None:
+def test_an_insert_committed_in_the_users_transaction_is_stored(subject: Subject) -> None:
     new = new_job()
 
     with subject.transaction() as insert:
@@ -241,21 +241,21 @@ def test_a_committed_insert_of_the_users_transaction_is_there(subject: Subject) 
     assert [claim.job.id for claim in subject.reserve()] == [new.id]
 
 
-def test_a_competitor_that_rolls_back_does_not_take_the_key_with_it(subject: Subject) -> None:
+def test_a_rolled_back_insert_leaves_the_key_to_a_concurrent_one(subject: Subject) -> None:
     survivor = new_job(idempotency_key="k")
-    inserted, go_on = threading.Event(), threading.Event()
+    inserted, roll_back = threading.Event(), threading.Event()
 
     def compete() -> None:
         with rolled_back(subject) as insert:
             insert([new_job(idempotency_key="k")])
             inserted.set()
-            assert go_on.wait(30)
+            assert roll_back.wait(30)
 
     with ThreadPoolExecutor(2) as pool:
         competitor = pool.submit(compete)
         assert inserted.wait(30)
         answer = pool.submit(subject.driver.insert, [survivor])
-        go_on.set()
+        roll_back.set()
         competitor.result(30)
 
         assert answer.result(30) == [Enqueued(survivor.id, existed=False)]

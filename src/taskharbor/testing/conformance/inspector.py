@@ -1,4 +1,4 @@
-"""What can be read, and that reading changes nothing."""
+"""Reading jobs, history, queues and workers through the inspector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECOND: Final = timedelta(seconds=1)
 _DAY: Final = timedelta(days=1)
 
 
-def test_the_inspector_tells_the_stores_time(subject: Subject) -> None:
+def test_the_inspector_returns_the_stores_time(subject: Subject) -> None:
     subject.advance(TICK)
 
     now = subject.driver.inspector.now()
@@ -29,7 +29,7 @@ def test_the_inspector_tells_the_stores_time(subject: Subject) -> None:
     assert (now, now.utcoffset()) == (subject.clock.now(), UTC.utcoffset(None))
 
 
-def test_the_inspector_tells_when_the_next_job_of_a_queue_is_due(subject: Subject) -> None:
+def test_the_inspector_returns_when_the_next_job_of_a_queue_is_due(subject: Subject) -> None:
     subject.insert()
     assert subject.driver.inspector.next_due_in("default") is None
 
@@ -41,7 +41,7 @@ def test_the_inspector_tells_when_the_next_job_of_a_queue_is_due(subject: Subjec
     assert subject.driver.inspector.next_due_in("default") == timedelta(minutes=1)
 
 
-def test_only_the_jobs_there_are_can_be_read(subject: Subject) -> None:
+def test_unknown_jobs_are_left_out_when_reading(subject: Subject) -> None:
     known, unknown = subject.insert(), new_job_id()
     subject.insert()
 
@@ -61,7 +61,7 @@ def test_a_summary_is_the_job_without_payload_and_result(subject: Subject, statu
     assert subject.driver.inspector.find(JobFilter(), limit=1).jobs == (job.summary(),)
 
 
-def test_a_summary_tells_the_progress_of_a_running_job(subject: Subject) -> None:
+def test_a_summary_contains_the_progress_of_a_running_job(subject: Subject) -> None:
     subject.insert()
     claim, progress = subject.take(), Progress(3, 7, "half")
     subject.driver.save_progress([(claim.lease, progress)])
@@ -102,14 +102,14 @@ def test_jobs_are_listed_by_state(subject: Subject) -> None:
     assert _found(subject, statuses=frozenset({Status.SUCCEEDED, Status.CANCELED})) == wanted[::-1]
 
 
-def test_jobs_are_listed_from_the_instant_they_were_created(subject: Subject) -> None:
+def test_jobs_are_listed_by_creation_time_including_the_start(subject: Subject) -> None:
     wanted = subject.insert(created_at=LONG_AGO)
     subject.insert(created_at=LONG_AGO - TICK)
 
     assert _found(subject, since=LONG_AGO) == [wanted]
 
 
-def test_jobs_are_listed_up_to_but_not_at_the_instant_they_were_created(subject: Subject) -> None:
+def test_jobs_are_listed_by_creation_time_excluding_the_end(subject: Subject) -> None:
     wanted = subject.insert(created_at=LONG_AGO - TICK)
     subject.insert(created_at=LONG_AGO)
 
@@ -152,7 +152,7 @@ def test_a_full_page_may_be_the_last(subject: Subject) -> None:
     assert _pages(subject, limit=2) == [[d, c], [b, a]]
 
 
-def test_jobs_inserted_while_one_turns_pages_neither_repeat_nor_hide_others(subject: Subject) -> None:
+def test_jobs_inserted_between_pages_neither_repeat_nor_hide_others(subject: Subject) -> None:
     a, b, c = (subject.insert() for _ in range(3))
     first = subject.driver.inspector.find(JobFilter(), limit=2)
     subject.insert()
@@ -162,7 +162,7 @@ def test_jobs_inserted_while_one_turns_pages_neither_repeat_nor_hide_others(subj
     assert [[job.id for job in page.jobs] for page in (first, second)] == [[c, b], [a]]
 
 
-def test_the_history_of_a_job_is_told_from_its_oldest_entry_on(subject: Subject) -> None:
+def test_the_history_of_a_job_is_listed_oldest_first(subject: Subject) -> None:
     job_id = subject.insert()
     for outcome in (Outcome.snooze(after=_SECOND), Outcome.retry(after=_SECOND), Outcome.fail("hopeless")):
         subject.settle(subject.take(), outcome)
@@ -173,15 +173,15 @@ def test_the_history_of_a_job_is_told_from_its_oldest_entry_on(subject: Subject)
     assert [each.event.value for each in attempts] == ["snooze", "retry", "fail"]
 
 
-def test_history_and_events_are_told_of_the_asked_jobs_only(subject: Subject) -> None:
-    asked = {subject.bring(Status.DEAD) for _ in range(2)}
+def test_history_and_events_are_returned_for_the_requested_jobs_only(subject: Subject) -> None:
+    requested = {subject.bring(Status.DEAD) for _ in range(2)}
     subject.bring(Status.DEAD)
 
-    attempts = subject.driver.inspector.attempts([*asked, new_job_id()])
-    events = subject.driver.inspector.outbox([*asked, new_job_id()])
+    attempts = subject.driver.inspector.attempts([*requested, new_job_id()])
+    events = subject.driver.inspector.outbox([*requested, new_job_id()])
 
-    assert (len(attempts), {each.job_id for each in attempts}) == (2, asked)
-    assert (len(events), {row.event.job_id for row in events}) == (2, asked)
+    assert (len(attempts), {each.job_id for each in attempts}) == (2, requested)
+    assert (len(events), {row.event.job_id for row in events}) == (2, requested)
 
 
 def test_queues_are_listed_by_name(subject: Subject) -> None:
@@ -193,10 +193,10 @@ def test_queues_are_listed_by_name(subject: Subject) -> None:
     assert [queue.name for queue in queues] == list("abcdefgh")
 
 
-def test_each_queue_tells_how_many_of_its_jobs_are_in_each_state(subject: Subject) -> None:
+def test_a_queues_stats_count_its_jobs_in_each_state(subject: Subject) -> None:
     now = subject.clock.now()
     subject.bring(Status.CANCELED, queue="mail")
-    # In this order, none of them is taken for another.
+    # The order in which `Subject.bring` can create them: it requires that no other job is due.
     for status in (*sorted(FINAL), Status.PROCESSING, Status.ENQUEUED, Status.FAILED, Status.PENDING, Status.PENDING):
         subject.bring(status)
 
@@ -210,7 +210,7 @@ def test_each_queue_tells_how_many_of_its_jobs_are_in_each_state(subject: Subjec
     ]
 
 
-def test_a_state_that_the_last_job_of_a_queue_has_left_is_counted_as_none(subject: Subject) -> None:
+def test_a_state_without_jobs_is_counted_as_zero(subject: Subject) -> None:
     subject.insert()
     [before] = subject.queues()
     subject.take()
@@ -221,7 +221,7 @@ def test_a_state_that_the_last_job_of_a_queue_has_left_is_counted_as_none(subjec
     assert after.counts[Status.PROCESSING] == 1
 
 
-def test_a_queue_tells_since_when_its_longest_waiting_job_is_due(subject: Subject) -> None:
+def test_a_queues_stats_contain_the_oldest_due_time(subject: Subject) -> None:
     subject.bring(Status.PROCESSING)
     subject.advance(_SECOND)
     due = subject.clock.now()
@@ -234,7 +234,7 @@ def test_a_queue_tells_since_when_its_longest_waiting_job_is_due(subject: Subjec
     assert queue.oldest_due == due
 
 
-def test_a_queue_tells_of_its_longest_waiting_job_whatever_the_priorities_of_others(subject: Subject) -> None:
+def test_the_oldest_due_time_of_a_queue_ignores_priorities(subject: Subject) -> None:
     subject.insert(queue="a", priority=0)
     due = subject.clock.now()
     subject.insert(queue="b", priority=0)
@@ -246,7 +246,7 @@ def test_a_queue_tells_of_its_longest_waiting_job_whatever_the_priorities_of_oth
     assert [(queue.name, queue.oldest_due) for queue in queues] == [("a", due), ("b", due)]
 
 
-def test_a_job_that_is_not_due_yet_does_not_make_a_queue_late(subject: Subject) -> None:
+def test_the_oldest_due_time_ignores_jobs_that_are_not_due(subject: Subject) -> None:
     due = subject.clock.now() + _SECOND
     subject.insert(scheduled_for=due)
 
@@ -285,7 +285,7 @@ def test_a_queue_whose_last_job_was_pruned_is_gone(subject: Subject) -> None:
 
 def test_workers_are_listed_by_id(subject: Subject) -> None:
     for worker_id in ("w2", "w3", "w1"):
-        _beat(subject, worker_id)
+        _record_worker(subject, worker_id)
 
     workers = subject.driver.inspector.workers()
 
@@ -305,7 +305,7 @@ def _found(subject: Subject, **wanted: Any) -> list[JobId]:
 
 
 def _pages(subject: Subject, *, limit: int) -> list[list[JobId]]:
-    """Turn pages to the end; a driver that knows no end is stopped."""
+    """Return all pages, but at most 10, in case a driver never returns a last one."""
     pages: list[list[JobId]] = []
     after: JobId | None = None
     for _ in range(10):
@@ -317,7 +317,7 @@ def _pages(subject: Subject, *, limit: int) -> list[list[JobId]]:
     return pages
 
 
-def _beat(subject: Subject, worker_id: str) -> None:
+def _record_worker(subject: Subject, worker_id: str) -> None:
     worker = WorkerRecord(
         id=worker_id, host="localhost", pid=1, queues=(), types=(), concurrency=1, started_at=LONG_AGO
     )
@@ -325,10 +325,10 @@ def _beat(subject: Subject, worker_id: str) -> None:
 
 
 def _fill(subject: Subject) -> None:
-    """Store something of every kind."""
+    """Store at least one row of every kind."""
     for status in (*sorted(FINAL), Status.PROCESSING, Status.PENDING):
         subject.bring(status)
-    _beat(subject, "w1")
+    _record_worker(subject, "w1")
     subject.driver.control.pause(["mail"], by="ann")
     nightly = Schedule(name="nightly", cron="0 2 * * *", timezone="UTC", type="clean", queue="mail", payload=b"{}")
     subject.driver.control.put_schedules([nightly])

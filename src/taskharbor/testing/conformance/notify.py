@@ -1,7 +1,7 @@
-"""Hearing of jobs that are there to be taken.
+"""Notifying listeners of jobs that are due.
 
-A ring is a hint, so no case asks that nothing rings. The deadlines are far longer
-than any ring takes: only a ring that never comes waits for one.
+A notify is a hint: listeners may be woken without a job, so no case requires that a listener is not woken. The
+timeout is far longer than any notify takes; a case waits that long only if a notify is missing.
 """
 
 from __future__ import annotations
@@ -21,80 +21,80 @@ if TYPE_CHECKING:
 
     from taskharbor.drivers.base import Listener
 
-_DEADLINE: Final = timedelta(seconds=5)
-_MOMENT: Final = timedelta(milliseconds=10)
-_NONE: Final = timedelta(0)
+_TIMEOUT: Final = timedelta(seconds=5)
+_SHORT_WAIT: Final = timedelta(milliseconds=10)
+_NO_WAIT: Final = timedelta(0)
 
 
-def test_an_inserted_job_rings(subject: Subject) -> None:
+def test_an_inserted_job_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.insert()
 
-        assert listener.wait(_DEADLINE)
+        assert listener.wait(_TIMEOUT)
 
 
-def test_a_job_inserted_while_somebody_waits_ends_the_wait(subject: Subject) -> None:
+def test_a_job_inserted_during_a_wait_ends_the_wait(subject: Subject) -> None:
     with _listening(subject) as listener, _soon(subject.insert):
-        assert listener.wait(_DEADLINE)
+        assert listener.wait(_TIMEOUT)
 
 
-def test_a_job_of_any_queue_that_is_listened_for_rings(subject: Subject) -> None:
+def test_a_job_of_any_listened_queue_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject, "mail", "default") as listener:
         for queue in ("default", "mail"):
             subject.insert(queue=queue)
-            assert listener.wait(_DEADLINE)
+            assert listener.wait(_TIMEOUT)
 
 
-def test_every_listener_hears_of_a_job(subject: Subject) -> None:
+def test_every_listener_is_notified_of_a_job(subject: Subject) -> None:
     with _listening(subject) as one, _listening(subject) as other:
         subject.insert()
 
-        assert one.wait(_DEADLINE)
-        assert other.wait(_DEADLINE)
+        assert one.wait(_TIMEOUT)
+        assert other.wait(_TIMEOUT)
 
 
-def test_a_wait_for_nothing_ends_in_time_and_says_so(subject: Subject) -> None:
+def test_a_wait_without_a_notify_times_out_and_returns_false(subject: Subject) -> None:
     with _listening(subject) as listener:
-        assert (listener.wait(_MOMENT), listener.wait(_NONE)) == (False, False)
+        assert (listener.wait(_SHORT_WAIT), listener.wait(_NO_WAIT)) == (False, False)
 
 
-def test_what_rang_once_does_not_ring_for_ever(subject: Subject) -> None:
+def test_a_notify_ends_one_wait_only(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.insert()
-        listener.wait(_DEADLINE)
+        listener.wait(_TIMEOUT)
 
-        assert not listener.wait(_MOMENT)
+        assert not listener.wait(_SHORT_WAIT)
 
 
-def test_a_requeued_job_rings(subject: Subject) -> None:
+def test_a_requeued_job_notifies_a_listener(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
 
     with _listening(subject) as listener:
         subject.requeue(job_id)
 
-        assert listener.wait(_DEADLINE)
+        assert listener.wait(_TIMEOUT)
 
 
-def test_a_job_rescheduled_to_now_rings(subject: Subject) -> None:
+def test_a_job_rescheduled_to_now_notifies_a_listener(subject: Subject) -> None:
     job_id = subject.insert(delay=LEASE)
 
     with _listening(subject) as listener:
-        subject.driver.reschedule([job_id], delay=_NONE)
+        subject.driver.reschedule([job_id], delay=_NO_WAIT)
 
-        assert listener.wait(_DEADLINE)
+        assert listener.wait(_TIMEOUT)
 
 
-def test_a_released_job_rings(subject: Subject) -> None:
+def test_a_released_job_notifies_a_listener(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
 
     with _listening(subject) as listener:
         subject.settle(claim, Outcome.release())
 
-        assert listener.wait(_DEADLINE)
+        assert listener.wait(_TIMEOUT)
 
 
-def test_a_job_of_a_schedule_rings(subject: Subject) -> None:
+def test_a_job_of_a_schedule_notifies_a_listener(subject: Subject) -> None:
     due = subject.clock.now()
     nightly = Schedule(
         name="nightly", cron="0 2 * * *", timezone="UTC", type="greet", queue="default", payload=b"{}", next_at=due
@@ -104,29 +104,29 @@ def test_a_job_of_a_schedule_rings(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.driver.maintenance.advance_schedule("nightly", fired=due, next_at=None, jobs=[new_job()])
 
-        assert listener.wait(_DEADLINE)
+        assert listener.wait(_TIMEOUT)
 
 
-def test_a_job_of_a_users_own_transaction_rings_when_that_is_committed(subject: Subject) -> None:
+def test_a_job_of_a_joined_transaction_notifies_a_listener_on_commit(subject: Subject) -> None:
     with _listening(subject) as listener:
         with subject.transaction() as insert:
             insert([new_job()])
-            before = listener.wait(_NONE)
-        after = listener.wait(_DEADLINE)
+            before = listener.wait(_NO_WAIT)
+        after = listener.wait(_TIMEOUT)
 
     assert (before, after) == (False, True)
 
 
 def test_a_wait_is_ended_from_another_thread(subject: Subject) -> None:
     with _listening(subject) as listener, _soon(listener.wake):
-        assert listener.wait(_DEADLINE)
+        assert listener.wait(_TIMEOUT)
 
 
 def test_a_wake_before_the_wait_ends_the_wait_at_once(subject: Subject) -> None:
     with _listening(subject) as listener:
         listener.wake()
 
-        assert (listener.wait(_DEADLINE), listener.wait(_NONE)) == (True, False)
+        assert (listener.wait(_TIMEOUT), listener.wait(_NO_WAIT)) == (True, False)
 
 
 @contextmanager
@@ -137,8 +137,8 @@ def _listening(subject: Subject, *queues: str) -> Iterator[Listener]:
 
 @contextmanager
 def _soon(call: Callable[[], object]) -> Iterator[None]:
-    """Make the call when the wait has most likely begun; where it has not, the case holds all the same."""
-    timer = Timer(_MOMENT.total_seconds(), call)
+    """Make the call in another thread, most likely after the wait has begun. The case also holds if it has not."""
+    timer = Timer(_SHORT_WAIT.total_seconds(), call)
     timer.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Telling the world of dead jobs: the outbox."""
+"""The outbox: claiming and settling the events of dead jobs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SECOND: Final = timedelta(seconds=1)
 _YEAR: Final = timedelta(days=365)
 
 
-def test_an_event_is_taken_with_the_facts_of_the_death(subject: Subject) -> None:
+def test_an_event_is_claimed_with_the_details_of_the_death(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     dead_at = subject.clock.now()
     subject.advance(_SECOND)
 
-    rows = _take(subject)
+    rows = _claim_events(subject)
 
     event = DeadTaskEvent(
         job_id=job_id,
@@ -41,22 +41,22 @@ def test_an_event_is_taken_with_the_facts_of_the_death(subject: Subject) -> None
     assert subject.outbox(job_id) == rows
 
 
-def test_a_taken_event_is_nobody_elses_until_its_lock_ends(subject: Subject) -> None:
+def test_a_claimed_event_is_not_claimed_again_until_its_lock_ends(subject: Subject) -> None:
     subject.bring(Status.DEAD)
-    [first] = _take(subject)
+    [first] = _claim_events(subject)
 
     subject.advance(LOCK - TICK)
-    locked = _take(subject)
+    locked = _claim_events(subject)
     subject.advance(TICK)
-    free = _take(subject)
+    free = _claim_events(subject)
 
     assert locked == []
     assert free == [replace(first, next_at=subject.clock.now() + LOCK, attempts=2)]
 
 
-def test_a_published_event_is_never_taken_again(subject: Subject) -> None:
+def test_a_published_event_is_never_claimed_again(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
-    [row] = _take(subject)
+    [row] = _claim_events(subject)
     subject.advance(_SECOND)
 
     answers = subject.driver.maintenance.settle_outbox([Published(row.event.event_id)])
@@ -64,12 +64,12 @@ def test_a_published_event_is_never_taken_again(subject: Subject) -> None:
     assert answers == [True]
     assert subject.outbox(job_id) == [replace(row, published_at=subject.clock.now())]
     subject.advance(_YEAR)
-    assert _take(subject) == []
+    assert _claim_events(subject) == []
 
 
-def test_an_unpublished_event_comes_back_after_the_given_time(subject: Subject) -> None:
+def test_an_unpublished_event_is_claimed_again_after_the_given_time(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
-    [row] = _take(subject)
+    [row] = _claim_events(subject)
 
     answers = subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=_SECOND)])
 
@@ -77,14 +77,14 @@ def test_an_unpublished_event_comes_back_after_the_given_time(subject: Subject) 
     assert answers == [True]
     assert subject.outbox(job_id) == [failed]
     subject.advance(_SECOND - TICK)
-    assert _take(subject) == []
+    assert _claim_events(subject) == []
     subject.advance(TICK)
-    assert _take(subject) == [replace(failed, next_at=subject.clock.now() + LOCK, attempts=2)]
+    assert _claim_events(subject) == [replace(failed, next_at=subject.clock.now() + LOCK, attempts=2)]
 
 
-def test_an_event_that_was_given_up_is_never_taken_again(subject: Subject) -> None:
+def test_an_event_that_was_given_up_is_never_claimed_again(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
-    [row] = _take(subject)
+    [row] = _claim_events(subject)
     subject.advance(_SECOND)
 
     answers = subject.driver.maintenance.settle_outbox([Unpublished(row.event.event_id, "no route", retry_in=None)])
@@ -92,12 +92,12 @@ def test_an_event_that_was_given_up_is_never_taken_again(subject: Subject) -> No
     assert answers == [True]
     assert subject.outbox(job_id) == [replace(row, given_up_at=subject.clock.now(), last_error="no route")]
     subject.advance(_YEAR)
-    assert _take(subject) == []
+    assert _claim_events(subject) == []
 
 
-def test_an_event_is_done_once(subject: Subject) -> None:
-    published, given_up = _die_one_by_one(subject)
-    first, second = _take(subject)
+def test_an_event_is_settled_once(subject: Subject) -> None:
+    published, given_up = _make_two_dead(subject)
+    first, second = _claim_events(subject)
     subject.driver.maintenance.settle_outbox(
         [Published(first.event.event_id), Unpublished(second.event.event_id, "no route", retry_in=None)]
     )
@@ -113,14 +113,14 @@ def test_an_event_is_done_once(subject: Subject) -> None:
 
 
 def test_each_event_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
-    failed, published = _die_one_by_one(subject)
-    first, second = _take(subject)
+    failed, published = _make_two_dead(subject)
+    first, second = _claim_events(subject)
 
     answers = subject.driver.maintenance.settle_outbox(
         [
             Unpublished(first.event.event_id, "no route", retry_in=_SECOND),
             Published(second.event.event_id),
-            Published("nobody:1"),
+            Published("unknown:1"),
         ]
     )
 
@@ -129,33 +129,33 @@ def test_each_event_of_a_batch_is_answered_for_itself(subject: Subject) -> None:
     assert [row.published_at for row in subject.outbox(published)] == [subject.clock.now()]
 
 
-def test_events_are_taken_in_the_order_of_the_deaths_and_no_more_than_asked_for(subject: Subject) -> None:
-    first, second = _die_one_by_one(subject)
+def test_events_are_claimed_in_order_of_death_up_to_the_limit(subject: Subject) -> None:
+    first, second = _make_two_dead(subject)
 
-    batches = [_take(subject, limit=1) for _ in range(3)]
+    batches = [_claim_events(subject, limit=1) for _ in range(3)]
 
     assert [[row.event.job_id for row in batch] for batch in batches] == [[first], [second], []]
 
 
-def test_events_of_two_lives_of_a_job_are_taken_and_done_one_by_one(subject: Subject) -> None:
+def test_events_of_two_lives_are_claimed_and_settled_one_by_one(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.advance(_SECOND)
     subject.requeue(job_id)
     subject.settle(subject.take(), Outcome.fail("hopeless"))
 
-    [first], [second] = _take(subject, limit=1), _take(subject, limit=1)
+    [first], [second] = _claim_events(subject, limit=1), _claim_events(subject, limit=1)
     subject.driver.maintenance.settle_outbox([Published(first.event.event_id)])
 
     assert (first.event.life, second.event.life) == (1, 2)
     assert [row.published_at is None for row in subject.outbox(job_id)] == [False, True]
 
 
-def _take(subject: Subject, *, limit: int = 10) -> list[OutboxRow]:
+def _claim_events(subject: Subject, *, limit: int = 10) -> list[OutboxRow]:
     return subject.driver.maintenance.claim_outbox(limit=limit, lock=LOCK)
 
 
-def _die_one_by_one(subject: Subject) -> tuple[JobId, JobId]:
-    """Let two jobs die, the one that was inserted last first."""
+def _make_two_dead(subject: Subject) -> tuple[JobId, JobId]:
+    """Make two dead jobs; the one that was inserted last dies first. Return them in order of death."""
     later, earlier = subject.insert(), subject.insert()
     leases = {claim.job.id: claim.lease for claim in subject.reserve(limit=2)}
     for job_id in (earlier, later):

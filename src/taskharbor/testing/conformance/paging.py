@@ -1,4 +1,4 @@
-"""Finding jobs page by page, among more of them than are looked at for one page."""
+"""Listing jobs page by page when there are more jobs than one call scans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _PAGE: Final = 10
 
 
-def test_a_rare_job_is_found_behind_more_jobs_than_are_looked_at_for_a_page(subject: Subject) -> None:
+def test_a_rare_job_is_found_behind_more_jobs_than_one_page_scans(subject: Subject) -> None:
     rare = new_job(metadata={"tenant": "7"})
     subject.driver.insert([rare, *(new_job() for _ in range(2 * scan_limit(_PAGE)))])
 
@@ -32,7 +32,7 @@ def test_pages_hold_every_match_once_however_far_apart_they_are(subject: Subject
     assert max(map(len, pages)) <= 3
 
 
-def test_a_page_may_be_larger_than_what_is_looked_at_for_a_small_one(subject: Subject) -> None:
+def test_a_page_may_be_larger_than_the_default_scan(subject: Subject) -> None:
     count = scan_limit(_PAGE) + 10
     subject.driver.insert([new_job() for _ in range(count + 1)])
 
@@ -42,7 +42,7 @@ def test_a_page_may_be_larger_than_what_is_looked_at_for_a_small_one(subject: Su
 
 
 def _pages(subject: Subject, wanted: JobFilter, *, limit: int = _PAGE) -> list[list[JobId]]:
-    """Turn pages to the end; a driver that knows no end is stopped."""
+    """Return all pages, but at most 100, in case a driver never returns a last one."""
     pages: list[list[JobId]] = []
     after: JobId | None = None
     for _ in range(100):

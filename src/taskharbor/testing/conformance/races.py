@@ -1,6 +1,6 @@
-"""Many at once: of every race there is one winner, and the losers know it.
+"""Concurrent calls: one of them succeeds, and the others are refused.
 
-Each race starts its threads at a barrier; every wait has a deadline.
+Each race starts its threads at a barrier. Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ RIVALS = 32
 
 
 def race(run: Callable[[int], T], rivals: int = RIVALS) -> list[T]:
-    """Let *rivals* threads run at the same moment, and return what each got."""
+    """Call *run* in *rivals* threads at the same time; return the result of each."""
     gate = threading.Barrier(rivals, timeout=30)
 
     def start(number: int) -> T:
         gate.wait()
         return run(number)
 
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # threads change places within a statement too, not only between two
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # so that threads also switch inside a statement, not only between two
     try:
         with ThreadPoolExecutor(rivals) as pool:
             return list(pool.map(start, range(rivals), timeout=60))
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(previous)
 
 
-def test_of_many_that_reserve_one_job_one_gets_it(subject: Subject) -> None:
+def test_concurrent_reserves_of_one_job_have_one_winner(subject: Subject) -> None:
     subject.insert()
 
     claims = race(lambda _: subject.reserve())
@@ -53,7 +53,7 @@ def test_of_many_that_reserve_one_job_one_gets_it(subject: Subject) -> None:
     assert sum(map(len, claims)) == 1
 
 
-def test_of_many_that_take_over_one_ended_lease_one_gets_it(subject: Subject) -> None:
+def test_concurrent_reclaims_of_one_lease_have_one_winner(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
 
@@ -63,7 +63,7 @@ def test_of_many_that_take_over_one_ended_lease_one_gets_it(subject: Subject) ->
     assert (subject.job(job_id).attempt_count, len(subject.attempts(job_id))) == (2, 1)
 
 
-def test_of_many_that_claim_one_message_one_gets_it(subject: Subject) -> None:
+def test_concurrent_claims_of_one_job_have_one_winner(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
 
     answers = race(lambda _: subject.claim(job_id)[0])
@@ -71,7 +71,7 @@ def test_of_many_that_claim_one_message_one_gets_it(subject: Subject) -> None:
     assert sum(isinstance(answer, Claim) for answer in answers) == 1
 
 
-def test_of_many_that_bring_back_one_ended_lease_one_does(subject: Subject) -> None:
+def test_concurrent_expiries_of_one_lease_have_one_winner(subject: Subject) -> None:
     job_id = subject.bring(Status.PROCESSING, max_attempts=1)
     subject.advance(LEASE)
 
@@ -81,7 +81,7 @@ def test_of_many_that_bring_back_one_ended_lease_one_does(subject: Subject) -> N
     assert len(subject.outbox(job_id)) == 1
 
 
-def test_of_many_outcomes_for_one_lease_one_is_recorded(subject: Subject) -> None:
+def test_concurrent_outcomes_for_one_lease_record_one(subject: Subject) -> None:
     subject.insert()
     claim = subject.take()
     outcomes = [Outcome.ack(), Outcome.fail("hopeless"), Outcome.cancel(), Outcome.release()]
@@ -93,7 +93,7 @@ def test_of_many_outcomes_for_one_lease_one_is_recorded(subject: Subject) -> Non
     assert Counter(isinstance(answer, LeaseLost) for answer in answers) == {True: 24, False: 8}
 
 
-def test_an_outcome_and_a_cancel_at_once_leave_one_final_state(subject: Subject) -> None:
+def test_a_concurrent_outcome_and_cancel_leave_one_final_state(subject: Subject) -> None:
     subject.driver.insert([new_job(max_attempts=1) for _ in range(20)])
     claims = subject.reserve(limit=20)
     failure = Outcome.retry(after=timedelta(0), failure=BOOM)
@@ -104,14 +104,14 @@ def test_an_outcome_and_a_cancel_at_once_leave_one_final_state(subject: Subject)
 
     answers = race(run)
 
-    told = {answer for each in answers for answer in each if isinstance(answer, Settled)}
+    settled = {answer for each in answers for answer in each if isinstance(answer, Settled)}
     finals = subject.driver.inspector.get([claim.job.id for claim in claims]).values()
-    assert told == {Settled(job.id, job.status) for job in finals}
-    heard = {answer.job_id for each in answers for answer in each if isinstance(answer, Transitioned)}
-    assert heard == {job.id for job in finals if job.status is Status.CANCELED}
+    assert settled == {Settled(job.id, job.status) for job in finals}
+    canceled = {answer.job_id for each in answers for answer in each if isinstance(answer, Transitioned)}
+    assert canceled == {job.id for job in finals if job.status is Status.CANCELED}
 
 
-def test_of_many_that_requeue_one_dead_job_one_gives_it_a_life(subject: Subject) -> None:
+def test_concurrent_requeues_of_one_dead_job_have_one_winner(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
 
     answers = race(lambda _: subject.requeue(job_id))
@@ -129,17 +129,17 @@ def test_many_enqueuers_dispatch_each_job_once(subject: Subject) -> None:
     assert (len(sent), set(sent.values())) == (200, {1})
 
 
-def test_many_relays_take_each_event_once(subject: Subject) -> None:
+def test_many_relays_claim_each_event_once(subject: Subject) -> None:
     for _ in range(50):
         subject.bring(Status.DEAD)
 
     batches = race(lambda _: subject.driver.maintenance.claim_outbox(limit=10, lock=LEASE))
 
-    taken = Counter(row.event.event_id for batch in batches for row in batch)
-    assert (len(taken), set(taken.values())) == (50, {1})
+    claimed = Counter(row.event.event_id for batch in batches for row in batch)
+    assert (len(claimed), set(claimed.values())) == (50, {1})
 
 
-def test_of_many_that_fire_one_schedule_one_stores_its_jobs(subject: Subject) -> None:
+def test_concurrent_fires_of_one_schedule_store_one_set_of_jobs(subject: Subject) -> None:
     due = subject.clock.now()
     often = Schedule(name="often", cron="* * * * *", timezone="UTC", type="a", queue="a", payload=b"", next_at=due)
     subject.driver.control.put_schedules([often])

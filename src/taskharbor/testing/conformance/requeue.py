@@ -1,4 +1,4 @@
-"""What people do to jobs that ended: giving them a new life."""
+"""Requeueing dead and canceled jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MINUTE: Final = timedelta(minutes=1)
 
 
-def test_a_dead_job_starts_anew_and_keeps_what_it_was_given(subject: Subject) -> None:
+def test_a_requeued_dead_job_is_pending_and_keeps_its_input(subject: Subject) -> None:
     job_id = subject.insert(idempotency_key="once", payload=b"[1]", priority=4, metadata={"tag": "blue"})
     subject.send()
     subject.settle(_claimed(subject, job_id), Outcome.release())
@@ -63,7 +63,7 @@ def test_a_requeue_under_the_token_of_an_attempt_changes_nothing(subject: Subjec
     assert subject.everything(job_id) == before
 
 
-def test_a_canceled_job_starts_anew(subject: Subject) -> None:
+def test_a_requeued_canceled_job_is_pending(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.cancel(job_id)
     before = subject.job(job_id)
@@ -95,7 +95,7 @@ def test_only_dead_and_canceled_jobs_can_be_requeued(subject: Subject) -> None:
     assert [subject.everything(job_id) for job_id in jobs] == before
 
 
-def test_a_requeued_job_may_be_tried_exactly_as_often_as_its_budget_says(subject: Subject) -> None:
+def test_a_requeued_job_has_exactly_the_attempts_of_its_budget(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.requeue(job_id, budget=2)
 
@@ -124,7 +124,7 @@ def test_a_requeued_job_still_holds_its_idempotency_key(subject: Subject) -> Non
     assert answers == [Enqueued(job_id, existed=True)]
 
 
-def test_a_job_requeued_with_another_payload_is_taken_with_that_one(subject: Subject) -> None:
+def test_a_job_requeued_with_a_new_payload_runs_with_it(subject: Subject) -> None:
     job_id, token = subject.bring(Status.DEAD, payload=b"[1]"), new_token()
 
     answers = [subject.requeue(job_id, token=token, payload=b"[2]") for _ in range(2)]
@@ -163,7 +163,7 @@ def test_a_requeue_repeated_with_another_payload_changes_nothing_any_more(subjec
     assert subject.everything(job_id) == before
 
 
-def test_a_job_with_another_payload_is_still_found_by_the_request_that_made_it(subject: Subject) -> None:
+def test_a_job_with_a_new_payload_still_matches_its_original_request(subject: Subject) -> None:
     first = {"idempotency_key": "once", "payload": b"[1]", "digest": b"one"}
     job_id = subject.bring(Status.DEAD, **first)
     subject.requeue(job_id, payload=b"[2]")
@@ -174,7 +174,7 @@ def test_a_job_with_another_payload_is_still_found_by_the_request_that_made_it(s
     assert subject.job(job_id).payload == b"[2]"
 
 
-def test_a_payload_is_refused_to_more_than_one_job(subject: Subject) -> None:
+def test_a_new_payload_for_more_than_one_job_is_refused(subject: Subject) -> None:
     jobs = [subject.bring(Status.DEAD) for _ in range(2)]
     before = [subject.everything(job_id) for job_id in jobs]
 
@@ -184,7 +184,7 @@ def test_a_payload_is_refused_to_more_than_one_job(subject: Subject) -> None:
     assert [subject.everything(job_id) for job_id in jobs] == before
 
 
-def test_who_requeued_a_job_and_why_is_added_to_its_history(subject: Subject) -> None:
+def test_a_requeue_records_actor_and_reason_in_the_history(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     history = subject.attempts(job_id)
     subject.advance(_MINUTE)
@@ -251,7 +251,7 @@ def test_a_requeue_repeated_for_another_queue_finds_nothing(subject: Subject) ->
     assert isinstance(answer, JobNotFound)
 
 
-def test_a_requeue_repeated_after_the_next_death_gives_no_third_life(subject: Subject) -> None:
+def test_a_requeue_repeated_after_the_next_death_changes_nothing(subject: Subject) -> None:
     job_id, token = subject.bring(Status.DEAD), new_token()
     subject.requeue(job_id, token=token)
     subject.settle(subject.take(), Outcome.fail("hopeless"))
@@ -263,7 +263,7 @@ def test_a_requeue_repeated_after_the_next_death_gives_no_third_life(subject: Su
     assert subject.everything(job_id) == before
 
 
-def test_of_two_people_who_requeue_a_job_the_second_is_refused(subject: Subject) -> None:
+def test_a_second_requeue_of_a_job_is_refused(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.requeue(job_id)
     before = subject.everything(job_id)
@@ -274,7 +274,7 @@ def test_of_two_people_who_requeue_a_job_the_second_is_refused(subject: Subject)
     assert subject.everything(job_id) == before
 
 
-def test_a_job_that_dies_again_has_an_event_for_each_of_its_lives(subject: Subject) -> None:
+def test_a_job_that_dies_twice_has_one_event_for_each_life(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     [first] = subject.outbox(job_id)
     subject.requeue(job_id)
@@ -295,7 +295,7 @@ def test_a_job_that_dies_again_has_an_event_for_each_of_its_lives(subject: Subje
     assert subject.outbox(job_id) == [first, OutboxRow(event=second, next_at=now)]
 
 
-def test_a_requeued_job_does_not_belong_to_the_delivery_queue_any_more(subject: Subject) -> None:
+def test_a_requeued_job_leaves_the_delivery_queue(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.settle(_claimed(subject, job_id), Outcome.fail("hopeless"))
     subject.requeue(job_id)
@@ -318,7 +318,7 @@ def test_each_requeue_of_a_batch_is_answered_for_itself(subject: Subject) -> Non
 
 
 def _claimed(subject: Subject, job_id: JobId) -> Claim:
-    """Claim a job whose message arrived."""
+    """Claim a job by its message."""
     [claim] = subject.claim(job_id)
     assert isinstance(claim, Claim)
     return claim

@@ -1,4 +1,4 @@
-"""Due jobs are taken from a queue, each by one worker."""
+"""Reserving due jobs of a queue, and reclaiming jobs with expired leases."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_an_attempt_counts_from_the_claim_on(subject: Subject) -> None:
     assert subject.take().job.attempt_count == 1
 
 
-def test_a_job_is_not_taken_a_moment_before_it_is_due(subject: Subject) -> None:
+def test_a_job_is_not_reserved_before_it_is_due(subject: Subject) -> None:
     subject.insert(delay=timedelta(hours=1))
     subject.advance(timedelta(hours=1) - TICK)
 
     assert subject.reserve() == []
 
 
-def test_a_job_is_taken_at_the_very_instant_it_is_due(subject: Subject) -> None:
+def test_a_job_is_reserved_at_the_instant_it_is_due(subject: Subject) -> None:
     job_id = subject.insert(delay=timedelta(hours=1))
     subject.advance(timedelta(hours=1))
 
@@ -79,7 +79,7 @@ def test_a_stream_of_new_jobs_does_not_starve_a_retried_one(subject: Subject) ->
     assert ids(subject.reserve()) == [retried]
 
 
-def test_no_more_jobs_are_taken_than_asked_for(subject: Subject) -> None:
+def test_no_more_jobs_are_reserved_than_asked_for(subject: Subject) -> None:
     for _ in range(3):
         subject.insert()
 
@@ -87,7 +87,7 @@ def test_no_more_jobs_are_taken_than_asked_for(subject: Subject) -> None:
     assert len(subject.reserve(limit=2)) == 1
 
 
-def test_who_asks_for_no_job_gets_none(subject: Subject) -> None:
+def test_a_limit_of_zero_reserves_no_job(subject: Subject) -> None:
     subject.insert()
 
     assert subject.reserve(limit=0) == []
@@ -100,21 +100,21 @@ def test_jobs_of_other_queues_are_left_alone(subject: Subject) -> None:
     assert len(subject.reserve("mail")) == 1
 
 
-def test_jobs_of_other_types_are_passed_over(subject: Subject) -> None:
+def test_jobs_of_other_types_are_not_reserved(subject: Subject) -> None:
     subject.insert(type="unknown")
     known = subject.insert(type="known")
 
     assert ids(subject.reserve(types=["known"])) == [known]
 
 
-def test_a_job_that_was_passed_over_is_there_for_others(subject: Subject) -> None:
+def test_a_skipped_job_can_be_reserved_by_others(subject: Subject) -> None:
     job_id = subject.insert(type="rare")
     subject.reserve(types=["known"])
 
     assert ids(subject.reserve(types=["rare"])) == [job_id]
 
 
-def test_who_handles_no_type_gets_no_job(subject: Subject) -> None:
+def test_an_empty_list_of_types_reserves_no_job(subject: Subject) -> None:
     subject.insert()
 
     assert subject.reserve(types=[]) == []
@@ -137,7 +137,7 @@ def test_pausing_one_queue_leaves_the_others_running(subject: Subject) -> None:
     assert len(subject.reserve("mail")) == 1
 
 
-def test_a_leased_job_is_not_given_to_anyone_else(subject: Subject) -> None:
+def test_a_leased_job_is_not_reserved_again(subject: Subject) -> None:
     subject.insert()
     subject.take()
     subject.advance(LEASE - TICK)
@@ -155,7 +155,7 @@ def test_one_token_covers_all_jobs_of_a_call(subject: Subject) -> None:
     assert {claim.lease.token for claim in claims} == {token}
 
 
-def test_a_failed_job_is_taken_when_its_delay_is_over(subject: Subject) -> None:
+def test_a_failed_job_is_reserved_when_its_delay_has_passed(subject: Subject) -> None:
     job_id = subject.insert()
     subject.settle(subject.take(), Outcome.retry(after=timedelta(minutes=5), failure=BOOM))
     subject.advance(timedelta(minutes=5))
@@ -165,7 +165,7 @@ def test_a_failed_job_is_taken_when_its_delay_is_over(subject: Subject) -> None:
     assert (claim.job.id, claim.job.attempt_count) == (job_id, 2)
 
 
-def test_a_failed_job_is_not_taken_before_its_delay_is_over(subject: Subject) -> None:
+def test_a_failed_job_is_not_reserved_before_its_delay_has_passed(subject: Subject) -> None:
     subject.insert()
     subject.settle(subject.take(), Outcome.retry(after=timedelta(minutes=5), failure=BOOM))
     subject.advance(timedelta(minutes=5) - TICK)
@@ -173,14 +173,14 @@ def test_a_failed_job_is_not_taken_before_its_delay_is_over(subject: Subject) ->
     assert subject.reserve() == []
 
 
-def test_an_enqueued_job_is_left_to_its_message_while_patience_lasts(subject: Subject) -> None:
+def test_an_enqueued_job_is_not_reserved_until_it_is_overdue(subject: Subject) -> None:
     subject.bring(Status.ENQUEUED)
     subject.advance(PATIENCE)
 
     assert subject.reserve() == []
 
 
-def test_an_enqueued_job_is_taken_when_patience_ends(subject: Subject) -> None:
+def test_an_enqueued_job_is_reserved_when_it_is_overdue(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.advance(PATIENCE + TICK)
 
@@ -190,7 +190,7 @@ def test_an_enqueued_job_is_taken_when_patience_ends(subject: Subject) -> None:
     assert (job.id, job.status, job.dispatch_at, job.resends) == (job_id, Status.PROCESSING, None, 0)
 
 
-def test_whoever_waits_for_messages_leaves_every_due_job_to_them_while_patience_lasts(subject: Subject) -> None:
+def test_an_overdue_only_reserve_skips_jobs_that_are_not_overdue(subject: Subject) -> None:
     job_id = subject.insert()
     subject.advance(PATIENCE - TICK)
     assert subject.reserve(overdue_only=True) == []
@@ -205,14 +205,14 @@ def test_whoever_waits_for_messages_leaves_every_due_job_to_them_while_patience_
     assert ids(subject.reserve(overdue_only=True)) == [job_id]
 
 
-def test_an_enqueued_job_passed_over_does_not_block_those_behind_it(subject: Subject) -> None:
+def test_a_skipped_enqueued_job_does_not_block_those_behind_it(subject: Subject) -> None:
     subject.bring(Status.ENQUEUED)
     behind = subject.insert()
 
     assert ids(subject.reserve()) == [behind]
 
 
-def test_a_job_is_not_taken_when_the_clock_was_set_back_before_its_time(subject: Subject) -> None:
+def test_a_job_is_not_due_after_the_clock_was_set_back(subject: Subject) -> None:
     subject.insert(delay=timedelta(hours=1))
     subject.advance(timedelta(hours=1))
     subject.reserve(types=[])
@@ -221,7 +221,7 @@ def test_a_job_is_not_taken_when_the_clock_was_set_back_before_its_time(subject:
     assert subject.reserve() == []
 
 
-def test_a_rescheduled_job_takes_its_new_turn(subject: Subject) -> None:
+def test_a_rescheduled_job_is_reserved_in_its_new_order(subject: Subject) -> None:
     now = subject.clock.now()
     moved = subject.insert(scheduled_for=now - 3 * TICK)
     other = subject.insert(scheduled_for=now - 2 * TICK)
@@ -230,7 +230,7 @@ def test_a_rescheduled_job_takes_its_new_turn(subject: Subject) -> None:
     assert ids(subject.reserve(limit=2)) == [other, moved]
 
 
-def test_a_job_rescheduled_before_it_was_taken_is_not_taken_twice(subject: Subject) -> None:
+def test_a_job_rescheduled_before_it_was_reserved_is_not_reserved_twice(subject: Subject) -> None:
     job_id = subject.insert(delay=timedelta(hours=1))
     subject.driver.reschedule([job_id], delay=timedelta(0))
     subject.take()
@@ -239,13 +239,13 @@ def test_a_job_rescheduled_before_it_was_taken_is_not_taken_twice(subject: Subje
     assert subject.reserve(reclaim=False) == []
 
 
-def test_a_spent_job_is_never_taken(subject: Subject) -> None:
-    subject.make_spent(subject.insert())
+def test_a_job_with_exhausted_attempts_is_never_reserved(subject: Subject) -> None:
+    subject.exhaust(subject.insert())
 
     assert subject.reserve() == []
 
 
-def test_an_ended_lease_is_taken_over_at_the_very_instant_it_ends(subject: Subject) -> None:
+def test_a_lease_is_reclaimed_at_the_instant_it_ends(subject: Subject) -> None:
     job_id = subject.insert()
     subject.take(worker="dead")
     subject.advance(LEASE)
@@ -258,7 +258,7 @@ def test_an_ended_lease_is_taken_over_at_the_very_instant_it_ends(subject: Subje
     assert (job.lease_token, job.worker_id, job.processing_started_at) == (token, "successor", subject.clock.now())
 
 
-def test_taking_over_counts_as_an_attempt(subject: Subject) -> None:
+def test_a_reclaim_counts_as_an_attempt(subject: Subject) -> None:
     subject.insert()
     subject.take()
     subject.advance(LEASE)
@@ -266,7 +266,7 @@ def test_taking_over_counts_as_an_attempt(subject: Subject) -> None:
     assert subject.take().job.attempt_count == 2
 
 
-def test_the_attempt_that_was_lost_is_recorded_under_its_old_token(subject: Subject) -> None:
+def test_a_lost_attempt_is_recorded_under_its_old_token(subject: Subject) -> None:
     job_id = subject.insert()
     started = subject.clock.now()
     lost = subject.take(worker="dead")
@@ -280,19 +280,19 @@ def test_the_attempt_that_was_lost_is_recorded_under_its_old_token(subject: Subj
     assert (attempt.started_at, attempt.ended_at) == (started, subject.clock.now())
 
 
-def test_waiting_jobs_go_before_ended_leases_and_the_longest_over_before_the_others(subject: Subject) -> None:
-    first_over = subject.insert()
+def test_waiting_jobs_are_reserved_before_expired_leases_oldest_expiry_first(subject: Subject) -> None:
+    first_expired = subject.insert()
     subject.take()
     subject.advance(TICK)
-    next_over = subject.insert()
+    next_expired = subject.insert()
     subject.take()
     subject.advance(LEASE)
     waiting = subject.insert(priority=9)
 
-    assert ids(subject.reserve(limit=3)) == [waiting, first_over, next_over]
+    assert ids(subject.reserve(limit=3)) == [waiting, first_expired, next_expired]
 
 
-def test_ended_leases_count_towards_the_limit(subject: Subject) -> None:
+def test_expired_leases_count_towards_the_limit(subject: Subject) -> None:
     for _ in range(3):
         subject.insert()
     subject.reserve(limit=3)
@@ -303,7 +303,7 @@ def test_ended_leases_count_towards_the_limit(subject: Subject) -> None:
     assert len(subject.reserve(limit=9)) == 2
 
 
-def test_ended_leases_are_left_alone_by_who_does_not_want_them(subject: Subject) -> None:
+def test_expired_leases_are_left_alone_without_reclaim(subject: Subject) -> None:
     subject.insert()
     subject.take()
     subject.advance(LEASE)
@@ -311,7 +311,7 @@ def test_ended_leases_are_left_alone_by_who_does_not_want_them(subject: Subject)
     assert subject.reserve(reclaim=False) == []
 
 
-def test_ended_leases_of_other_queues_are_left_alone(subject: Subject) -> None:
+def test_expired_leases_of_other_queues_are_left_alone(subject: Subject) -> None:
     subject.insert(queue="mail")
     subject.reserve("mail")
     subject.advance(LEASE)
@@ -319,7 +319,7 @@ def test_ended_leases_of_other_queues_are_left_alone(subject: Subject) -> None:
     assert subject.reserve("default") == []
 
 
-def test_ended_leases_of_other_types_are_left_alone(subject: Subject) -> None:
+def test_expired_leases_of_other_types_are_left_alone(subject: Subject) -> None:
     subject.insert(type="rare")
     subject.reserve()
     subject.advance(LEASE)
@@ -327,7 +327,7 @@ def test_ended_leases_of_other_types_are_left_alone(subject: Subject) -> None:
     assert subject.reserve(types=["known"]) == []
 
 
-def test_a_job_that_lost_its_last_attempt_is_not_taken_over(subject: Subject) -> None:
+def test_a_job_that_lost_its_last_attempt_is_not_reclaimed(subject: Subject) -> None:
     subject.insert(max_attempts=1)
     subject.take()
     subject.advance(LEASE)
@@ -335,7 +335,7 @@ def test_a_job_that_lost_its_last_attempt_is_not_taken_over(subject: Subject) ->
     assert subject.reserve() == []
 
 
-def test_a_job_whose_cancel_was_requested_is_not_taken_over(subject: Subject) -> None:
+def test_a_job_whose_cancel_was_requested_is_not_reclaimed(subject: Subject) -> None:
     job_id = subject.insert()
     subject.take()
     subject.cancel(job_id)
@@ -344,7 +344,7 @@ def test_a_job_whose_cancel_was_requested_is_not_taken_over(subject: Subject) ->
     assert subject.reserve() == []
 
 
-def test_ended_leases_of_a_paused_queue_are_not_taken_over(subject: Subject) -> None:
+def test_expired_leases_of_a_paused_queue_are_not_reclaimed(subject: Subject) -> None:
     subject.insert()
     subject.take()
     subject.driver.control.pause(["default"], by="ops")
@@ -353,7 +353,7 @@ def test_ended_leases_of_a_paused_queue_are_not_taken_over(subject: Subject) -> 
     assert subject.reserve() == []
 
 
-def test_a_job_taken_after_it_was_sent_keeps_the_number_of_its_messages(subject: Subject) -> None:
+def test_a_job_reserved_after_a_send_keeps_its_message_count(subject: Subject) -> None:
     subject.bring(Status.ENQUEUED)
     subject.advance(PATIENCE + LOCK)
 

@@ -1,4 +1,4 @@
-"""What retention removes, and what must stay."""
+"""Pruning finished jobs and purging dead letters: what is removed and what is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETENTION: Final = timedelta(days=30)
 LATEST: Final = RETENTION + timedelta(days=1)
 
 
-def test_no_job_is_removed_before_its_retention_is_over(subject: Subject) -> None:
+def test_no_job_is_removed_before_its_retention_ends(subject: Subject) -> None:
     job_ids = [subject.bring(status) for status in (Status.SUCCEEDED, Status.CANCELED, Status.DEAD)]
     publish(subject, job_ids[2])
     subject.advance(RETENTION - TICK)
@@ -29,7 +29,7 @@ def test_no_job_is_removed_before_its_retention_is_over(subject: Subject) -> Non
     assert len(subject.driver.inspector.get(job_ids)) == 3
 
 
-def test_a_finished_job_is_removed_a_day_after_its_retention_at_the_latest(subject: Subject) -> None:
+def test_a_finished_job_is_removed_within_a_day_after_its_retention(subject: Subject) -> None:
     job_ids = [subject.bring(status) for status in (Status.SUCCEEDED, Status.CANCELED)]
     subject.advance(LATEST)
 
@@ -47,7 +47,7 @@ def test_a_dead_letter_stays_until_it_is_purged(subject: Subject) -> None:
     assert subject.driver.inspector.get([job_id]) == {}
 
 
-def test_of_dead_letters_that_are_named_no_other_is_purged(subject: Subject) -> None:
+def test_with_job_ids_only_those_dead_letters_are_purged(subject: Subject) -> None:
     job_ids = [subject.bring(Status.DEAD) for _ in range(3)]
     for job_id in job_ids:
         publish(subject, job_id)
@@ -58,24 +58,24 @@ def test_of_dead_letters_that_are_named_no_other_is_purged(subject: Subject) -> 
     assert set(subject.driver.inspector.get(job_ids)) == {job_ids[0]}
 
 
-def test_being_named_makes_nobody_old_enough_to_be_purged_nor_told_of_nor_dead(subject: Subject) -> None:
-    untold, succeeded = subject.bring(Status.DEAD), subject.bring(Status.SUCCEEDED)
+def test_job_ids_do_not_override_the_conditions_of_a_purge(subject: Subject) -> None:
+    unpublished, succeeded = subject.bring(Status.DEAD), subject.bring(Status.SUCCEEDED)
     subject.advance(LATEST)
     young = subject.bring(Status.DEAD)
     publish(subject, young)
 
-    assert purge(subject, job_ids=[untold, succeeded, young]) == 0
+    assert purge(subject, job_ids=[unpublished, succeeded, young]) == 0
 
 
-def test_a_bite_of_those_that_are_named_is_no_larger_than_its_limit(subject: Subject) -> None:
+def test_a_purge_by_job_ids_respects_the_limit(subject: Subject) -> None:
     job_ids = [subject.bring(Status.DEAD) for _ in range(3)]
     for job_id in job_ids:
         publish(subject, job_id)
     subject.advance(LATEST)
 
-    bites = [purge(subject, job_ids=job_ids, limit=2) for _ in range(3)]
+    counts = [purge(subject, job_ids=job_ids, limit=2) for _ in range(3)]
 
-    assert bites == [2, 1, 0]
+    assert counts == [2, 1, 0]
 
 
 def test_purging_dead_letters_leaves_finished_jobs_alone(subject: Subject) -> None:
@@ -94,7 +94,7 @@ def test_jobs_that_have_not_ended_stay_however_old_they_are(subject: Subject) ->
     assert set(subject.driver.inspector.get(job_ids)) == set(job_ids)
 
 
-def test_everything_is_removed_in_the_end_however_small_the_bites(subject: Subject) -> None:
+def test_everything_is_removed_in_the_end_with_any_batch_size(subject: Subject) -> None:
     for _ in range(3):
         subject.bring(Status.SUCCEEDED)
     subject.advance(LATEST)
@@ -104,7 +104,7 @@ def test_everything_is_removed_in_the_end_however_small_the_bites(subject: Subje
     assert (sum(removed), removed[-1]) == (3, 0)
 
 
-def test_everything_is_removed_in_the_end_however_little_time_a_call_has(subject: Subject) -> None:
+def test_everything_is_removed_in_the_end_with_any_time_limit(subject: Subject) -> None:
     job_ids = [subject.bring(Status.SUCCEEDED, idempotency_key=key) for key in ("a", "b", None)]
     subject.advance(LATEST)
 
@@ -138,7 +138,7 @@ def test_a_dead_job_is_kept_until_its_event_is_given_up(subject: Subject) -> Non
     assert (while_failing, given_up) == (0, 1)
 
 
-def test_a_job_that_succeeded_is_kept_while_the_event_of_an_earlier_death_is_unpublished(subject: Subject) -> None:
+def test_a_succeeded_job_is_kept_while_an_earlier_event_is_unpublished(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     subject.requeue(job_id)
     subject.settle(subject.take(), Outcome.ack())

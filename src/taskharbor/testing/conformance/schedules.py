@@ -1,4 +1,4 @@
-"""Schedules: what is kept of them, and when they are due."""
+"""Schedules: storing, firing, pausing and deleting them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_longest_due_schedules_come_first_and_no_more_than_asked_for(subject
     assert due == [first, second]
 
 
-def test_of_two_that_fire_a_schedule_one_moves_it_on(subject: Subject) -> None:
+def test_a_schedule_fired_twice_is_advanced_once(subject: Subject) -> None:
     due = subject.clock.now()
     nightly = _put(subject, next_at=due)
     subject.advance(TICK)
@@ -82,7 +82,7 @@ def test_of_two_that_fire_a_schedule_one_moves_it_on(subject: Subject) -> None:
     assert _stored(subject) == replace(nightly, next_at=due + _DAY)
 
 
-def test_a_schedule_fires_with_its_jobs_and_knows_the_last_of_them(subject: Subject) -> None:
+def test_a_fired_schedule_stores_its_jobs_and_records_the_last(subject: Subject) -> None:
     due = subject.clock.now()
     nightly = _put(subject, next_at=due)
     first, last = new_job(), new_job(queue="mail", delay=_DAY)
@@ -96,7 +96,7 @@ def test_a_schedule_fires_with_its_jobs_and_knows_the_last_of_them(subject: Subj
     assert subject.job(last.id).scheduled_for == subject.clock.now() + _DAY
 
 
-def test_who_comes_too_late_to_fire_a_schedule_stores_no_jobs(subject: Subject) -> None:
+def test_a_second_fire_of_a_schedule_stores_no_jobs(subject: Subject) -> None:
     due = subject.clock.now()
     _put(subject, next_at=due)
     first, second = new_job(), new_job()
@@ -107,7 +107,7 @@ def test_who_comes_too_late_to_fire_a_schedule_stores_no_jobs(subject: Subject) 
     assert [*subject.driver.inspector.get([first.id, second.id])] == [first.id]
 
 
-def test_a_schedule_that_moves_on_without_a_job_keeps_when_it_fired_last_and_its_last_job(subject: Subject) -> None:
+def test_a_schedule_advanced_without_jobs_keeps_its_last_fire_and_job(subject: Subject) -> None:
     due = subject.clock.now()
     _put(subject, next_at=due)
     job = new_job()
@@ -121,7 +121,7 @@ def test_a_schedule_that_moves_on_without_a_job_keeps_when_it_fired_last_and_its
     assert _stored(subject) == replace(fired, next_at=None)
 
 
-def test_a_schedule_whose_jobs_cannot_be_stored_stays_due_and_stores_none_of_them(subject: Subject) -> None:
+def test_a_schedule_whose_jobs_cannot_be_stored_stays_due(subject: Subject) -> None:
     nightly = _put(subject, next_at=subject.clock.now())
     good, bad = new_job(), new_job(metadata=7)
 
@@ -132,7 +132,7 @@ def test_a_schedule_whose_jobs_cannot_be_stored_stays_due_and_stores_none_of_the
     assert subject.driver.inspector.get([good.id, bad.id]) == {}
 
 
-def test_a_job_of_a_schedule_under_a_key_that_is_taken_is_not_stored_and_the_schedule_moves_on(
+def test_a_schedule_advances_if_its_jobs_key_is_in_use(
     subject: Subject,
 ) -> None:
     due = subject.clock.now()
@@ -154,7 +154,7 @@ def test_an_unknown_schedule_cannot_be_fired(subject: Subject) -> None:
     assert subject.driver.inspector.get([job.id]) == {}
 
 
-def test_a_schedule_put_again_goes_on_with_its_times_and_takes_everything_else(subject: Subject) -> None:
+def test_a_schedule_put_again_keeps_its_times_and_updates_the_rest(subject: Subject) -> None:
     now = subject.clock.now()
     _put(subject, next_at=now)
     job = new_job()
@@ -164,8 +164,8 @@ def test_a_schedule_put_again_goes_on_with_its_times_and_takes_everything_else(s
 
     changed = _put(subject, next_at=now + 2 * _DAY, type="sweep", queue="mail", payload=b"[2]", options={"a": "b"})
 
-    goes_on = replace(changed, next_at=now + _DAY, fired_at=now, paused_at=now, last_job_id=job.id)
-    assert _stored(subject) == goes_on
+    expected = replace(changed, next_at=now + _DAY, fired_at=now, paused_at=now, last_job_id=job.id)
+    assert _stored(subject) == expected
 
 
 def test_a_schedule_put_again_with_another_cron_takes_the_new_next_time(subject: Subject) -> None:
@@ -188,7 +188,7 @@ def test_a_schedule_put_again_in_another_timezone_takes_the_new_next_time(subjec
     assert _stored(subject) == changed
 
 
-def test_dropping_a_schedule_tells_whether_there_was_one(subject: Subject) -> None:
+def test_deleting_a_schedule_returns_whether_it_existed(subject: Subject) -> None:
     _put(subject)
 
     first = subject.driver.control.delete_schedules(["unknown", "nightly"])
@@ -198,7 +198,7 @@ def test_dropping_a_schedule_tells_whether_there_was_one(subject: Subject) -> No
     assert subject.driver.inspector.schedules() == {}
 
 
-def test_pausing_a_schedule_tells_whether_it_ran(subject: Subject) -> None:
+def test_pausing_a_schedule_returns_whether_it_was_active(subject: Subject) -> None:
     nightly = _put(subject)
     paused_at = subject.clock.now()
 
@@ -210,7 +210,7 @@ def test_pausing_a_schedule_tells_whether_it_ran(subject: Subject) -> None:
     assert _stored(subject) == replace(nightly, paused_at=paused_at)
 
 
-def test_resuming_a_schedule_tells_whether_it_rested(subject: Subject) -> None:
+def test_resuming_a_schedule_returns_whether_it_was_paused(subject: Subject) -> None:
     nightly = _put(subject)
     subject.driver.control.pause_schedules(["nightly"])
 

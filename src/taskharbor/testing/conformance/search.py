@@ -1,4 +1,4 @@
-"""Finding a few jobs among many, by what hangs on them."""
+"""Searching jobs by tag, error fingerprint and idempotency key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
 
 _PAGE: Final = 10
-_ODD: Final = {'$.a"b': "7", "ä": 'it\'s "7"\\', "": "", "7": "7"}
+_ODD_TAGS: Final = {'$.a"b': "7", "ä": 'it\'s "7"\\', "": "", "7": "7"}
 
 
 def test_jobs_are_listed_by_a_tag(subject: Subject) -> None:
@@ -27,11 +27,11 @@ def test_jobs_are_listed_by_a_tag(subject: Subject) -> None:
     assert _found(subject, tag=("tenant", "7")) == [wanted]
 
 
-def test_a_tag_is_found_whatever_its_letters(subject: Subject) -> None:
-    wanted = subject.insert(metadata=_ODD)
+def test_a_tag_is_found_whatever_its_characters(subject: Subject) -> None:
+    wanted = subject.insert(metadata=_ODD_TAGS)
     subject.insert(metadata={"a": '{"b": "7"}'})
 
-    assert [_found(subject, tag=tag) for tag in _ODD.items()] == [[wanted]] * len(_ODD)
+    assert [_found(subject, tag=tag) for tag in _ODD_TAGS.items()] == [[wanted]] * len(_ODD_TAGS)
     assert _found(subject, tag=("$.a", "7")) == []
 
 
@@ -53,20 +53,20 @@ def test_an_error_that_did_not_kill_lists_no_job(subject: Subject) -> None:
     assert (before, _found(subject, fingerprint=BOOM.fingerprint)) == ([], [])
 
 
-def test_what_died_without_an_error_is_listed_by_an_empty_fingerprint(subject: Subject) -> None:
+def test_jobs_dead_without_an_error_are_listed_by_an_empty_fingerprint(subject: Subject) -> None:
     wanted = [_kill(subject, None)]
     subject.insert(max_attempts=1)
     lost = subject.take()
     subject.advance(LEASE)
     subject.driver.maintenance.expire(limit=1)
     wanted.append(lost.job.id)
-    spent = subject.insert()
-    subject.make_spent(spent)
+    exhausted = subject.insert()
+    subject.exhaust(exhausted)
     subject.driver.maintenance.bury(limit=1)
     _kill(subject, BOOM)
     subject.insert()
 
-    assert _found(subject, fingerprint="") == [spent, *wanted[::-1]]
+    assert _found(subject, fingerprint="") == [exhausted, *wanted[::-1]]
 
 
 def test_a_requeued_job_is_not_listed_by_the_error_that_killed_it(subject: Subject) -> None:
@@ -103,7 +103,7 @@ def test_the_holders_of_a_key_are_listed_by_queue(subject: Subject) -> None:
     assert subject.driver.inspector.find_by_key("once") == [ids[queue] for queue in "abcd"]
 
 
-def test_a_key_that_was_freed_finds_nobody(subject: Subject) -> None:
+def test_a_freed_key_finds_no_job(subject: Subject) -> None:
     subject.bring(Status.SUCCEEDED, idempotency_key="once")
     held = subject.driver.inspector.find_by_key("once")
     subject.advance(LATEST)

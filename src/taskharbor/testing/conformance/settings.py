@@ -1,4 +1,4 @@
-"""Settings: facts about the whole store, recorded once and changed by an operator only."""
+"""Settings of the store: recorded once, changed only by an operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_first_value_of_a_setting_is_recorded_and_returned_to_all(subject: S
     assert subject.driver.inspector.settings() == {"codec": "json"}
 
 
-def test_settings_are_apart_from_each_other(subject: Subject) -> None:
+def test_settings_are_independent_of_each_other(subject: Subject) -> None:
     answers = [subject.driver.remember(name, name.upper()) for name in ("zone", "codec")]
 
     assert answers == ["ZONE", "CODEC"]

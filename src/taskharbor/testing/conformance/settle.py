@@ -1,4 +1,4 @@
-"""How an attempt ended is recorded once, by who held the lease."""
+"""Settling attempts: what each outcome does to its job, alone and in batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RETRY = Outcome.retry(after=timedelta(minutes=5), failure=BOOM)
 
 
 def take_sent(subject: Subject, **fields: object) -> Claim:
-    """Claim a job that came by a message."""
+    """Claim a job by its message."""
     [claim] = subject.claim(subject.bring(Status.ENQUEUED, **fields))
     assert isinstance(claim, Claim)
     return claim
 
 
 def take_to_cancel(subject: Subject, **fields: object) -> Claim:
-    """Claim a job whose cancel is requested while it runs."""
+    """Reserve a job and request its cancel while it runs."""
     job_id = subject.insert(**fields)
     claim = subject.take()
     subject.cancel(job_id)
@@ -49,7 +49,7 @@ def test_a_success_is_recorded(subject: Subject) -> None:
     assert (job.worker_id, job.attempt_count, job.failed_at) == ("worker", 1, None)
 
 
-def test_a_success_leaves_no_attempt_to_explain(subject: Subject) -> None:
+def test_a_success_records_no_attempt_row(subject: Subject) -> None:
     job_id = subject.bring(Status.SUCCEEDED)
 
     assert (subject.attempts(job_id), subject.outbox(job_id)) == ([], [])
@@ -91,7 +91,7 @@ def test_a_retry_does_not_count_an_attempt_again(subject: Subject) -> None:
     assert subject.job(job_id).attempt_count == 1
 
 
-def test_a_retried_job_that_came_by_a_message_belongs_to_the_delivery_queue(subject: Subject) -> None:
+def test_a_retried_job_claimed_by_message_returns_to_enqueued(subject: Subject) -> None:
     claim = take_sent(subject)
 
     answer = subject.settle(claim, RETRY)
@@ -124,7 +124,7 @@ def test_an_attempt_that_timed_out_is_recorded_as_that(subject: Subject) -> None
     assert [attempt.outcome for attempt in subject.attempts(job_id)] == [AttemptOutcome.TIMED_OUT]
 
 
-def test_a_spent_job_dies_of_a_retry(subject: Subject) -> None:
+def test_a_job_retried_without_attempts_left_is_dead(subject: Subject) -> None:
     job_id = subject.insert(max_attempts=1)
     due = subject.job(job_id).scheduled_for
 
@@ -152,7 +152,7 @@ def test_a_job_to_be_canceled_is_canceled_by_a_retry(subject: Subject) -> None:
     assert job.scheduled_for == claim.job.scheduled_for
 
 
-def test_a_spent_job_to_be_canceled_is_canceled_and_not_dead(subject: Subject) -> None:
+def test_a_cancel_request_wins_over_exhausted_attempts(subject: Subject) -> None:
     claim = take_to_cancel(subject, max_attempts=1)
 
     assert subject.settle(claim, RETRY) == Settled(claim.job.id, Status.CANCELED)
@@ -185,7 +185,7 @@ def test_every_death_has_its_event_in_the_outbox(subject: Subject) -> None:
     assert (row.published_at, row.given_up_at, row.attempts) == (None, None, 0)
 
 
-def test_a_dead_job_tells_its_last_error_and_not_an_older_one(subject: Subject) -> None:
+def test_a_dead_job_has_its_last_error_and_not_an_older_one(subject: Subject) -> None:
     job_id = subject.bring(Status.FAILED)
 
     subject.settle(subject.take(), Outcome.fail("no handler for greet"))
@@ -206,7 +206,7 @@ def test_a_snoozed_job_waits_and_its_attempt_does_not_count(subject: Subject) ->
     assert (job.releases, job.last_error, job.settled_token) == (0, None, claim.lease.token)
 
 
-def test_a_snoozed_job_that_came_by_a_message_belongs_to_the_delivery_queue(subject: Subject) -> None:
+def test_a_snoozed_job_claimed_by_message_returns_to_enqueued(subject: Subject) -> None:
     claim = take_sent(subject)
 
     assert subject.settle(claim, Outcome.snooze(after=timedelta(0))) == Settled(claim.job.id, Status.ENQUEUED)
@@ -218,7 +218,7 @@ def test_a_job_to_be_canceled_is_canceled_by_a_snooze(subject: Subject) -> None:
     assert subject.settle(claim, Outcome.snooze(after=timedelta(0))) == Settled(claim.job.id, Status.CANCELED)
 
 
-def test_a_released_job_can_be_taken_at_once_and_its_attempt_does_not_count(subject: Subject) -> None:
+def test_a_released_job_is_due_at_once_without_counting_the_attempt(subject: Subject) -> None:
     job_id = subject.insert(max_attempts=1)
     due = subject.clock.now()
     claim = subject.take()
@@ -232,7 +232,7 @@ def test_a_released_job_can_be_taken_at_once_and_its_attempt_does_not_count(subj
     assert subject.take().job.id == job_id
 
 
-def test_a_released_job_that_came_by_a_message_belongs_to_the_delivery_queue(subject: Subject) -> None:
+def test_a_released_job_claimed_by_message_returns_to_enqueued(subject: Subject) -> None:
     claim = take_sent(subject)
 
     assert subject.settle(claim, Outcome.release()) == Settled(claim.job.id, Status.ENQUEUED)
@@ -255,7 +255,7 @@ def test_a_release_past_its_bound_counts_as_an_attempt(subject: Subject) -> None
     assert subject.job(job_id).releases == 3
 
 
-def test_a_release_past_its_bound_kills_a_spent_job(subject: Subject) -> None:
+def test_a_job_released_past_its_bound_without_attempts_left_is_dead(subject: Subject) -> None:
     job_id = subject.insert(max_attempts=1)
 
     answer = subject.settle(subject.take(), Outcome.release(bound=0))
@@ -290,15 +290,15 @@ def test_snoozed_released_and_canceled_attempts_are_recorded_too(subject: Subjec
     assert [attempt.failure for attempt in attempts] == [None, None, Failure(message="enough")]
 
 
-def test_the_error_text_of_a_wild_exception_is_stored(subject: Subject) -> None:
-    class Wild(Exception):
+def test_the_error_text_of_any_exception_is_stored(subject: Subject) -> None:
+    class OddError(Exception):
         def __str__(self) -> str:
-            return "nul \x00, half a pair \ud800, and " + "much " * 100_000
+            return "nul \x00, a lone surrogate \ud800, and " + "long " * 100_000
 
     job_id = subject.insert()
-    failure = Failure.of(Wild())
+    failure = Failure.of(OddError())
 
-    subject.settle(subject.take(), Outcome.fail("wild", failure=failure))
+    subject.settle(subject.take(), Outcome.fail("odd", failure=failure))
 
     assert subject.job(job_id).last_error == str(failure)
     assert [attempt.failure for attempt in subject.attempts(job_id)] == [failure]
@@ -332,8 +332,8 @@ def test_one_lost_lease_does_not_harm_the_other_settlements_of_a_batch(subject: 
     assert statuses_of(subject, job_ids) == [Status.SUCCEEDED, Status.CANCELED, Status.SUCCEEDED]
 
 
-def test_a_lease_that_was_lost_settles_nothing_beside_another_of_its_successors(subject: Subject) -> None:
-    taken_over = subject.insert()
+def test_a_lost_lease_settles_nothing_in_a_batch_with_its_successors(subject: Subject) -> None:
+    reclaimed = subject.insert()
     lost = subject.take()
     subject.advance(LEASE)
     other = subject.insert()
@@ -341,10 +341,10 @@ def test_a_lease_that_was_lost_settles_nothing_beside_another_of_its_successors(
 
     subject.driver.settle([Settlement(lease, Outcome.ack()) for lease in (lost.lease, leases[other])])
 
-    assert statuses_of(subject, [taken_over, other]) == [Status.PROCESSING, Status.SUCCEEDED]
+    assert statuses_of(subject, [reclaimed, other]) == [Status.PROCESSING, Status.SUCCEEDED]
 
 
-def test_of_two_leases_for_a_job_in_a_batch_the_valid_one_is_settled(subject: Subject) -> None:
+def test_of_two_leases_of_a_job_only_the_valid_one_settles(subject: Subject) -> None:
     job_id = subject.insert()
     lost = subject.take()
     subject.advance(LEASE)

@@ -1,4 +1,4 @@
-"""Many jobs, many workers, short leases."""
+"""A soak test with many jobs, many workers and short leases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS = 2_000
 
 
 def test_no_job_is_held_twice_while_leases_end_under_many_workers(subject: Subject) -> None:
-    """Some of the leases end before their holder settles: each such holder must be told so."""
+    """Some leases end before their holder settles; those settlements must be refused."""
     new = [new_job(max_attempts=1_000) for _ in range(JOBS)]
     subject.driver.insert(new)
     settled: list[JobId] = []
@@ -32,7 +32,7 @@ def test_no_job_is_held_twice_while_leases_end_under_many_workers(subject: Subje
             if not claims and len(settled) >= JOBS:
                 return
             if (number + turn) % 50 == 0:
-                subject.advance(lease)  # everybody's lease is over
+                subject.advance(lease)  # all current leases expire
             answers = subject.driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
             settled.extend(answer.job_id for answer in answers if isinstance(answer, Settled))
 

@@ -1,7 +1,7 @@
-"""A verb is one statement, whatever the size of its batch.
+"""The number of statements per call: one for a batch of any size.
 
-A driver that reads rows in order to decide a write needs more of them, and between
-the two another worker may be faster. What was refused may be asked about once more.
+A driver that reads rows before it writes them needs more statements, and another worker may change the rows in
+between. One more statement may find out why entries of a batch were refused.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ BATCH: Final = 20
 
 
 def count(subject: Subject, call: Callable[[], object]) -> int:
-    """Return how many statements *call* needs."""
+    """Return how many statements *call* runs."""
     if subject.statements is None:
-        pytest.skip("this driver cannot tell how many statements it runs")
+        pytest.skip("this driver does not count its statements")
     before = subject.statements()
     call()
     return subject.statements() - before
@@ -93,7 +93,7 @@ def test_a_batch_is_dispatched_in_one_statement(subject: Subject) -> None:
     assert count(subject, lambda: subject.dispatch(limit=BATCH)) == 1
 
 
-def test_the_results_of_a_dispatch_are_recorded_in_one_statement_for_each_kind(subject: Subject) -> None:
+def test_dispatch_results_are_recorded_in_one_statement_for_each_kind(subject: Subject) -> None:
     fill(subject)
     unsent, declined, *others = subject.dispatch(limit=BATCH)
     results: list[Sent | Unsent | Declined] = [Unsent(unsent), Declined(declined.job_id, declined.seq)]
@@ -128,7 +128,7 @@ def test_a_batch_is_rescheduled_in_one_statement(subject: Subject) -> None:
     assert count(subject, lambda: subject.driver.reschedule(job_ids, delay=timedelta(1))) == 1
 
 
-def test_a_batch_of_ended_leases_is_brought_back_in_one_statement(subject: Subject) -> None:
+def test_a_batch_of_leases_is_expired_in_one_statement(subject: Subject) -> None:
     fill(subject)
     subject.reserve(limit=BATCH)
     subject.advance(LEASE)

@@ -1,4 +1,4 @@
-"""The driver under test, and the few steps every case is told in."""
+"""`Subject`, the driver under test with the helpers that cases use, and the constants of the kit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG_AGO: Final = datetime(2029, 12, 31, tzinfo=UTC)
 
 
 def new_job(**fields: Any) -> NewJob:
-    """Return a job to insert; what is not given is of no interest."""
+    """Return a job to insert, with defaults for the fields that are not given."""
     defaults: dict[str, Any] = {
         "id": new_job_id(),
         "type": "greet",
@@ -53,15 +53,17 @@ def new_job(**fields: Any) -> NewJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a driver's author hands to the kit.
+    """The driver under test and what the kit needs to test it. The driver's author provides it.
 
-    *driver* keeps no job yet and takes its time from *clock*. *spend* makes a waiting
-    job spent behind the driver's back, by a raw write: no verb can, and the guards
-    against it must hold all the same; None, if the store itself refuses such a row.
-    *transaction* opens a transaction of the user's
-    own, and gives an ``insert`` that joins it: leaving it by an error rolls back what
-    was inserted. *statements* tells how many statements the driver has run so far (on
-    SQLite: transactions that decide nothing in Python); None, if it cannot say.
+    Args:
+        driver: A driver with an empty store that takes its time from *clock*.
+        clock: The clock of the store.
+        spend: Uses up the attempts of a waiting job with a raw write. No method of a driver can do this, but a driver
+            must handle such a job. None if the store rejects such a row.
+        transaction: Opens a transaction of the user's own and returns an ``insert`` that joins it. An exception inside
+            the block rolls the insert back.
+        statements: Returns how many statements the driver has run so far (on SQLite: transactions without decisions
+            in Python). None if the driver does not count them.
     """
 
     driver: Driver
@@ -71,7 +73,7 @@ class Subject:
     statements: Callable[[], int] | None = None
 
     def insert(self, **fields: Any) -> JobId:
-        """Store one new job."""
+        """Insert one job."""
         [answer] = self.driver.insert([new_job(**fields)])
         assert isinstance(answer, Enqueued)
         return answer.id
@@ -103,7 +105,7 @@ class Subject:
         )
 
     def take(self, *, worker: str = "worker", lease: timedelta = LEASE) -> Claim:
-        """Reserve the one job there is to take."""
+        """Reserve the only job that is due."""
         [claim] = self.reserve(worker=worker, lease=lease)
         return claim
 
@@ -129,7 +131,7 @@ class Subject:
         )
 
     def settle(self, held: Claim | Lease, outcome: Outcome) -> SettleAnswer:
-        """Record one outcome."""
+        """Settle one attempt."""
         lease = held.lease if isinstance(held, Claim) else held
         [answer] = self.driver.settle([Settlement(lease, outcome)])
         return answer
@@ -138,14 +140,15 @@ class Subject:
         return self.driver.dispatch(queue, limit=limit, lock=LOCK, unclaimed=unclaimed)
 
     def send(self) -> Dispatch:
-        """Dispatch the one job that is due, and say that its message went out."""
+        """Dispatch the only job that is due, and record its message as sent."""
         [dispatch] = self.dispatch()
         assert self.driver.record_dispatch([Sent(dispatch, RESEND)]) == [True]
         return dispatch
 
-    def make_spent(self, job_id: JobId) -> None:
+    def exhaust(self, job_id: JobId) -> None:
+        """Use up the attempts of a waiting job, or skip the test if the store rejects such a row."""
         if self.spend is None:
-            pytest.skip("this store refuses a waiting job that is spent")
+            pytest.skip("this store rejects a waiting job without attempts left")
         self.spend(job_id)
 
     def cancel(self, job_id: JobId) -> Any:
@@ -184,7 +187,7 @@ class Subject:
         self.clock.advance(by)
 
     def bring(self, status: Status, **fields: Any) -> JobId:
-        """Make a job and lead it to *status*, the plain way. No other job may be due."""
+        """Insert a job and bring it to *status*. No other job may be due."""
         job_id = self.insert(**fields)
         match status:
             case Status.PENDING:
@@ -206,5 +209,5 @@ class Subject:
         return job_id
 
     def everything(self, job_id: JobId) -> tuple[Any, ...]:
-        """Return all that is stored about a job: what a refused call must not change."""
+        """Return everything stored about a job, to check that a refused call changed nothing."""
         return self.driver.inspector.get([job_id]), self.attempts(job_id), self.outbox(job_id)

@@ -1,4 +1,4 @@
-"""Every row of the transition table: which states an event may leave, and where it leads."""
+"""The transition table: the states from which each event is allowed, and the states it leads to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Try = Callable[["Subject", "Job"], object]
 
 
 def settling(outcome: Outcome) -> Try:
-    """Settle under the newest token the job has known, as if its lease were good."""
+    """Return a try that settles with the newest token of the job, as if its lease were valid."""
 
     def attempt(subject: Subject, job: Job) -> object:
         token = job.lease_token or job.settled_token or new_token()
@@ -39,8 +39,8 @@ def extend(subject: Subject, job: Job) -> object:
     return subject.driver.extend([lease], lease=LEASE)
 
 
-def made(job: Job) -> Dispatch:
-    """The job's newest dispatch, or what one might have looked like."""
+def newest_dispatch(job: Job) -> Dispatch:
+    """Return the job's newest dispatch, or a made-up one if it was never dispatched."""
     return Dispatch(job.id, job.sends, job.resends, job.dispatch_at or job.scheduled_for)
 
 
@@ -54,23 +54,23 @@ def after(wait: timedelta, attempt: Try) -> Try:
 
 def bury(subject: Subject, job: Job) -> object:
     if job.status.is_waiting:
-        subject.make_spent(job.id)
+        subject.exhaust(job.id)
     return subject.driver.maintenance.bury(limit=9)
 
 
 def prune(subject: Subject, job: Job) -> object:
     subject.driver.maintenance.settle_outbox([Published(row.event.event_id) for row in subject.outbox(job.id)])
-    upkeep = subject.driver.maintenance
-    return upkeep.prune(older_than=timedelta(0), limit=9), upkeep.purge(older_than=timedelta(0), limit=9)
+    maintenance = subject.driver.maintenance
+    return maintenance.prune(older_than=timedelta(0), limit=9), maintenance.purge(older_than=timedelta(0), limit=9)
 
 
-# What is tried, and the events by which that may move a job.
+# Each call that is tried on a job in every state, with the events that it may cause.
 # fmt: off
 TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
     "insert": ({Event.INSERT}, lambda it, job: it.driver.insert([new_job(id=job.id, priority=7)], repeat=True)),
     "dispatch": ({Event.DISPATCH}, after(RESEND, lambda it, _: it.dispatch())),
-    "sent": ({Event.SENT}, lambda it, job: it.driver.record_dispatch([Sent(made(job), timedelta(hours=1))])),
-    "unsent": ({Event.UNSENT}, lambda it, job: it.driver.record_dispatch([Unsent(made(job))])),
+    "sent": ({Event.SENT}, lambda it, job: it.driver.record_dispatch([Sent(newest_dispatch(job), timedelta(hours=1))])),
+    "unsent": ({Event.UNSENT}, lambda it, job: it.driver.record_dispatch([Unsent(newest_dispatch(job))])),
     "decline": ({Event.DECLINE}, lambda it, job: it.driver.record_dispatch([Declined(job.id, job.sends)])),
     "reserve": ({Event.RESERVE}, after(2 * PATIENCE, lambda it, _: it.reserve(reclaim=False))),
     "claim": ({Event.CLAIM}, lambda it, job: it.claim(job.id)),
@@ -92,11 +92,11 @@ TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
 
 
 @pytest.mark.parametrize("name", TRIES)
-def test_an_event_leaves_only_the_states_the_table_names_for_the_states_it_names(subject: Subject, name: str) -> None:
+def test_each_event_allows_exactly_the_transitions_of_the_table(subject: Subject, name: str) -> None:
     events, attempt = TRIES[name]
     sources = frozenset().union(*(TRANSITIONS[event].sources for event in events))
     targets = {status for event in events for status in TRANSITIONS[event].targets}
-    moved = set()
+    changed = set()
     for status in Status:
         job_id = subject.bring(status, queue="default")
         before = subject.everything(job_id)
@@ -104,16 +104,16 @@ def test_an_event_leaves_only_the_states_the_table_names_for_the_states_it_names
         attempt(subject, subject.job(job_id))
 
         if subject.everything(job_id) != before:
-            moved.add(status)
+            changed.add(status)
             found = subject.driver.inspector.get([job_id])
             assert {job.status for job in found.values()} <= targets
-        put_away(subject, job_id)
+        finish(subject, job_id)
 
-    assert moved == sources
+    assert changed == sources
 
 
-def put_away(subject: Subject, job_id: JobId) -> None:
-    """Bring a job to an end, so that the next one is alone."""
+def finish(subject: Subject, job_id: JobId) -> None:
+    """Bring a job to a final state, so that no other job is due for the next one."""
     for job in subject.driver.inspector.get([job_id]).values():
         if job.status is Status.PROCESSING and job.lease_token is not None:
             subject.advance(2 * LEASE)

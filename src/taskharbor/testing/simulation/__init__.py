@@ -1,7 +1,7 @@
-"""Worlds drawn from a seed: real workers, janitors and clients, on a memory store where everything goes wrong.
+"""Deterministic simulation: real workers, janitors and clients on a memory store that injects faults.
 
-In the mode "sqs" real enqueuers send messages besides, by a queue service that loses, doubles and delays them.
-One thread, virtual time, one integer: the same seed makes the same history, everywhere.
+In mode "sqs", real enqueuers also send messages through a queue service that loses, duplicates and delays them.
+A simulation runs in one thread with virtual time. The same seed gives the same history on every machine.
 
 >>> simulate(1).violations
 []

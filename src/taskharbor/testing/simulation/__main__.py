@@ -1,4 +1,4 @@
-"""Show the world of one seed: python -m taskharbor.testing.simulation SEED [polling|sqs]."""
+"""Print the history of one seed: python -m taskharbor.testing.simulation SEED [polling|sqs]."""
 
 from __future__ import annotations
 

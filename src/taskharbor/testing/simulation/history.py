@@ -1,4 +1,4 @@
-"""Everything that happened in a simulated world, in the order it happened."""
+"""The history of a simulation: driver calls, handler runs and notes, in order, with the violations found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 from taskharbor.core.model import Claim, Lease, NewJob, WorkerRecord
 from taskharbor.core.results import Enqueued, Expired, Extended, Settled, Settlement, Skipped, Transitioned
 from taskharbor.delivery.transport import IncomingMessage, OutgoingMessage
-from taskharbor.testing.simulation.world import EPOCH, shown
+from taskharbor.testing.simulation.world import EPOCH, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from taskharbor.testing.simulation.world import Process, World
 
 COMMITTED = frozenset({"ok", "lost", "late", "killed after", "failed after"})
-"""What may become of a call that took effect: its answer arrived, or got lost, or was given up before it came."""
+"""The fates of calls that took effect: the reply arrived, was lost, or came after its caller gave up."""
 RECLAIMING_VERBS: Final = frozenset({"reserve", "claim", "expire"})
-PLAIN: Final = (str, int, float, datetime, timedelta, UUID)
+SCALARS: Final = (str, int, float, datetime, timedelta, UUID)
 
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What a call did to one row."""
+    """The change that a call made to one row."""
 
     before: Job | None
     after: Job | None
@@ -36,42 +36,42 @@ class RowChange:
     @property
     def job_id(self) -> JobId:
         row = self.after or self.before
-        assert row is not None  # noqa: S101  a move of nothing is never made
+        assert row is not None  # noqa: S101  at least one of the two rows is set
         return row.id
 
     def __str__(self) -> str:
         old, new = ("-" if row is None else f"{row.status}:{row.attempt_count}" for row in (self.before, self.after))
-        return f"{shown(self.job_id)} {old}→{new}"
+        return f"{short_name(self.job_id)} {old}→{new}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverCall:
-    """A call of the store: what was asked, what became of it, what was answered, and which rows it changed."""
+    """A call of the store or the queue service: its arguments, fate, answer and row changes."""
 
     at: datetime
     """By the store's clock, which may jump."""
     happened_at: datetime
-    """By the world's own, as of all other happenings."""
+    """By the simulation's clock, which all other entries use."""
     process: str
     verb: str
-    asked: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     fate: str
     answer: Any = None
-    moves: tuple[RowChange, ...] = ()
+    changes: tuple[RowChange, ...] = ()
 
     @property
     def is_committed(self) -> bool:
         return self.fate in COMMITTED
 
     def __str__(self) -> str:
-        asked = " ".join(f"{name}={_brief(value)}" for name, value in self.asked.items())
-        moves = "; ".join(map(str, self.moves))
-        return f"{self.process} {self.verb} {asked} [{self.fate}] {_brief(self.answer)} | {moves}"
+        arguments = " ".join(f"{name}={_brief(value)}" for name, value in self.arguments.items())
+        changes = "; ".join(map(str, self.changes))
+        return f"{self.process} {self.verb} {arguments} [{self.fate}] {_brief(self.answer)} | {changes}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerBegan:
-    """A handler began. ``is_held``: its lease was good at that moment, by the store's own row."""
+    """A handler began. ``is_held``: its lease was valid then, by the row in the store."""
 
     at: datetime
     process: str
@@ -80,15 +80,16 @@ class HandlerBegan:
     token: Token
     is_held: bool
     overlaps: tuple[Token, ...] = ()
-    """Attempts of the same job that run elsewhere in undisturbed processes and heed what they are told."""
+    """Attempts of the same job whose stoppable handlers still run in undisturbed processes."""
 
     def __str__(self) -> str:
-        return f"{self.process} begins {shown(self.job_id)} attempt {self.attempt} {shown(self.token)} {self.is_held}"
+        job, token = short_name(self.job_id), short_name(self.token)
+        return f"{self.process} begins {job} attempt {self.attempt} {token} {self.is_held}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerEnded:
-    """A handler ended: with a result, or with an error of this name."""
+    """A handler ended with a result or with an error of this name."""
 
     at: datetime
     process: str
@@ -97,15 +98,16 @@ class HandlerEnded:
     error: str | None
     result: Any
     disturbed_at: datetime
-    """When something last kept its process from its work."""
+    """When the process was last delayed."""
 
     def __str__(self) -> str:
-        return f"{self.process} ends {shown(self.job_id)} {shown(self.token)} {self.error or _brief(self.result)}"
+        job, token = short_name(self.job_id), short_name(self.token)
+        return f"{self.process} ends {job} {token} {self.error or _brief(self.result)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Anything else: a death, a pause, a new phase, an error that nobody caught."""
+    """Any other entry: a killed or paused process, a new phase, an uncaught error."""
 
     at: datetime
     process: str
@@ -120,7 +122,7 @@ Happening = DriverCall | HandlerBegan | HandlerEnded | Note
 
 @dataclass(slots=True)
 class History:
-    """What happened, and what was found wrong with it while it happened."""
+    """All entries of a simulation, and the violations found while it ran."""
 
     world: World
     happenings: list[Happening] = field(default_factory=list)
@@ -134,7 +136,7 @@ class History:
     def note(self, process: Process | None, what: str) -> None:
         self.add(Note(at=self.world.true_time(), process="world" if process is None else process.name, what=what))
 
-    def violated(self, what: str) -> None:
+    def add_violation(self, what: str) -> None:
         if not self.is_closed:
             self.violations.append(f"{_clock(self.world.true_time())} {what}")
 
@@ -145,18 +147,18 @@ class History:
         ]
 
     def digest(self) -> str:
-        """Return a name for this very history: equal for equal ones, whichever process made them."""
+        """Return a hash of the lines. Equal histories have equal digests in every process."""
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()
 
 
-def _clock(moment: datetime) -> str:
-    return f"{(moment - EPOCH).total_seconds():10.4f}"
+def _clock(time: datetime) -> str:
+    return f"{(time - EPOCH).total_seconds():10.4f}"
 
 
 def _brief(value: Any) -> str:
-    """Say what matters of an argument or an answer. Sets are sorted: their own order is not the same everywhere."""
-    if isinstance(value, PLAIN):
-        return shown(value)
+    """Format an argument or an answer. Sets are sorted because their order differs between processes."""
+    if isinstance(value, SCALARS):
+        return short_name(value)
     match value:
         case None:
             return ""
@@ -166,31 +168,31 @@ def _brief(value: Any) -> str:
             return _brief(sorted(value.items() if isinstance(value, dict) else value))
         case Exception():
             return type(value).__name__
-    return next((text for of in _FORMS if (text := of(value)) is not None), shown(value))
+    return next((text for format_value in _FORMATTERS if (text := format_value(value)) is not None), short_name(value))
 
 
-def _of_claim(value: Any) -> str | None:
-    return f"{shown(value.job.id)}#{value.job.attempt_count}" if isinstance(value, Claim) else None
+def _format_claim(value: Any) -> str | None:
+    return f"{short_name(value.job.id)}#{value.job.attempt_count}" if isinstance(value, Claim) else None
 
 
-def _of_lease(value: Any) -> str | None:
+def _format_lease(value: Any) -> str | None:
     if isinstance(value, Settlement):
         return f"{_brief(value.lease)} {value.outcome.event}"
     if isinstance(value, Lease):
-        return f"{shown(value.job_id)}@{shown(value.token)}"
+        return f"{short_name(value.job_id)}@{short_name(value.token)}"
     return f"{type(value).__name__} {_brief(value.lease)}" if isinstance(value, Extended | Skipped) else None
 
 
-def _of_job(value: Any) -> str | None:
+def _format_job(value: Any) -> str | None:
     if isinstance(value, NewJob | WorkerRecord):
-        return shown(value.id)
+        return short_name(value.id)
     if isinstance(value, Enqueued):
-        return f"{shown(value.id)}{' existed' if value.existed else ''}"
-    return f"{shown(value.job_id)} {value.status}" if isinstance(value, Settled | Transitioned | Expired) else None
+        return f"{short_name(value.id)}{' existed' if value.existed else ''}"
+    return f"{short_name(value.job_id)} {value.status}" if isinstance(value, Settled | Transitioned | Expired) else None
 
 
-def _of_message(value: Any) -> str | None:
+def _format_message(value: Any) -> str | None:
     return value.body if isinstance(value, OutgoingMessage | IncomingMessage) else None
 
 
-_FORMS: Final = (_of_claim, _of_lease, _of_job, _of_message)
+_FORMATTERS: Final = (_format_claim, _format_lease, _format_job, _format_message)

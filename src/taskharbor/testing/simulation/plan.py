@@ -1,4 +1,4 @@
-"""What a seed stands for: which faults, how many workers, which jobs, and what people do meanwhile."""
+"""The plan drawn from a seed: the faults, workers, jobs and operations of a simulation."""
 
 from __future__ import annotations
 
@@ -19,102 +19,105 @@ GRACE: Final = timedelta(seconds=3)
 POLL: Final = timedelta(seconds=1)
 QUEUES: Final = ("default", "mail")
 OPERATIONS: Final = (
-    "cancel", "cancel", "stop", "pause", "requeue", "freeze", "freeze", "trap", "trap", "jump", "prune", "prune",
+    "cancel", "cancel", "stop", "pause", "requeue", "freeze", "freeze", "stop_in_claim", "stop_in_claim",
+    "jump", "prune", "prune",
 )  # fmt: skip
-SHORTEST_JUMP, LONGEST_JUMP = 3.0, 40.0
-"""Of the store's clock, in seconds: what is shorter than a third of a lease is none."""
-RATES: Final = (0.002, 0.01, 0.03)
+MIN_JUMP_SECONDS, MAX_JUMP_SECONDS = 3.0, 40.0
+"""The size of a jump of the store's clock. Workers ignore jumps shorter than a third of a lease."""
+FAULT_RATES: Final = (0.002, 0.01, 0.03)
 VISIBILITY: Final = timedelta(seconds=6)
 LOCK: Final = timedelta(seconds=2)
 RESEND: Final = timedelta(seconds=6)
-"""How long a job that was sent may wait for its claim, at first; and after which a worker takes it without."""
-LONGEST_RESEND: Final = timedelta(seconds=12)
-UNCLAIMED: Final = 500
+"""The first resend delay of a sent job, and the time after which workers claim it without its message."""
+MAX_RESEND: Final = timedelta(seconds=12)
+MAX_UNCLAIMED: Final = 500
 UNHANDLED_AFTER: Final = timedelta(seconds=8)
-"""How long workers leave a due job to others that they have no handler for."""
+"""How long a worker without a handler leaves a due job to other workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is drawn before the world begins. Moments are in seconds."""
+    """Everything drawn before the simulation starts. Times are in seconds."""
 
     workers: int
     concurrency: int
     queues: tuple[str, ...]
     rates: dict[str, float]
-    trouble: float
-    """How long things go wrong."""
+    fault_seconds: float
+    """How long faults are injected."""
     jobs: tuple[tuple[float, JobRequest], ...]
     operations: tuple[tuple[float, str], ...]
-    late_jobs: tuple[JobRequest, ...]
-    """What is enqueued when all is quiet."""
-    last_operations: tuple[tuple[float, str], ...]
-    """What people do when all is quiet."""
+    quiet_jobs: tuple[JobRequest, ...]
+    """Jobs enqueued after the faults have ended."""
+    quiet_operations: tuple[tuple[float, str], ...]
+    """Operations after the faults have ended."""
 
 
-def draw(chance: Random) -> Plan:
-    kinds = [kind for kind in KINDS if chance.random() < 0.5] or ["quick"]
-    trouble = chance.uniform(5, 30)
-    queues = QUEUES[: chance.randint(1, 2)]
+def draw(rng: Random) -> Plan:
+    kinds = [kind for kind in KINDS if rng.random() < 0.5] or ["quick"]
+    fault_seconds = rng.uniform(5, 30)
+    queues = QUEUES[: rng.randint(1, 2)]
     return Plan(
-        workers=chance.randint(1, 3),
-        concurrency=chance.randint(1, 4),
+        workers=rng.randint(1, 3),
+        concurrency=rng.randint(1, 4),
         queues=queues,
-        rates=_rates(chance),
-        trouble=trouble,
+        rates=_rates(rng),
+        fault_seconds=fault_seconds,
         jobs=tuple(
-            (chance.uniform(0, trouble) if chance.random() < 0.5 else 0.0, _request(chance, kinds, queues))
-            for _ in range(chance.randint(3, 20))
+            (rng.uniform(0, fault_seconds) if rng.random() < 0.5 else 0.0, _request(rng, kinds, queues))
+            for _ in range(rng.randint(3, 20))
         ),
-        operations=tuple((chance.uniform(0, trouble), chance.choice(OPERATIONS)) for _ in range(chance.randint(0, 6))),
-        late_jobs=tuple(_request(chance, kinds, queues) for _ in range(chance.randint(0, 6))),
-        last_operations=tuple(
-            (chance.uniform(0, 6), chance.choice(("stop", "cancel"))) for _ in range(chance.randint(0, 2))
-        ),
+        operations=tuple((rng.uniform(0, fault_seconds), rng.choice(OPERATIONS)) for _ in range(rng.randint(0, 6))),
+        quiet_jobs=tuple(_request(rng, kinds, queues) for _ in range(rng.randint(0, 6))),
+        quiet_operations=tuple((rng.uniform(0, 6), rng.choice(("stop", "cancel"))) for _ in range(rng.randint(0, 2))),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryPlan:
-    """What is drawn besides for a world with a queue service."""
+    """The additional part of the plan in mode "sqs"."""
 
     enqueuers: int
-    habits: QueueFaultRates
-    off: frozenset[str]
-    """What the queue service does not do any more, ever, once all else is quiet."""
+    fault_rates: QueueFaultRates
+    disabled_calls: frozenset[str]
+    """Verbs of the queue service that fail permanently after the other faults have ended."""
 
 
-def draw_delivery(chance: Random) -> DeliveryPlan:
-    """Swarm, as for other faults: what a queue service may do wrong, it does in half of the worlds."""
-    loss, double = (chance.choice((0.05, 0.3)) if chance.random() < 0.5 else 0.0 for _ in range(2))
-    delay = chance.choice((0.5, 4.0, 20.0)) if chance.random() < 0.5 else 0.0
-    off = frozenset(chance.choice((QUEUE_CALLS, ("send",)))) if chance.random() < 0.15 else frozenset()
-    habits = QueueFaultRates(loss=loss, double=double, delay=delay, stray=0.2 if chance.random() < 0.5 else 0.0)
-    return DeliveryPlan(enqueuers=chance.randint(1, 2), habits=habits, off=off)
+def draw_delivery(rng: Random) -> DeliveryPlan:
+    """Draw the faults of the queue service. Each is enabled in half of the simulations (swarm testing)."""
+    loss, double = (rng.choice((0.05, 0.3)) if rng.random() < 0.5 else 0.0 for _ in range(2))
+    delay = rng.choice((0.5, 4.0, 20.0)) if rng.random() < 0.5 else 0.0
+    disabled_calls = frozenset(rng.choice((QUEUE_CALLS, ("send",)))) if rng.random() < 0.15 else frozenset()
+    fault_rates = QueueFaultRates(loss=loss, double=double, delay=delay, stray=0.2 if rng.random() < 0.5 else 0.0)
+    return DeliveryPlan(enqueuers=rng.randint(1, 2), fault_rates=fault_rates, disabled_calls=disabled_calls)
 
 
-def _rates(chance: Random) -> dict[str, float]:
-    """Swarm: each fault is on in half of the worlds, so that some have only one, and some none."""
-    if chance.random() < 0.1:
+def _rates(rng: Random) -> dict[str, float]:
+    """Draw the faults of the store (swarm testing).
+
+    Each fault is enabled in less than half of the simulations, so some have only one and some have none.
+    """
+    if rng.random() < 0.1:
         return {}
-    rates = {name: chance.choice(RATES) for name in faults.ALL if chance.random() < 0.4}
-    often = {"no thread": 0.3, "lock": 0.1}  # most calls start no thread, and touch no row that could be locked
-    return rates | {name: rate for name, rate in often.items() if name in rates}
+    rates = {name: rng.choice(FAULT_RATES) for name in faults.ALL_FAULTS if rng.random() < 0.4}
+    # Most calls start no thread and touch no lockable row, so these two need higher rates.
+    raised = {"no thread": 0.3, "lock": 0.1}
+    return rates | {name: rate for name, rate in raised.items() if name in rates}
 
 
-def _request(chance: Random, kinds: list[str], queues: tuple[str, ...]) -> JobRequest:
-    kind = chance.choice(kinds)
+def _request(rng: Random, kinds: list[str], queues: tuple[str, ...]) -> JobRequest:
+    kind = rng.choice(kinds)
     blocks = kind in {"blocking", "plain_slow", "deaf"}
-    seconds = round(chance.uniform(0.1, 0.6 if blocks else 2.5) * LEASE.total_seconds(), 3)
+    seconds = round(rng.uniform(0.1, 0.6 if blocks else 2.5) * LEASE.total_seconds(), 3)
     is_stuck = kind == STUCK
-    has_timeout = kind == "endless" or is_stuck or chance.random() < 0.3
+    has_timeout = kind == "endless" or is_stuck or rng.random() < 0.3
     return JobRequest(
         type=kind,
-        payload={"seconds": seconds, "n": chance.randint(1, 3)},
-        queue=chance.choice(queues),
-        delay=timedelta(seconds=round(chance.uniform(0, 10), 3)) if chance.random() < 0.3 else None,
-        timeout=timedelta(seconds=round(chance.uniform(0.2, 2 if is_stuck else 8), 3)) if has_timeout else None,
-        max_attempts=chance.randint(1, 2 if is_stuck else 4),
-        priority=chance.randint(-1, 1),
-        idempotency_key=f"key {chance.randint(1, 5)}" if chance.random() < 0.1 else None,
+        payload={"seconds": seconds, "n": rng.randint(1, 3)},
+        queue=rng.choice(queues),
+        delay=timedelta(seconds=round(rng.uniform(0, 10), 3)) if rng.random() < 0.3 else None,
+        timeout=timedelta(seconds=round(rng.uniform(0.2, 2 if is_stuck else 8), 3)) if has_timeout else None,
+        max_attempts=rng.randint(1, 2 if is_stuck else 4),
+        priority=rng.randint(-1, 1),
+        idempotency_key=f"key {rng.randint(1, 5)}" if rng.random() < 0.1 else None,
     )

@@ -1,4 +1,4 @@
-"""A queue service in memory that does all that a real one may do: lose, double, delay, reorder, forget receipts."""
+"""An in-memory queue service that loses, duplicates, delays and reorders messages and invalidates receipt handles."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ QUEUE_CALLS: Final = ("delete", "change_visibility", "receive", "send")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFaultRates:
-    """How often a message is lost, or doubled, on its way in or out; and how late it may come, in seconds.
+    """The rates of lost and duplicated messages, and the maximum delay in seconds.
 
-    *stray* is how often a copy arrives in another queue, too: no service does that, but anyone who may send can.
+    *stray* is how often a copy also arrives in another queue. No service does that, but any sender can.
     """
 
     loss: float = 0.0
@@ -34,7 +34,7 @@ class QueueFaultRates:
 
 @dataclass(slots=True)
 class MessageCopy:
-    """A message in a queue. Its receipt is that of its last delivery."""
+    """A message in a queue. Its receipt handle is that of its last delivery."""
 
     message_id: str
     body: str
@@ -46,15 +46,15 @@ class MessageCopy:
 
 @dataclass(slots=True)
 class QueueService:
-    """Keeps the promises of `taskharbor.delivery.transport.Transport`, and not one more.
+    """A `taskharbor.delivery.transport.Transport` with the weakest guarantees that the protocol allows.
 
-    *clock* gives seconds, *chance* decides what goes wrong. While a verb, or a verb and a
-    queue ("send mail"), is in ``broken``, it raises; a queue in ``throttled`` takes no message.
+    *clock* returns seconds, and *rng* draws the faults. A verb, or a verb and a queue
+    ("send mail"), in ``broken`` raises. A queue in ``throttled`` rejects messages.
     """
 
     clock: Callable[[], float]
-    chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  repeatable is what it must be
-    habits: QueueFaultRates = field(default_factory=QueueFaultRates)
+    rng: Random = field(default_factory=lambda: Random(0))  # noqa: S311  it must be repeatable
+    fault_rates: QueueFaultRates = field(default_factory=QueueFaultRates)
     broken: set[str] = field(default_factory=set)
     throttled: set[str] = field(default_factory=set)
     queues: dict[str, list[MessageCopy]] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class QueueService:
     _count: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def ensure_queues(self, shapes: Sequence[QueueSpec]) -> None:
-        for shape in shapes:
+    def ensure_queues(self, specs: Sequence[QueueSpec]) -> None:
+        for shape in specs:
             self.queues.setdefault(shape.name, [])
 
     def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
@@ -83,7 +83,7 @@ class QueueService:
             while not (ready := self._ready(queue)) and (left := ends_at - self.clock()) > 0:
                 hidden = [copy.visible_at - self.clock() for copy in self.queues.get(queue, ())]
                 self._changed.wait(min([left, *hidden]))
-            self.chance.shuffle(ready)
+            self.rng.shuffle(ready)
             return [self._deliver(copy, visibility) for copy in self._doubled(ready)[: min(most, BATCH_LIMIT)]]
 
     def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
@@ -110,12 +110,12 @@ class QueueService:
             return QueueDepth(ready=ready, in_flight=in_flight, delayed=len(copies) - ready - in_flight)
 
     @property
-    def last_comes_at(self) -> float:
-        """When the last of its messages can be received, by its clock."""
+    def last_visible_at(self) -> float:
+        """When the last message becomes visible, by `clock`."""
         return max((copy.visible_at for copies in self.queues.values() for copy in copies), default=0.0)
 
     def close(self) -> None:
-        """Do nothing: what is in memory goes with the process."""
+        """Do nothing: there are no connections."""
 
     def _begin(self, verb: str, queue: str, items: int) -> None:
         self.calls[verb] = self.calls.get(verb, 0) + max(1, -(-items // BATCH_LIMIT))
@@ -123,15 +123,15 @@ class QueueService:
             raise TransportUnavailable(f"{verb} is broken")
 
     def _arrive(self, queue: str, message: OutgoingMessage) -> None:
-        if self.chance.random() < self.habits.loss:
+        if self.rng.random() < self.fault_rates.loss:
             return
         self._count += 1
         others = [name for name in self.queues if name != queue and not name.startswith(".")]
-        if self.habits.stray and others and self.chance.random() < self.habits.stray:
+        if self.fault_rates.stray and others and self.rng.random() < self.fault_rates.stray:
             copy = MessageCopy(f"m{self._count}", message.body, dict(message.attributes), self.clock())
-            self.queues[self.chance.choice(others)].append(copy)
-        for _ in range(2 if self.chance.random() < self.habits.double else 1):
-            visible_at = self.clock() + self.chance.uniform(0, self.habits.delay)
+            self.queues[self.rng.choice(others)].append(copy)
+        for _ in range(2 if self.rng.random() < self.fault_rates.double else 1):
+            visible_at = self.clock() + self.rng.uniform(0, self.fault_rates.delay)
             copy = MessageCopy(f"m{self._count}", message.body, dict(message.attributes), visible_at)
             self.queues.setdefault(queue, []).append(copy)
 
@@ -140,8 +140,8 @@ class QueueService:
         return [copy for copy in self.queues.get(queue, ()) if copy.visible_at <= now]
 
     def _doubled(self, ready: list[MessageCopy]) -> list[MessageCopy]:
-        """Let some come twice in one batch."""
-        return [each for copy in ready for each in [copy] * (1 + (self.chance.random() < self.habits.double))]
+        """Duplicate some messages within one batch."""
+        return [each for copy in ready for each in [copy] * (1 + (self.rng.random() < self.fault_rates.double))]
 
     def _deliver(self, copy: MessageCopy, visibility: timedelta) -> IncomingMessage:
         self._count += 1

@@ -1,4 +1,4 @@
-"""The runtime of a simulated process: the real worker's threads, waits and event loop, in one thread."""
+"""The runtime of a simulated process: threads, waits and an event loop in one thread and virtual time."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ if TYPE_CHECKING:
     from taskharbor.testing.simulation.world import Process, ScheduledCall
 
 START_JITTER_SECONDS: Final = 0.002
-"""Seconds that a thread may take to get going."""
+"""The longest time that a thread takes to start."""
 
 
 class HandlerThread(threading.Thread):
-    """Runs a piece of work when it is resumed, and only until it sleeps or ends: never beside its caller.
+    """A thread that runs only between `resume` and its next `sleep` or its end, never concurrently with its caller.
 
-    What waits by `World.wait` has everything else on top of it, on one stack. What sleeps here has not.
+    Unlike `World.wait`, sleeping here does not run other events on top of the sleeper's stack.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(daemon=True)
         self._work = work
-        self._turn, self._rest = threading.Semaphore(0), threading.Semaphore(0)
+        self._resumed, self._suspended = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
         self._is_killed = False
 
     def resume(self) -> None:
-        """Let it run until it sleeps or ends; raise what it raised."""
+        """Run the thread until it sleeps or ends. Raise what it raised."""
         if self.ident is None:
             self.start()
-        self._turn.release()
-        self._rest.acquire()
+        self._resumed.release()
+        self._suspended.acquire()
         if self._error is not None:
             raise self._error
 
     def sleep(self) -> None:
-        """Let the caller of `resume` continue; return when it is resumed again. For the thread itself."""
-        self._rest.release()
-        self._turn.acquire()
+        """Return control to the caller of `resume`, and wait to be resumed. The thread itself calls this."""
+        self._suspended.release()
+        self._resumed.acquire()
         if self._is_killed:
             raise ProcessKilled
 
     def kill(self) -> None:
-        """End its work if it sleeps."""
+        """End the thread if it sleeps."""
         self._is_killed = True
         if self.is_alive():
             self.resume()
 
     def run(self) -> None:
-        self._turn.acquire()
+        self._resumed.acquire()
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001  it is for the caller
+        except BaseException as error:  # noqa: BLE001  resume() raises it
             self._error = error
         finally:
-            self._rest.release()
+            self._suspended.release()
 
 
 class SimulatedRuntime:
-    """What one process runs on; it keeps the promises of `taskharbor.runtime.Runtime`.
+    """A `taskharbor.runtime.Runtime` for one simulated process.
 
-    *failed* is told of what a tick or a callback raised that nobody caught; *may_start* says
-    whether there is a thread left for a plain handler.
+    *failed* receives uncaught errors of ticks and callbacks. *may_start* returns whether a
+    thread for a sync handler can be started.
     """
 
     can_block = False
@@ -112,17 +112,17 @@ class SimulatedRuntime:
             raise RuntimeError("can't start new thread")
         thread = HandlerThread(work)
         self._threads.append(thread)
-        self._process.schedule(self._process.world.chance.uniform(0, START_JITTER_SECONDS), thread.resume)
+        self._process.schedule(self._process.world.rng.uniform(0, START_JITTER_SECONDS), thread.resume)
 
     def sleep(self, seconds: float | None) -> None:
-        """Let the sync handler that calls this sleep; without *seconds* until its process ends."""
+        """Suspend the calling sync handler for *seconds*, or until its process ends."""
         thread = cast("HandlerThread", threading.current_thread())
         if seconds is not None:
             self._process.schedule(seconds, thread.resume)
         thread.sleep()
 
     def end_threads(self) -> None:
-        """End the handlers that sleep, once their world has ended."""
+        """End the sleeping handlers after the simulation has ended."""
         for thread in self._threads:
             thread.kill()
 
@@ -140,18 +140,18 @@ class SimulatedRuntime:
         return runs
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: there are no resources to release."""
 
 
 class SimulatedLock:
-    """Finds out what would hang for ever: somebody who holds it while others run."""
+    """A lock that raises on a deadlock: its holder waits while another thread needs it."""
 
     def __init__(self) -> None:
         self._is_held = False
 
     def __enter__(self) -> None:
         if self._is_held:
-            raise RuntimeError("a lock was held by somebody who waits")
+            raise RuntimeError("the holder of this lock is waiting")
         self._is_held = True
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +159,7 @@ class SimulatedLock:
 
 
 class SimulatedLoop:
-    """Ticks as `taskharbor.runtime.ThreadLoop` does."""
+    """A loop that ticks like `taskharbor.runtime.ThreadLoop`."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class SimulatedLoop:
         self._failed = failed
         self._is_woken = False
         self._next: ScheduledCall | None = process.schedule(
-            process.world.chance.uniform(0, START_JITTER_SECONDS), self._run
+            process.world.rng.uniform(0, START_JITTER_SECONDS), self._run
         )
 
     def wake(self) -> None:
@@ -185,9 +185,9 @@ class SimulatedLoop:
             self._next = self._process.schedule(0, self._run)
 
     def join(self, timeout: timedelta) -> bool:
-        # Whoever waits for a thread of its own process that is further down on the one stack waits in vain.
-        is_vain = self._process.is_overdue
-        self._process.world.wait(timeout.total_seconds(), until=lambda: self.is_over or is_vain())
+        # A thread of this process that is lower on the shared stack cannot end while the caller waits on top of it.
+        is_blocked = self._process.is_overdue
+        self._process.world.wait(timeout.total_seconds(), until=lambda: self.is_over or is_blocked())
         return self.is_over
 
     def _run(self) -> None:
@@ -202,13 +202,13 @@ class SimulatedLoop:
     def _pause(self) -> timedelta | None:
         try:
             return self._tick()
-        except Exception as error:  # noqa: BLE001  as in the real one: whatever it was, the next tick may fare better
+        except Exception as error:  # noqa: BLE001  as in ThreadLoop: the next tick may succeed
             self._failed(self.name, error)
             return ERROR_PAUSE
 
 
 class SimulatedEventLoop:
-    """As much of an asyncio loop as tasks need, in virtual time: callbacks in the order they were called for."""
+    """The part of an asyncio event loop that tasks need, in virtual time. Callbacks run in the order of their calls."""
 
     def __init__(self, process: Process, failed: Callable[[str, BaseException], None]) -> None:
         self._process = process
@@ -218,7 +218,7 @@ class SimulatedEventLoop:
         self._is_busy = False
         self._missed = 0
         self.started: list[Coroutine[Any, Any, Any]] = []
-        """All that ever ran here, to be closed when the world ends."""
+        """All coroutines ever started, to be closed when the simulation ends."""
 
     def as_loop(self) -> asyncio.AbstractEventLoop:
         return cast("asyncio.AbstractEventLoop", self)
@@ -242,10 +242,10 @@ class SimulatedEventLoop:
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self.as_loop(), context)
-        self._timers[id(timer)] = self._process.schedule(max(0.0, when - self.time()), lambda: self._ring(timer))
+        self._timers[id(timer)] = self._process.schedule(max(0.0, when - self.time()), lambda: self._fire(timer))
         return timer
 
-    def _ring(self, timer: asyncio.TimerHandle) -> None:
+    def _fire(self, timer: asyncio.TimerHandle) -> None:
         del self._timers[id(timer)]
         self._ready.append(timer)
         self._run_one()
@@ -254,7 +254,7 @@ class SimulatedEventLoop:
         if self._is_busy:  # a handler blocks the loop
             self._missed += 1
             return
-        before = asyncio._get_running_loop()  # noqa: SLF001  for those who write event loops
+        before = asyncio._get_running_loop()  # noqa: SLF001  asyncio provides it for event loops
         asyncio._set_running_loop(self.as_loop())  # noqa: SLF001
         self._is_busy = True
         try:
@@ -269,7 +269,7 @@ class SimulatedEventLoop:
                 self._process.schedule(0, self._run_one)
 
     def block(self, seconds: float) -> None:
-        """Stand still in the middle of a task, as one does that calls a function which blocks."""
+        """Block the loop from inside a task, like a blocking function call."""
         task = asyncio.current_task(self.as_loop())
         if task is not None:
             asyncio._leave_task(self.as_loop(), task)  # noqa: SLF001

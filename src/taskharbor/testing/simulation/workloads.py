@@ -1,4 +1,4 @@
-"""The kinds of jobs of a simulated world: whatever handlers may do to a worker."""
+"""The kinds of simulated jobs, their handlers, and the middleware that records when handlers run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from taskharbor.testing.simulation.world import Process, World
     from taskharbor.worker import Context, Worker
 
-SLICE: Final = 0.25
-LOST_AFTER: Final = 7.0
-"""Seconds after the timeout of a sync handler in which its slot must count as lost: a lease, and two for delays."""
+SLICE_SECONDS: Final = 0.25
+SLOT_LOST_SECONDS: Final = 7.0
+"""Time after the timeout of a sync handler in which its slot must count as lost: a lease, plus 2 s for delays."""
 BACKOFF: Final = Exponential(base=timedelta(seconds=0.5), cap=timedelta(seconds=4))
 POLICY: Final = RetryPolicy(backoff=BACKOFF)
 STOPPABLE: Final = frozenset({"quick", "slow", "flaky", "failing", "snoozing", "endless", "cancels_itself"})
-"""The kinds that end as soon as they are told to."""
+"""The kinds that end as soon as they are stopped."""
 UNKNOWN: Final = "unknown"
 STUCK: Final = "stuck"
 SYNC: Final = frozenset({"plain", "plain_slow", "deaf", STUCK})
-"""The kinds whose return after the timeout is no success."""
+"""The kinds whose return after the timeout does not count as success."""
 NEVER_RETURNS: Final = 3
-"""The number in the payload of a stuck job that never returns."""
+"""The value of ``n`` in the payload of a stuck job that never returns."""
 STATELESS: Final = ("quick", "plain", "unstorable", "exits", "hopeless", "called_off", "cancels_itself", "failing")
 KINDS: Final = (
     *STATELESS,
@@ -53,7 +53,7 @@ KINDS: Final = (
 
 
 class HandlerMonitor:
-    """Which handlers run where. It stands around every handler, as a middleware."""
+    """A middleware that records which handlers run in which process."""
 
     def __init__(self, history: History, store: FaultyStore) -> None:
         self._history = history
@@ -64,23 +64,23 @@ class HandlerMonitor:
         """When a handler last began or ended in a process."""
 
     def count(self, process: Process) -> int:
-        return sum(1 for where, _, _ in self.running.values() if where is process)
+        return sum(1 for other, _, _ in self.running.values() if other is process)
 
     def lost_slots(self, process: Process) -> int:
         """Return how many sync handlers of an undisturbed process run far longer than their timeout."""
         now = self._history.world.now
         return sum(
             1
-            for (job_id, _), (where, began, kind) in self.running.items()
-            if where is process and kind in SYNC and not process.is_disturbed(began)
-            if (timeout := self._timeouts.get(job_id)) is not None and now > began + timeout + LOST_AFTER
+            for (job_id, _), (other, began, kind) in self.running.items()
+            if other is process and kind in SYNC and not process.is_disturbed(began)
+            if (timeout := self._timeouts.get(job_id)) is not None and now > began + timeout + SLOT_LOST_SECONDS
         )
 
     def forget(self, process: Process) -> None:
         self.running = {key: value for key, value in self.running.items() if value[0] is not process}
 
     def middleware(self, process: Process) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        def plain(job: Job, ctx: Context, call: Callable[..., Any]) -> Any:
+        def sync_middleware(job: Job, ctx: Context, call: Callable[..., Any]) -> Any:
             self._begin(process, job, ctx)
             try:
                 result = call(job, ctx)
@@ -90,7 +90,7 @@ class HandlerMonitor:
             self._end(process, job, ctx, result=result)
             return result
 
-        async def colored(job: Job, ctx: Context, call: Callable[..., Any]) -> Any:
+        async def async_middleware(job: Job, ctx: Context, call: Callable[..., Any]) -> Any:
             self._begin(process, job, ctx)
             try:
                 result = await call(job, ctx)
@@ -100,7 +100,7 @@ class HandlerMonitor:
             self._end(process, job, ctx, result=result)
             return result
 
-        return plain, colored
+        return sync_middleware, async_middleware
 
     def _begin(self, process: Process, job: Job, ctx: Context) -> None:
         now, token, row = self._history.world.store_time(), ctx.claim.lease.token, self._store.rows.get(job.id)
@@ -122,7 +122,7 @@ class HandlerMonitor:
         self.busy_at[process.name] = self._history.world.now
 
     def _overlaps(self, job_id: JobId) -> list[Token]:
-        """Return the attempts of this job that should have stopped by now: nothing kept them from it."""
+        """Return the running attempts of this job that should have stopped: nothing delayed their process."""
         return [
             token
             for (other, token), (process, began, kind) in self.running.items()
@@ -152,15 +152,17 @@ class HandlerMonitor:
 
 
 class Handlers:
-    """What one process does for each kind of job."""
+    """The handlers of one process, one for each kind of job."""
 
-    def __init__(self, process: Process, runtime: SimulatedRuntime, history: History, naps: dict[JobId, int]) -> None:
+    def __init__(
+        self, process: Process, runtime: SimulatedRuntime, history: History, snooze_counts: dict[JobId, int]
+    ) -> None:
         self._process = process
         self._world: World = process.world
         self._events = runtime.events
         self._sleep = runtime.sleep
         self._history = history
-        self._naps = naps
+        self._snooze_counts = snooze_counts
 
     def register(self, worker: Worker) -> None:
         for kind in KINDS:
@@ -168,14 +170,14 @@ class Handlers:
                 worker.register(kind, getattr(self, kind), policy=POLICY)
 
     async def quick(self, job: Job, ctx: Context) -> Any:
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     def plain(self, job: Job, ctx: Context) -> Any:
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     async def slow(self, job: Job, ctx: Context) -> Any:
         await asyncio.sleep(job.data["seconds"])
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     async def stubborn(self, job: Job, ctx: Context) -> Any:
         ends_at = self._events.time() + job.data["seconds"]
@@ -184,34 +186,34 @@ class Handlers:
                 await asyncio.sleep(left)
             except asyncio.CancelledError:
                 continue
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     async def blocking(self, job: Job, ctx: Context) -> Any:
-        self._process.disturbed_at = self._world.now + job.data["seconds"]  # nobody else on this loop gets his turn
+        self._process.disturbed_at = self._world.now + job.data["seconds"]  # no other task of this loop runs
         self._events.block(job.data["seconds"])
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     def plain_slow(self, job: Job, ctx: Context) -> Any:
-        for _ in range(int(job.data["seconds"] / SLICE)):
+        for _ in range(int(job.data["seconds"] / SLICE_SECONDS)):
             ctx.raise_if_cancelled()
-            self._world.wait(SLICE)
-        return _answer(job, ctx)
+            self._world.wait(SLICE_SECONDS)
+        return _result(job, ctx)
 
     def deaf(self, job: Job, ctx: Context) -> Any:
         self._world.wait(job.data["seconds"])
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     def stuck(self, job: Job, ctx: Context) -> Any:
-        """Run past its timeout; every third such job never returns."""
+        """Run past the timeout. Every third such job never returns."""
         self._sleep(None if job.data["n"] == NEVER_RETURNS else job.data["seconds"])
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     async def flaky(self, job: Job, ctx: Context) -> Any:
         if job.attempt_count <= job.data["n"]:
             if job.data["n"] % 2:
                 raise Retry("not yet", after=timedelta(seconds=0.7))
             raise ValueError("not yet")
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     async def failing(self, _job: Job, _ctx: Context) -> Any:
         raise ValueError("never")
@@ -220,7 +222,7 @@ class Handlers:
         raise DeadLetter("hopeless")
 
     async def called_off(self, _job: Job, _ctx: Context) -> Any:
-        raise Cancel("called off")
+        raise Cancel("canceled")
 
     async def cancels_itself(self, _job: Job, _ctx: Context) -> Any:
         raise asyncio.CancelledError
@@ -232,10 +234,10 @@ class Handlers:
         return object()
 
     async def snoozing(self, job: Job, ctx: Context) -> Any:
-        self._naps[job.id] = self._naps.get(job.id, 0) + 1
-        if self._naps[job.id] <= job.data["n"]:
+        self._snooze_counts[job.id] = self._snooze_counts.get(job.id, 0) + 1
+        if self._snooze_counts[job.id] <= job.data["n"]:
             raise Snooze(after=timedelta(seconds=0.8))
-        return _answer(job, ctx)
+        return _result(job, ctx)
 
     async def endless(self, _job: Job, _ctx: Context) -> Any:
         await asyncio.sleep(1e6)
@@ -246,5 +248,5 @@ class Handlers:
         raise ProcessKilled
 
 
-def _answer(job: Job, ctx: Context) -> dict[str, Any]:
+def _result(job: Job, ctx: Context) -> dict[str, Any]:
     return {"job": str(job.id), "token": ctx.claim.lease.token.hex}

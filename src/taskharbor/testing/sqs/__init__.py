@@ -1,4 +1,4 @@
-"""An SQS of our own over HTTP, which fails as it is told: for tests."""
+"""An SQS endpoint over HTTP for tests, with configurable faults."""
 
 from taskharbor.testing.sqs.endpoint import Endpoint
 from taskharbor.testing.sqs.faults import EndpointFaults, StaleReceipts

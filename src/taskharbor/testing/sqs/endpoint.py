@@ -1,4 +1,4 @@
-"""The endpoint: HTTP on a port of this machine, served by one thread."""
+"""The HTTP endpoint: reads requests, injects faults and waits for messages, in one thread with an event loop."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _TARGET: Final = "AmazonSQS."
 _T = TypeVar("_T")
 _HOST: Final = "127.0.0.1"
-_DEADLINE: Final = 10.0  # seconds for anything that is asked of the thread
-_MAX_HEAD: Final = 1_048_576
+_TIMEOUT_SECONDS: Final = 10.0  # for a call into the endpoint's thread
+_MAX_HEAD_BYTES: Final = 1_048_576
 _CONTROL: Final = "/_control"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call. *operation* is empty where it is none of SQS."""
+    """An HTTP request. *operation* is empty if it is not an SQS call."""
 
     path: str
     operation: str
@@ -43,13 +43,13 @@ class Request:
 
 
 async def read(reader: asyncio.StreamReader) -> Request | None:
-    """Return the next request of a connection, or None where it ends."""
+    """Return the next request of a connection, or None if the connection is closed."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         text = await reader.readexactly(int(headers.get("content-length") or 0))
-    except asyncio.IncompleteReadError:  # also where a client is killed in the middle of a request
+    except asyncio.IncompleteReadError:  # also if a client is killed in the middle of a request
         return None
     return Request(
         path=first.split(" ")[1],
@@ -67,20 +67,20 @@ def refusal(error: SqsError) -> bytes:
     return _response(HTTPStatus(error.status), body, f"x-amzn-query-error: {error.header}\r\n")
 
 
-def _response(status: HTTPStatus, body: Mapping[str, Any], more: str = "") -> bytes:
+def _response(status: HTTPStatus, body: Mapping[str, Any], extra_headers: str = "") -> bytes:
     content = json.dumps(body).encode()
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\n"
-        f"Content-Type: application/x-amz-json-1.0\r\nContent-Length: {len(content)}\r\n{more}\r\n"
+        f"Content-Type: application/x-amz-json-1.0\r\nContent-Length: {len(content)}\r\n{extra_headers}\r\n"
     )
     return head.encode("latin-1") + content
 
 
 class Endpoint:
-    """An SQS that speaks with boto3, and fails as *faults* says: assign another, and it holds from the next call on.
+    """An SQS endpoint for boto3 that injects *faults*. Assign `faults` to change them from the next call on.
 
-    `requests` counts calls by operation, `happened` the faults that came true. A process of its own
-    (`python -m taskharbor.testing.sqs`) is told and asked the same over HTTP, at `/_control`.
+    `requests` counts calls by operation, and `happened` counts the injected faults. If the endpoint runs in its own
+    process (`python -m taskharbor.testing.sqs`), set the faults and read the counts over HTTP, at `/_control`.
     """
 
     region: Final = REGION
@@ -89,11 +89,11 @@ class Endpoint:
         self.port, self.faults = port, faults
         self.requests: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
-        random = Random(seed)  # noqa: S311  which call fails is no secret
+        random = Random(seed)  # noqa: S311  not used for security
         self._service = Service(random, self.happened)
-        self._bells: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
-        self._ahead = 0.0
+        self._clock_offset_seconds = 0.0
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sqs-endpoint", daemon=True)
@@ -111,25 +111,25 @@ class Endpoint:
         return f"http://{_HOST}:{self.port}"
 
     def depth(self, name: str) -> tuple[int, int, int]:
-        """Return how many messages of a queue are ready, in flight and delayed. *name* is its name in SQS."""
+        """Return how many messages of the SQS queue *name* are ready, in flight and delayed."""
         return self._run(self._depth(name))
 
     def go_away(self) -> None:
-        """Cut all connections, and refuse new ones."""
+        """Close all connections and refuse new ones."""
         self._run(self._stop_listening())
 
     def come_back(self, *, keep: bool = True) -> None:
-        """Listen on the same port again; without *keep* all messages are forgotten, and their receipts."""
+        """Listen on the same port again. Unless *keep*, all messages and receipt handles are lost."""
         self._run(self._listen(keep=keep))
 
     def advance(self, duration: timedelta) -> None:
-        """Let so much time pass, for the endpoint alone: visibility ends, late messages come."""
+        """Advance the endpoint's clock: visibility timeouts pass and delayed messages become visible."""
         self._run(self._advance(duration.total_seconds()))
 
     def stop(self) -> None:
         self.go_away()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_DEADLINE)
+        self._thread.join(_TIMEOUT_SECONDS)
         self._loop.close()
 
     def __enter__(self) -> Self:
@@ -141,15 +141,15 @@ class Endpoint:
         self.stop()
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_DEADLINE)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_SECONDS)
 
     def _now(self) -> float:
-        return time.monotonic() + self._ahead
+        return time.monotonic() + self._clock_offset_seconds
 
     async def _advance(self, seconds: float) -> None:
-        self._ahead += seconds
-        for name in list(self._bells):
-            self._ring(name)
+        self._clock_offset_seconds += seconds
+        for name in list(self._waiters):
+            self._wake(name)
 
     async def _depth(self, name: str) -> tuple[int, int, int]:
         return self._service.queues[name].counts(self._now())
@@ -157,35 +157,35 @@ class Endpoint:
     async def _listen(self, *, keep: bool) -> None:
         if not keep:
             self._service.forget()
-        self._server = await asyncio.start_server(self._serve, _HOST, self.port, limit=_MAX_HEAD, backlog=512)
+        self._server = await asyncio.start_server(self._serve, _HOST, self.port, limit=_MAX_HEAD_BYTES, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
-        under_way = dict(self._connections)
-        for task, writer in under_way.items():
+        connections = dict(self._connections)
+        for task, writer in connections.items():
             writer.transport.abort()
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101  this is a coroutine
+        assert task is not None  # noqa: S101  a coroutine always has a task
         self._connections[task] = writer
         try:
             with suppress(ConnectionError, asyncio.CancelledError):
                 while (request := await read(reader)) is not None:
-                    writer.write(await self._answered(request, reader))
+                    writer.write(await self._respond(request, reader))
                     await writer.drain()
         finally:
             writer.transport.abort()
             del self._connections[task]
 
-    async def _answered(self, request: Request, reader: asyncio.StreamReader) -> bytes:
+    async def _respond(self, request: Request, reader: asyncio.StreamReader) -> bytes:
         if request.path == _CONTROL:
-            return answer(self._controlled(request.body))
+            return answer(self._control(request.body))
         self.requests[request.operation] += 1
         faults = self.faults
         if faults.operations and request.operation not in faults.operations:
@@ -193,52 +193,52 @@ class Endpoint:
         self._cut_if(faults.cut_before, "cut_before")
         try:
             self._refuse_if(faults.errors)
-            done = await self._done(request, reader, faults)
+            result = await self._execute(request, reader, faults)
         except SqsError as error:
             return refusal(error)
         self._cut_if(faults.cut, "cut")
-        if self._service.strikes("stall", faults.stall):
+        if self._service.draw_fault("stall", faults.stall):
             await asyncio.sleep(faults.stall_for.total_seconds())
-        return answer(done)
+        return answer(result)
 
-    async def _done(self, request: Request, reader: asyncio.StreamReader, faults: EndpointFaults) -> dict[str, Any]:
+    async def _execute(self, request: Request, reader: asyncio.StreamReader, faults: EndpointFaults) -> dict[str, Any]:
         start, wait = self._now(), self._service.wait_of(request.operation, request.body)
         while True:
             now = self._now()
-            answer = self._service.do(request.operation, request.body, now=now, faults=faults)
+            result = self._service.do(request.operation, request.body, now=now, faults=faults)
             left = start + wait - now
-            if answer or left <= 0:
+            if result or left <= 0:
                 if request.operation.startswith(("Send", "Change")):
-                    self._ring(self._service.queue(request.body).name)
-                return answer
-            await self._hear(self._service.queue(request.body), left)
-            if reader.at_eof():  # nobody is there any more: a message taken now would be hidden for nothing
+                    self._wake(self._service.queue(request.body).name)
+                return result
+            await self._wait_for_message(self._service.queue(request.body), left)
+            if reader.at_eof():  # the client has disconnected: a message received now would be hidden for nothing
                 raise ConnectionResetError
 
-    async def _hear(self, queue: Queue, most: float) -> None:
-        """Wait until a message may be there."""
-        bell: asyncio.Future[None] = self._loop.create_future()
-        self._bells.setdefault(queue.name, set()).add(bell)
-        shown_in = (queue.next_visible() or float("inf")) - self._now()
-        await asyncio.wait([bell], timeout=max(0.0, min(most, shown_in)))
-        self._bells.get(queue.name, set()).discard(bell)
+    async def _wait_for_message(self, queue: Queue, timeout_seconds: float) -> None:
+        """Wait until a message may be visible."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.setdefault(queue.name, set()).add(waiter)
+        visible_in = (queue.next_visible() or float("inf")) - self._now()
+        await asyncio.wait([waiter], timeout=max(0.0, min(timeout_seconds, visible_in)))
+        self._waiters.get(queue.name, set()).discard(waiter)
 
-    def _ring(self, name: str) -> None:
-        for bell in self._bells.pop(name, ()):
-            bell.set_result(None)
+    def _wake(self, name: str) -> None:
+        for waiter in self._waiters.pop(name, ()):
+            waiter.set_result(None)
 
     def _cut_if(self, rate: float, name: str) -> None:
-        if self._service.strikes(name, rate):
+        if self._service.draw_fault(name, rate):
             raise ConnectionResetError
 
     def _refuse_if(self, errors: Mapping[str, float]) -> None:
         for code, rate in errors.items():
-            if self._service.strikes(code, rate):
+            if self._service.draw_fault(code, rate):
                 raise SqsError(code)
 
-    def _controlled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if "faults" in asked:
-            self.faults = EndpointFaults.from_json(json.dumps(asked["faults"]))
+    def _control(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        if "faults" in body:
+            self.faults = EndpointFaults.from_json(json.dumps(body["faults"]))
         now = self._now()
         depths = {name: queue.counts(now) for name, queue in self._service.queues.items()}
         return {"requests": self.requests, "happened": self.happened, "depths": depths}

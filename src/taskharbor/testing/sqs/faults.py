@@ -1,4 +1,4 @@
-"""How the endpoint shall fail. Rates are from 0 (never) to 1 (always)."""
+"""The faults that the endpoint can inject. Rates are from 0 (never) to 1 (always)."""
 
 from __future__ import annotations
 
@@ -13,76 +13,76 @@ if TYPE_CHECKING:
 
 
 class StaleReceipts(StrEnum):
-    """How a receipt is answered whose message is gone, visible again, or in other hands. Endpoints differ in it."""
+    """How to answer a receipt handle whose message is deleted, visible again, or received again; endpoints differ."""
 
     KEPT = "kept"
-    """A delete is answered as done, and the message stays, as with AWS; to hide it is refused: it is not in flight."""
+    """A delete succeeds but keeps the message; a visibility change fails with MessageNotInflight. As on AWS."""
     DELETED = "deleted"
-    """It is as good as new, as with moto."""
+    """The receipt handle is still valid. As on moto."""
     UNMOVED = "unmoved"
-    """A delete is done; to hide it is called an invalid parameter, by a fault of the service, as with LocalStack."""
+    """A delete succeeds; a visibility change fails with InvalidParameterValueException. As on LocalStack."""
     INVALID = "invalid"
-    """It is called invalid, as with ministack."""
+    """Both calls fail with ReceiptHandleIsInvalid. As on ministack."""
     EXPIRED = "expired"
-    """It is called an invalid parameter: the receipt has expired, as AWS says at times."""
+    """Both calls fail with InvalidParameterValue: the receipt handle has expired. As sometimes on AWS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointFaults:
-    """What goes wrong, and how often. Without arguments: nothing.
+    """The faults to inject and their rates. By default there are none.
 
     >>> EndpointFaults.from_json('{"delay": 1, "delay_for": 2.5, "stale": "invalid"}').delay_for.total_seconds()
     2.5
     """
 
     lose: float = 0.0
-    """A message is answered as sent, and never arrives."""
+    """A message is reported as sent but never arrives."""
     duplicate: float = 0.0
     """A message arrives twice."""
     reorder: float = 0.0
-    """A message is put somewhere among those that wait."""
+    """A message moves to a random position among the visible ones."""
     delay: float = 0.0
-    """A message arrives only after *delay_for*."""
+    """A message becomes visible only after *delay_for*."""
     delay_for: timedelta = timedelta(seconds=60)
     cut_before: float = 0.0
-    """The connection is cut, and nothing was done."""
+    """The connection is closed before the call is executed."""
     cut: float = 0.0
-    """What was asked is done, and the connection cut before the answer."""
+    """The call is executed, and the connection is closed before the response."""
     stall: float = 0.0
-    """What was asked is done, and answered only after *stall_for*."""
+    """The call is executed, and the response is sent only after *stall_for*."""
     stall_for: timedelta = timedelta(seconds=60)
     reject: float = 0.0
-    """One entry of a batch fails, by the service's own fault."""
+    """One entry of a batch fails with InternalError."""
     omit: float = 0.0
-    """One entry of a batch is done, and the answer does not mention it."""
+    """One entry of a batch is executed but missing in the response."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """A call is refused, by the code of the error: `{"ThrottlingException": 0.1}`."""
+    """A call fails with this error; rates by error code: `{"ThrottlingException": 0.1}`."""
     stale: StaleReceipts = StaleReceipts.KEPT
     operations: frozenset[str] = frozenset()
-    """Calls that fail; empty: all of them."""
+    """The operations that can fail; empty: all of them."""
 
     @classmethod
     def from_json(cls, text: str) -> EndpointFaults:
-        """Return what *text* asks for. Durations are in seconds."""
-        asked = json.loads(text)
-        unknown = sorted(asked.keys() - {each.name for each in fields(cls)})
+        """Parse a JSON object of faults. Durations are in seconds."""
+        values = json.loads(text)
+        unknown = sorted(values.keys() - {each.name for each in fields(cls)})
         if unknown:
             raise NoSuchFault(unknown)
-        return cls(**{name: _read(name, value) for name, value in asked.items()})
+        return cls(**{name: _parse(name, value) for name, value in values.items()})
 
 
 class NoSuchFault(ValueError):
-    """Somebody asks for a fault that does not exist."""
+    """Raised for the name of a fault that does not exist."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__(names)
 
     def __str__(self) -> str:
         known = ", ".join(each.name for each in fields(EndpointFaults))
-        return f"no such fault: {', '.join(self.args[0])}; there are {known}"
+        return f"no such fault: {', '.join(self.args[0])}; known faults: {known}"
 
 
-def _read(name: str, value: Any) -> Any:
+def _parse(name: str, value: Any) -> Any:
     match name:
         case "delay_for" | "stall_for":
             return timedelta(seconds=value)

@@ -1,4 +1,4 @@
-"""One queue as SQS keeps it: visibility, receive counts, receipts. Time comes in as an argument, in seconds."""
+"""One SQS queue in memory: visibility, receive counts and receipt handles. The time is an argument, in seconds."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class MessageState(Enum):
-    """What a receipt is worth."""
+    """The state of the message that a receipt handle refers to."""
 
     HELD = auto()
     VISIBLE = auto()
-    """Its time is over; nobody has received the message since."""
+    """Its visibility timeout has passed, and it has not been received since."""
     SUPERSEDED = auto()
-    """Somebody has."""
+    """It has been received again, under a newer receipt handle."""
     GONE = auto()
     UNKNOWN = auto()
 
 
 @dataclass(slots=True, eq=False)
 class StoredMessage:
-    """One copy of a message: a duplicate is another, with the same id."""
+    """One copy of a message; a duplicate is another copy with the same id."""
 
     key: int
     message_id: str
@@ -44,7 +44,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCopy:
-    """A message in somebody's hands. The counts are those of this delivery."""
+    """A received message, with the receipt handle and receive count of this delivery."""
 
     message: StoredMessage
     receipt_handle: str
@@ -53,6 +53,8 @@ class ReceivedCopy:
 
 @dataclass(slots=True, eq=False)
 class Queue:
+    """A queue and its messages."""
+
     name: str
     url: str
     attributes: dict[str, str]
@@ -60,7 +62,7 @@ class Queue:
     dead_letters: Queue | None = None
     _messages: dict[int, StoredMessage] = field(default_factory=dict)
     _ready: deque[StoredMessage] = field(default_factory=deque)
-    _hidden: list[tuple[float, int, StoredMessage]] = field(default_factory=list)  # a heap; entries may be out of date
+    _hidden: list[tuple[float, int, StoredMessage]] = field(default_factory=list)  # a heap; may contain stale entries
     _secret: str = field(default_factory=lambda: secrets.token_hex(8))
     _keys: Iterator[int] = field(default_factory=count)
     _order: Iterator[int] = field(default_factory=count)
@@ -77,17 +79,17 @@ class Queue:
         self._show_or_hide(message, now)
         return message
 
-    def move(self, message: StoredMessage, place: float) -> None:
-        """Put a message that waits elsewhere in the line: 0 is its head, 1 its end."""
+    def move(self, message: StoredMessage, position: float) -> None:
+        """Move a visible message to another position: 0 is the first, 1 the last."""
         if message.is_ready:
             self._ready.remove(message)
-            self._ready.insert(int(place * len(self._ready)), message)
+            self._ready.insert(int(position * len(self._ready)), message)
 
-    def take(self, most: int, *, visibility: float, now: float) -> list[ReceivedCopy]:
+    def receive(self, limit: int, *, visibility: float, now: float) -> list[ReceivedCopy]:
         self._show_due(now)
         retention = float(self.attributes["MessageRetentionPeriod"])
-        taken: list[ReceivedCopy] = []
-        while self._ready and len(taken) < most:
+        received: list[ReceivedCopy] = []
+        while self._ready and len(received) < limit:
             message = self._ready.popleft()
             message.is_ready = False
             if message.is_deleted:
@@ -98,18 +100,18 @@ class Queue:
                 self._remove(message)
                 self.dead_letters.put(message.message_id, message.body, message.attributes, now=now, delay=0)
             else:
-                taken.append(self._hand_out(message, visibility, now))
-        return taken
+                received.append(self._deliver(message, visibility, now))
+        return received
 
-    def find(self, receipt: str, now: float) -> tuple[MessageState, StoredMessage | None]:
-        secret, _, rest = receipt.partition(":")
-        key, _, receives = rest.partition(":")
-        if secret != self._secret or not key.isdigit() or not receives.isdigit():
+    def find(self, receipt_handle: str, now: float) -> tuple[MessageState, StoredMessage | None]:
+        secret, _, rest = receipt_handle.partition(":")
+        key, _, receive_count = rest.partition(":")
+        if secret != self._secret or not key.isdigit() or not receive_count.isdigit():
             return MessageState.UNKNOWN, None
         message = self._messages.get(int(key))
         if message is None:
             return MessageState.GONE, None
-        if message.receive_count != int(receives):
+        if message.receive_count != int(receive_count):
             return MessageState.SUPERSEDED, message
         return (MessageState.VISIBLE if message.visible_at <= now else MessageState.HELD), message
 
@@ -128,19 +130,19 @@ class Queue:
             self._remove(message)
 
     def renew(self) -> None:
-        """Let no receipt of before be worth anything."""
+        """Invalidate all receipt handles issued so far."""
         self._secret = secrets.token_hex(8)
 
     def next_visible(self) -> float | None:
         return self._hidden[0][0] if self._hidden else None
 
     def counts(self, now: float) -> tuple[int, int, int]:
-        """Return how many are ready, in flight and delayed."""
+        """Return how many messages are ready, in flight and delayed."""
         hidden = [message for message in self._messages.values() if message.visible_at > now]
         in_flight = sum(message.receive_count > 0 for message in hidden)
         return len(self._messages) - len(hidden), in_flight, len(hidden) - in_flight
 
-    def _hand_out(self, message: StoredMessage, visibility: float, now: float) -> ReceivedCopy:
+    def _deliver(self, message: StoredMessage, visibility: float, now: float) -> ReceivedCopy:
         message.receive_count += 1
         message.first_received_at = message.first_received_at or now
         message.visible_at = now + visibility

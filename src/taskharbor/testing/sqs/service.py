@@ -1,4 +1,4 @@
-"""What SQS does when it is called: one method for each operation. It decides and keeps; waiting is left to others."""
+"""The operations of SQS on queues in memory, one method for each. Long polling is left to the endpoint."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from uuid import UUID
 from taskharbor.testing.sqs.faults import EndpointFaults, StaleReceipts
 from taskharbor.testing.sqs.queues import MessageState, Queue
 from taskharbor.testing.sqs.validation import (
+    BATCH_SIZES,
     DEFAULTS,
-    HIDDEN,
-    MOST,
-    NAME,
-    WAITS,
+    QUEUE_NAME,
+    VISIBILITY_SECONDS,
+    WAIT_SECONDS,
     Invalid,
     SqsError,
-    attributes_of,
-    entries_of,
-    within,
+    check_attributes,
+    check_entries,
+    check_range,
 )
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 REGION: Final = "us-east-1"
 ACCOUNT: Final = "000000000000"
-# Nobody can connect to this host: a client that tries to is found out.
+# The host does not exist: a client that connects to a queue's URL instead of the endpoint fails.
 URLS: Final = "http://sqs.invalid"
 ARNS: Final = f"arn:aws:sqs:{REGION}:{ACCOUNT}"
 
 
 class Service:
-    """The queues, and what can be asked of them."""
+    """The queues and the operations on them."""
 
     def __init__(self, random: Random, happened: Counter[str]) -> None:
         self.queues: dict[str, Queue] = {}
         self._faults = EndpointFaults()
-        self._makings: Counter[str] = Counter()
+        self._times_created: Counter[str] = Counter()
         self._random = random
         self._happened = happened
         self._operations: dict[str, Callable[[Body, float], dict[str, Any]]] = {
@@ -65,55 +65,55 @@ class Service:
         }
 
     def do(self, operation: str, body: Body, *, now: float, faults: EndpointFaults) -> dict[str, Any]:
-        """Return the answer, or raise an `SqsError`."""
+        """Execute a call and return its response, or raise an `SqsError`."""
         self._faults = faults
         if operation not in self._operations:
-            raise SqsError("UnknownOperationException", f"there is no {operation}")
+            raise SqsError("UnknownOperationException", f"unknown operation {operation}")
         return self._operations[operation](body, now)
 
     def queue(self, body: Body) -> Queue:
-        """Return the queue that a call names by its URL."""
+        """Return the queue with the URL given in a call."""
         url = str(body.get("QueueUrl", ""))
-        queue = self._named(url.rpartition("/")[2])
+        queue = self._find_queue(url.rpartition("/")[2])
         if queue.url != url:
             raise SqsError("QueueDoesNotExist")
         return queue
 
-    def _named(self, name: str) -> Queue:
+    def _find_queue(self, name: str) -> Queue:
         if name not in self.queues:
             raise SqsError("QueueDoesNotExist")
         return self.queues[name]
 
     def wait_of(self, operation: str, body: Body) -> float:
-        """Return how many seconds a call waits where it finds nothing."""
+        """Return how many seconds a call waits for a message if there is none."""
         if operation != "ReceiveMessage":
             return 0
         return float(body.get("WaitTimeSeconds", self.queue(body).attributes.get("ReceiveMessageWaitTimeSeconds", 0)))
 
     def forget(self) -> None:
-        """Lose all messages. The queues stay, and no old receipt is worth anything."""
+        """Delete all messages and invalidate their receipt handles. The queues remain."""
         for queue in self.queues.values():
             queue.purge()
             queue.renew()
 
-    def strikes(self, name: str, rate: float) -> bool:
-        """Tell whether a fault happens now, and count it if so."""
+    def draw_fault(self, name: str, rate: float) -> bool:
+        """Decide at random whether a fault happens now, and count it if so."""
         is_hit = rate > 0 and self._random.random() < rate
         self._happened[name] += is_hit
         return is_hit
 
     def _create_queue(self, body: Body, _: float) -> dict[str, Any]:
-        name, asked = str(body["QueueName"]), attributes_of(body.get("Attributes", {}))
-        if not NAME.fullmatch(name):
+        name, attributes = str(body["QueueName"]), check_attributes(body.get("Attributes", {}))
+        if not QUEUE_NAME.fullmatch(name):
             raise Invalid(name, "QueueName", "Can only include alphanumeric characters, hyphens, or underscores")
         queue = self.queues.get(name)
         if queue is None:
-            # Made again, it has another URL: a client that keeps the old one is found out.
-            url = f"{URLS}/{self._makings[name]:0{len(ACCOUNT)}}/{name}"
-            self._makings[name] += 1
+            # A queue that is deleted and created again has another URL, so a client that caches the old one fails.
+            url = f"{URLS}/{self._times_created[name]:0{len(ACCOUNT)}}/{name}"
+            self._times_created[name] += 1
             queue = self.queues[name] = Queue(name, url, dict(DEFAULTS))
-            self._shape(queue, asked)
-        elif any(queue.attributes.get(attribute) != value for attribute, value in asked.items()):
+            self._apply_attributes(queue, attributes)
+        elif any(queue.attributes.get(attribute) != value for attribute, value in attributes.items()):
             raise SqsError("QueueNameExists", "A queue already exists with the same name and other attributes.")
         return {"QueueUrl": queue.url}
 
@@ -122,7 +122,7 @@ class Service:
         return {}
 
     def _get_queue_url(self, body: Body, _: float) -> dict[str, Any]:
-        return {"QueueUrl": self._named(body["QueueName"]).url}
+        return {"QueueUrl": self._find_queue(body["QueueName"]).url}
 
     def _list_queues(self, body: Body, _: float) -> dict[str, Any]:
         prefix = body.get("QueueNamePrefix", "")
@@ -131,29 +131,29 @@ class Service:
     def _get_attributes(self, body: Body, now: float) -> dict[str, Any]:
         queue = self.queue(body)
         ready, in_flight, delayed = queue.counts(now)
-        found = {
+        attributes = {
             **queue.attributes,
             "QueueArn": f"{ARNS}:{queue.name}",
             "ApproximateNumberOfMessages": str(ready),
             "ApproximateNumberOfMessagesNotVisible": str(in_flight),
             "ApproximateNumberOfMessagesDelayed": str(delayed),
         }
-        asked = body.get("AttributeNames", [])
-        return {"Attributes": {name: value for name, value in found.items() if name in asked or "All" in asked}}
+        names = body.get("AttributeNames", [])
+        return {"Attributes": {name: value for name, value in attributes.items() if name in names or "All" in names}}
 
     def _set_attributes(self, body: Body, _: float) -> dict[str, Any]:
-        self._shape(self.queue(body), attributes_of(body["Attributes"]))
+        self._apply_attributes(self.queue(body), check_attributes(body["Attributes"]))
         return {}
 
-    def _shape(self, queue: Queue, asked: Mapping[str, str]) -> None:
-        if "RedrivePolicy" in asked:
+    def _apply_attributes(self, queue: Queue, attributes: Mapping[str, str]) -> None:
+        if "RedrivePolicy" in attributes:
             queue.dead_letters = queue.max_receives = None
-        if policy := json.loads(asked.get("RedrivePolicy") or "{}"):
+        if policy := json.loads(attributes.get("RedrivePolicy") or "{}"):
             target = policy["deadLetterTargetArn"].rpartition(":")[2]
             if target not in self.queues:
                 raise SqsError("InvalidParameterValue", "The dead letter target of the redrive policy does not exist.")
             queue.dead_letters, queue.max_receives = self.queues[target], int(policy["maxReceiveCount"])
-        merged = {**queue.attributes, **asked}
+        merged = {**queue.attributes, **attributes}
         queue.attributes = {name: value for name, value in merged.items() if value}
 
     def _purge(self, body: Body, _: float) -> dict[str, Any]:
@@ -163,17 +163,17 @@ class Service:
     def _batch(self, do: Callable[[Body, float], dict[str, Any]], body: Body, now: float) -> dict[str, Any]:
         self.queue(body)
         successful, failed = [], []
-        for entry in entries_of(body.get("Entries", [])):
+        for entry in check_entries(body.get("Entries", [])):
             try:
-                if self.strikes("reject", self._faults.reject):
-                    raise SqsError("InternalError", "rejected, as was asked for")  # noqa: TRY301  as any entry may
+                if self.draw_fault("reject", self._faults.reject):
+                    raise SqsError("InternalError", "injected fault")  # noqa: TRY301  handled as any failed entry
                 answer = do({**entry, "QueueUrl": body["QueueUrl"]}, now)
             except SqsError as error:
-                is_theirs = error.status >= 500  # noqa: PLR2004  as HTTP has it
-                words = {"Code": error.code, "Message": error.message, "SenderFault": not is_theirs}
-                failed.append({"Id": entry["Id"], **words})
+                is_server_fault = error.status >= 500  # noqa: PLR2004  an HTTP status
+                detail = {"Code": error.code, "Message": error.message, "SenderFault": not is_server_fault}
+                failed.append({"Id": entry["Id"], **detail})
             else:
-                if not self.strikes("omit", self._faults.omit):
+                if not self.draw_fault("omit", self._faults.omit):
                     successful.append({"Id": entry["Id"], **answer})
         return {"Successful": successful, "Failed": failed}
 
@@ -182,39 +182,43 @@ class Service:
         message_id = str(UUID(int=self._random.getrandbits(128), version=4))
         delay = float(body.get("DelaySeconds", queue.attributes.get("DelaySeconds", 0)))
         faults = self._faults
-        copies = 0 if self.strikes("lose", faults.lose) else 2 if self.strikes("duplicate", faults.duplicate) else 1
+        copies = (
+            0 if self.draw_fault("lose", faults.lose) else 2 if self.draw_fault("duplicate", faults.duplicate) else 1
+        )
         for _ in range(copies):
-            late = faults.delay_for.total_seconds() if self.strikes("delay", faults.delay) else delay
-            sent = queue.put(message_id, text, body.get("MessageAttributes") or {}, now=now, delay=late)
-            if self.strikes("reorder", faults.reorder):
+            visible_in = faults.delay_for.total_seconds() if self.draw_fault("delay", faults.delay) else delay
+            sent = queue.put(message_id, text, body.get("MessageAttributes") or {}, now=now, delay=visible_in)
+            if self.draw_fault("reorder", faults.reorder):
                 queue.move(sent, self._random.random())
         return {"MessageId": message_id, "MD5OfMessageBody": _md5(text)}
 
     def _receive(self, body: Body, now: float) -> dict[str, Any]:
         queue = self.queue(body)
-        within(body.get("WaitTimeSeconds", 0), "WaitTimeSeconds", WAITS)
-        most = within(body.get("MaxNumberOfMessages", 1), "MaxNumberOfMessages", MOST)
+        check_range(body.get("WaitTimeSeconds", 0), "WaitTimeSeconds", WAIT_SECONDS)
+        limit = check_range(body.get("MaxNumberOfMessages", 1), "MaxNumberOfMessages", BATCH_SIZES)
         visibility = int(body.get("VisibilityTimeout", queue.attributes["VisibilityTimeout"]))
-        taken = queue.take(most, visibility=within(visibility, "VisibilityTimeout", HIDDEN), now=now)
-        return {"Messages": [_shown(each) for each in taken]} if taken else {}
+        check_range(visibility, "VisibilityTimeout", VISIBILITY_SECONDS)
+        received = queue.receive(limit, visibility=visibility, now=now)
+        return {"Messages": [_to_json(each) for each in received]} if received else {}
 
     def _delete(self, body: Body, now: float) -> dict[str, Any]:
         queue = self.queue(body)
-        standing, message = queue.find(body["ReceiptHandle"], now)
-        if standing is MessageState.UNKNOWN:
+        state, message = queue.find(body["ReceiptHandle"], now)
+        if state is MessageState.UNKNOWN:
             raise SqsError("ReceiptHandleIsInvalid")
-        if standing in {MessageState.SUPERSEDED, MessageState.GONE} and self._refuses_stale(on_delete=True):
+        if state in {MessageState.SUPERSEDED, MessageState.GONE} and self._refuses_stale(on_delete=True):
             return {}
         if message is not None:
             queue.delete(message)
         return {}
 
     def _hide(self, body: Body, now: float) -> dict[str, Any]:
-        queue, duration = self.queue(body), within(body["VisibilityTimeout"], "VisibilityTimeout", HIDDEN)
-        standing, message = queue.find(body["ReceiptHandle"], now)
-        if standing is MessageState.UNKNOWN:
+        queue = self.queue(body)
+        duration = check_range(body["VisibilityTimeout"], "VisibilityTimeout", VISIBILITY_SECONDS)
+        state, message = queue.find(body["ReceiptHandle"], now)
+        if state is MessageState.UNKNOWN:
             raise SqsError("ReceiptHandleIsInvalid")
-        if standing is not MessageState.HELD:
+        if state is not MessageState.HELD:
             self._refuses_stale(on_delete=False)
         if message is None:
             raise SqsError("ReceiptHandleIsInvalid")
@@ -222,7 +226,7 @@ class Service:
         return {}
 
     def _refuses_stale(self, *, on_delete: bool) -> bool:
-        """Answer a stale receipt as was chosen: with an error, or by telling whether to do nothing."""
+        """Raise the configured error for a stale receipt handle, or return whether to ignore the call."""
         self._happened["stale"] += 1
         match self._faults.stale:
             case StaleReceipts.INVALID:
@@ -233,25 +237,25 @@ class Service:
                 raise SqsError("MessageNotInflight")
             case StaleReceipts.UNMOVED if not on_delete:
                 raise SqsError("InvalidParameterValueException", "Value … for parameter ReceiptHandle is invalid.")
-            case chosen:
-                return chosen is StaleReceipts.KEPT
+            case configured:
+                return configured is StaleReceipts.KEPT
 
 
 def _hide_within_bounds(queue: Queue, message: StoredMessage, duration: int, now: float) -> None:
-    if now + duration - message.first_received_at > HIDDEN[-1]:
-        reason = f"Total VisibilityTimeout for the message is beyond the limit [{HIDDEN[-1]} seconds]"
+    if now + duration - message.first_received_at > VISIBILITY_SECONDS[-1]:
+        reason = f"Total VisibilityTimeout for the message is beyond the limit [{VISIBILITY_SECONDS[-1]} seconds]"
         raise Invalid(duration, "VisibilityTimeout", reason)
     queue.hide(message, until=now + duration, now=now)
 
 
-def _shown(taken: ReceivedCopy) -> dict[str, Any]:
-    message = taken.message
+def _to_json(received: ReceivedCopy) -> dict[str, Any]:
+    message = received.message
     return {
         "MessageId": message.message_id,
-        "ReceiptHandle": taken.receipt_handle,
+        "ReceiptHandle": received.receipt_handle,
         "Body": message.body,
         "MD5OfBody": _md5(message.body),
-        "Attributes": {"ApproximateReceiveCount": str(taken.receive_count)},
+        "Attributes": {"ApproximateReceiveCount": str(received.receive_count)},
         **({"MessageAttributes": message.attributes} if message.attributes else {}),
     }
 

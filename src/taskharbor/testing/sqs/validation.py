@@ -1,4 +1,4 @@
-"""What SQS refuses before it does anything."""
+"""The errors of SQS, and the checks it makes before it executes a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Where the name that the older protocol had differs, AWS sends it too, in a header; boto3 shows that one.
+# Codes of the older query protocol, if they differ: AWS sends them in a header, and boto3 reports them.
 _OLDER_NAMES: Final = {
     "BatchEntryIdsNotDistinct": "AWS.SimpleQueueService.BatchEntryIdsNotDistinct",
     "BatchRequestTooLong": "AWS.SimpleQueueService.BatchRequestTooLong",
@@ -31,18 +31,18 @@ _STATUSES: Final = {
     "ServiceUnavailable": 503,
     "SignatureDoesNotMatch": 403,
 }
-_WORDS: Final = {
+_MESSAGES: Final = {
     "MessageNotInflight": "The specified message isn't in flight.",
     "QueueDoesNotExist": "The specified queue does not exist.",
     "ReceiptHandleIsInvalid": "The input receipt handle is invalid.",
     "RequestThrottled": "Request is throttled.",
     "ThrottlingException": "Rate exceeded",
 }
-MOST: Final = range(1, 11)
-WAITS: Final = range(21)
-HIDDEN: Final = range(43_201)
-_MAX_BATCH: Final = 1_048_576
-NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
+BATCH_SIZES: Final = range(1, 11)
+WAIT_SECONDS: Final = range(21)
+VISIBILITY_SECONDS: Final = range(43_201)
+_MAX_BATCH_BYTES: Final = 1_048_576
+QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _ILLEGAL: Final = re.compile("[^\\t\\n\\r\\u0020-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 DEFAULTS: Final = {
     "VisibilityTimeout": "30",
@@ -53,38 +53,38 @@ DEFAULTS: Final = {
     "SqsManagedSseEnabled": "true",
 }
 _BOUNDS: Final = {
-    "VisibilityTimeout": HIDDEN,
+    "VisibilityTimeout": VISIBILITY_SECONDS,
     "MessageRetentionPeriod": range(60, 1_209_601),
-    "ReceiveMessageWaitTimeSeconds": WAITS,
+    "ReceiveMessageWaitTimeSeconds": WAIT_SECONDS,
     "DelaySeconds": range(901),
 }
 _SETTABLE: Final = {*DEFAULTS, "RedrivePolicy", "KmsMasterKeyId", "Policy"}
 
 
 class SqsError(Exception):
-    """An answer that is an error."""
+    """An error response of SQS."""
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(code, message)
         self.code = code
-        self.message = message or _WORDS.get(code, code)
+        self.message = message or _MESSAGES.get(code, code)
         self.status = _STATUSES.get(code, 400)
 
     @property
     def header(self) -> str:
-        side = "Receiver" if self.status >= 500 else "Sender"  # noqa: PLR2004  as HTTP has it
+        side = "Receiver" if self.status >= 500 else "Sender"  # noqa: PLR2004  an HTTP status
         return f"{_OLDER_NAMES.get(self.code, self.code)};{side}"
 
 
 class Invalid(SqsError):
-    """A value is out of its bounds."""
+    """The error response for a parameter that is out of range."""
 
     def __init__(self, value: object, name: str, reason: str) -> None:
         super().__init__("InvalidParameterValue", f"Value {value} for parameter {name} is invalid. Reason: {reason}.")
         self.args = (value, name, reason)
 
 
-def attributes_of(attributes: Mapping[str, str]) -> dict[str, str]:
+def check_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
     for name, value in attributes.items():
         if name not in _SETTABLE:
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {name}.")
@@ -93,23 +93,23 @@ def attributes_of(attributes: Mapping[str, str]) -> dict[str, str]:
     return dict(attributes)
 
 
-def entries_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return *entries*, or refuse them all for the sake of one, as SQS does."""
+def check_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return *entries*, or reject them all if one is invalid, as SQS does."""
     if not entries:
         raise SqsError("EmptyBatchRequest", "There should be at least one entry in the request.")
-    if len(entries) > MOST[-1]:
-        raise SqsError("TooManyEntriesInBatchRequest", f"Maximum number of entries per request are {MOST[-1]}.")
+    if len(entries) > BATCH_SIZES[-1]:
+        raise SqsError("TooManyEntriesInBatchRequest", f"Maximum number of entries per request are {BATCH_SIZES[-1]}.")
     if len({entry["Id"] for entry in entries}) < len(entries):
         raise SqsError("BatchEntryIdsNotDistinct", "Two or more batch entries have the same Id.")
     bodies = [entry["MessageBody"] for entry in entries if "MessageBody" in entry]
-    if sum(len(body.encode("utf-8", "surrogatepass")) for body in bodies) > _MAX_BATCH:
-        raise SqsError("BatchRequestTooLong", f"Batch requests cannot be longer than {_MAX_BATCH} bytes.")
+    if sum(len(body.encode("utf-8", "surrogatepass")) for body in bodies) > _MAX_BATCH_BYTES:
+        raise SqsError("BatchRequestTooLong", f"Batch requests cannot be longer than {_MAX_BATCH_BYTES} bytes.")
     if any(not body or _ILLEGAL.search(body) for body in bodies):
         raise SqsError("InvalidMessageContents", "The message contains characters outside the allowed set.")
     return entries
 
 
-def within(value: int, name: str, bounds: range) -> int:
+def check_range(value: int, name: str, bounds: range) -> int:
     if value not in bounds:
         raise Invalid(value, name, f"Must be >= {bounds[0]} and <= {bounds[-1]}, if provided")
     return value

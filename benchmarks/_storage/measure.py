@@ -1,4 +1,4 @@
-"""What PostgreSQL says that a stretch of work cost it."""
+"""Measure the WAL bytes, buffers and table sizes of a workload in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cost:
 
 
 class Meter:
-    """Counts from when it is made."""
+    """Measures from its creation on."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
@@ -43,12 +43,12 @@ class Meter:
 
 
 def leftovers(connection: psycopg.Connection, design: Design) -> dict[str, float]:
-    """Return what is left behind in the tables that working jobs go through."""
+    """Return the dead rows and the size of the tables for waiting and running jobs."""
     dead = sum(_one(connection, "SELECT dead_tuple_count FROM pgstattuple(%s)", table) for table in design.hot)
     size = sum(_one(connection, "SELECT pg_total_relation_size(%s)", table) for table in design.hot)
     return {"dead rows": dead, "megabytes": round(size / 2**20, 1)}
 
 
-def _one(connection: psycopg.Connection, query: str, *asked: object) -> Any:
-    row = connection.execute(query, asked or None).fetchone()
+def _one(connection: psycopg.Connection, query: str, *parameters: object) -> Any:
+    row = connection.execute(query, parameters or None).fetchone()
     return row[0] if row else None

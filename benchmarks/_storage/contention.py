@@ -1,4 +1,4 @@
-"""Several worker processes at one database."""
+"""Run several worker processes on one database at the same time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
 SPAWN: Final = multiprocessing.get_context("spawn")
-PATIENCE: Final = 600.0  # seconds; far more than any of them works
+TIMEOUT_SECONDS: Final = 600.0  # far more than any of them needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What each worker is to do: take *jobs* through whole cycles, or drain what is there if that is zero."""
+    """The task of each worker: run *jobs* through whole cycles, or drain the backlog if that is zero."""
 
     url: str
     design: str
@@ -41,21 +41,21 @@ class Report:
 
 
 def together(order: Order, processes: int) -> Report:
-    """Let that many processes work at the same time; return what they did in all."""
+    """Run this many processes at the same time, and return their combined report."""
     start, reports = SPAWN.Barrier(processes), SPAWN.Queue()
     workers = [SPAWN.Process(target=work, args=(order, start, reports)) for _ in range(processes)]
     for worker in workers:
         worker.start()
-    told = [reports.get(timeout=PATIENCE) for _ in workers]
+    results = [reports.get(timeout=TIMEOUT_SECONDS) for _ in workers]
     for worker in workers:
-        worker.join(PATIENCE)
+        worker.join(TIMEOUT_SECONDS)
     return Report(
-        started=min(each.started for each in told),
-        ended=max(each.ended for each in told),
-        server=sum(each.server for each in told),
-        jobs=sum(each.jobs for each in told),
-        claims=sum(each.claims for each in told),
-        repeated=sum(each.repeated for each in told),
+        started=min(each.started for each in results),
+        ended=max(each.ended for each in results),
+        server=sum(each.server for each in results),
+        jobs=sum(each.jobs for each in results),
+        claims=sum(each.claims for each in results),
+        repeated=sum(each.repeated for each in results),
     )
 
 
@@ -63,7 +63,7 @@ def work(order: Order, start: Barrier, reports: Queue[Report]) -> None:
     with connect(order.url, pinned=order.pinned) as connection:
         worker = Worker(connection, DESIGNS[order.design], order.batch, payload=order.payload or PAYLOAD)
         worker.warm_up()
-        start.wait(PATIENCE)
+        start.wait(TIMEOUT_SECONDS)
         started, before = time.time(), server_time(connection)
         worker.cycles(order.jobs)
         worker.drain()
