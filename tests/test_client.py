@@ -44,10 +44,10 @@ NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class Autumn(tzinfo):
-    """A place where the clock is set back by an hour just now."""
+    """A time zone whose clock is being set back by an hour."""
 
-    def utcoffset(self, moment: datetime | None) -> timedelta:
-        return HOUR if moment is None or moment.fold else 2 * HOUR
+    def utcoffset(self, when: datetime | None) -> timedelta:
+        return HOUR if when is None or when.fold else 2 * HOUR
 
     def dst(self, _: datetime | None) -> None:
         return None
@@ -57,7 +57,7 @@ class Autumn(tzinfo):
 
 
 class ClientRig:
-    """A client and the store behind it, both on one clock."""
+    """A client and its memory store, with one clock."""
 
     def __init__(self, **options: Any) -> None:
         self.clock = ManualClock(NOW)
@@ -80,16 +80,16 @@ def request(**fields: Any) -> JobRequest:
     return JobRequest(**{"type": "greet"} | fields)
 
 
-@pytest.fixture(name="harbour")
-def plain_harbour() -> ClientRig:
+@pytest.fixture(name="rig")
+def default_rig() -> ClientRig:
     return ClientRig()
 
 
-def test_a_bare_request_becomes_a_job_that_is_due_at_once_with_every_default(harbour: ClientRig) -> None:
-    answer = harbour.enqueue()
+def test_a_minimal_request_becomes_a_due_job_with_all_defaults(rig: ClientRig) -> None:
+    answer = rig.enqueue()
 
     assert not answer.existed
-    assert harbour.all() == [
+    assert rig.all() == [
         Job(
             id=answer.id,
             type="greet",
@@ -106,8 +106,8 @@ def test_a_bare_request_becomes_a_job_that_is_due_at_once_with_every_default(har
     ]
 
 
-def test_everything_that_was_asked_for_is_stored(harbour: ClientRig) -> None:
-    answer = harbour.enqueue(
+def test_all_fields_of_a_request_are_stored(rig: ClientRig) -> None:
+    answer = rig.enqueue(
         payload={"name": "Ada"},
         queue="mail",
         delay=HOUR,
@@ -118,38 +118,38 @@ def test_everything_that_was_asked_for_is_stored(harbour: ClientRig) -> None:
         metadata={"tenant": "acme"},
     )
 
-    job = harbour.stored(answer.id)
+    job = rig.stored(answer.id)
     assert job.data == {"name": "Ada"}
     assert (job.queue, job.priority, job.max_attempts) == ("mail", -5, 7)
     assert (job.scheduled_for, job.timeout) == (NOW + HOUR, timedelta(seconds=30))
     assert (job.idempotency_key, job.metadata) == ("welcome-7", {"tenant": "acme"})
 
 
-def test_a_job_gets_a_uuid_that_sorts_by_time(harbour: ClientRig) -> None:
-    ids = [harbour.enqueue().id for _ in range(10)]
+def test_a_job_gets_a_uuid_that_sorts_by_time(rig: ClientRig) -> None:
+    ids = [rig.enqueue().id for _ in range(10)]
 
     assert {job_id.version for job_id in ids} == {7}
     assert ids == sorted(ids)
 
 
-def test_the_attempts_come_from_the_policy_where_the_request_says_nothing() -> None:
-    harbour = ClientRig(policy=RetryPolicy(max_attempts=4))
+def test_a_request_without_max_attempts_uses_the_policy() -> None:
+    rig = ClientRig(policy=RetryPolicy(max_attempts=4))
 
-    bare, own = harbour.enqueue(), harbour.enqueue(max_attempts=1)
+    bare, own = rig.enqueue(), rig.enqueue(max_attempts=1)
 
-    assert [harbour.stored(answer.id).max_attempts for answer in (bare, own)] == [4, 1]
+    assert [rig.stored(answer.id).max_attempts for answer in (bare, own)] == [4, 1]
 
 
-def test_a_job_is_created_when_the_clients_clock_says_and_due_when_the_stores_does() -> None:
-    harbour = ClientRig(clock=ManualClock(NOW - HOUR))
+def test_created_at_uses_the_clients_clock_and_due_times_the_stores() -> None:
+    rig = ClientRig(clock=ManualClock(NOW - HOUR))
 
-    job = harbour.stored(harbour.enqueue(delay=HOUR).id)
+    job = rig.stored(rig.enqueue(delay=HOUR).id)
 
     assert job.created_at == NOW - HOUR
     assert job.scheduled_for == NOW + HOUR
 
 
-def test_without_a_clock_the_machines_own_is_taken() -> None:
+def test_without_a_clock_the_system_clock_is_used() -> None:
     driver = MemoryDriver()
     before = datetime.now(UTC)
 
@@ -158,90 +158,90 @@ def test_without_a_clock_the_machines_own_is_taken() -> None:
     assert before <= driver.inspector.get([answer.id])[answer.id].created_at <= datetime.now(UTC)
 
 
-def test_a_moment_in_another_time_zone_is_stored_as_the_same_moment_in_utc(harbour: ClientRig) -> None:
+def test_a_scheduled_time_in_another_time_zone_is_stored_in_utc(rig: ClientRig) -> None:
     there = datetime(2030, 6, 1, 9, tzinfo=timezone(-4 * HOUR))
 
-    job = harbour.stored(harbour.enqueue(scheduled_for=there).id)
+    job = rig.stored(rig.enqueue(scheduled_for=there).id)
 
     assert job.scheduled_for == datetime(2030, 6, 1, 13, tzinfo=UTC)
     assert job.scheduled_for.tzinfo is UTC
 
 
-def test_the_second_of_two_equal_hours_in_autumn_is_kept_apart_from_the_first(harbour: ClientRig) -> None:
+def test_the_repeated_hour_in_autumn_is_distinguished_by_fold(rig: ClientRig) -> None:
     first = datetime(2030, 10, 27, 2, 30, tzinfo=Autumn())
 
-    jobs = [harbour.stored(harbour.enqueue(scheduled_for=first.replace(fold=fold)).id) for fold in (0, 1)]
+    jobs = [rig.stored(rig.enqueue(scheduled_for=first.replace(fold=fold)).id) for fold in (0, 1)]
 
     assert jobs[1].scheduled_for - jobs[0].scheduled_for == HOUR
 
 
-def test_a_moment_in_the_past_is_due_at_once(harbour: ClientRig) -> None:
-    job = harbour.stored(harbour.enqueue(scheduled_for=NOW - HOUR).id)
+def test_a_scheduled_time_in_the_past_is_stored_unchanged(rig: ClientRig) -> None:
+    job = rig.stored(rig.enqueue(scheduled_for=NOW - HOUR).id)
 
     assert job.scheduled_for == NOW - HOUR
 
 
-def test_what_the_caller_changes_afterwards_does_not_change_the_job(harbour: ClientRig) -> None:
+def test_later_changes_of_the_payload_do_not_change_the_job(rig: ClientRig) -> None:
     payload, metadata = {"name": "Ada"}, {"tenant": "acme"}
-    answer = harbour.enqueue(payload=payload, metadata=metadata)
+    answer = rig.enqueue(payload=payload, metadata=metadata)
 
     payload["name"], metadata["tenant"] = "Eve", "evil"
 
-    job = harbour.stored(answer.id)
+    job = rig.stored(answer.id)
     assert (job.data, job.metadata) == ({"name": "Ada"}, {"tenant": "acme"})
 
 
-def test_a_request_may_be_sent_again_under_its_key(harbour: ClientRig) -> None:
-    asked = request(payload=[1], idempotency_key="welcome-7")
+def test_a_repeated_request_with_a_key_returns_the_first_job(rig: ClientRig) -> None:
+    repeated = request(payload=[1], idempotency_key="welcome-7")
 
-    first, second = harbour.client.enqueue(asked), harbour.client.enqueue(asked)
+    first, second = rig.client.enqueue(repeated), rig.client.enqueue(repeated)
 
     assert (first.existed, second) == (False, Enqueued(first.id, existed=True))
-    assert len(harbour.all()) == 1
+    assert len(rig.all()) == 1
 
 
-def test_without_a_key_the_same_request_makes_another_job(harbour: ClientRig) -> None:
-    first, second = harbour.enqueue(), harbour.enqueue()
+def test_without_a_key_the_same_request_makes_another_job(rig: ClientRig) -> None:
+    first, second = rig.enqueue(), rig.enqueue()
 
     assert first.id != second.id
     assert not second.existed
 
 
-def test_the_same_body_is_the_same_in_whatever_order_its_keys_stand(harbour: ClientRig) -> None:
-    harbour.enqueue(payload={"a": 1, "b": [{"c": 2, "d": 3}]}, idempotency_key="k")
+def test_the_order_of_keys_in_a_payload_does_not_matter(rig: ClientRig) -> None:
+    rig.enqueue(payload={"a": 1, "b": [{"c": 2, "d": 3}]}, idempotency_key="k")
 
-    again = harbour.enqueue(payload={"b": [{"d": 3, "c": 2}], "a": 1}, idempotency_key="k")
+    again = rig.enqueue(payload={"b": [{"d": 3, "c": 2}], "a": 1}, idempotency_key="k")
 
     assert again.existed
 
 
-def test_when_and_how_often_may_differ_between_a_request_and_its_repeat(harbour: ClientRig) -> None:
-    harbour.enqueue(idempotency_key="k")
+def test_a_repeat_may_differ_in_everything_but_type_and_payload(rig: ClientRig) -> None:
+    rig.enqueue(idempotency_key="k")
 
-    again = harbour.enqueue(
+    again = rig.enqueue(
         idempotency_key="k", delay=HOUR, priority=1, max_attempts=1, timeout=HOUR, metadata={"try": "2"}
     )
 
     assert again.existed
-    assert harbour.all()[0].scheduled_for == NOW
+    assert rig.all()[0].scheduled_for == NOW
 
 
 @pytest.mark.parametrize("other", [{"payload": {"name": "Eve"}}, {"payload": None}, {"type": "part"}])
-def test_a_key_is_refused_to_another_payload_and_to_another_type(harbour: ClientRig, other: dict[str, Any]) -> None:
+def test_a_key_is_refused_for_another_payload_or_type(rig: ClientRig, other: dict[str, Any]) -> None:
     held = {"payload": {"name": "Ada"}, "idempotency_key": "welcome-7"}
-    first = harbour.enqueue(**held)
+    first = rig.enqueue(**held)
 
     with pytest.raises(IdempotencyConflict) as caught:
-        harbour.enqueue(**held | other)
+        rig.enqueue(**held | other)
 
     assert (caught.value.key, caught.value.holder) == ("welcome-7", first.id)
-    assert [job.id for job in harbour.all()] == [first.id]
+    assert [job.id for job in rig.all()] == [first.id]
 
 
-def test_a_key_belongs_to_its_queue(harbour: ClientRig) -> None:
-    first = harbour.enqueue(queue="mail", idempotency_key="k", payload=1)
+def test_a_key_belongs_to_its_queue(rig: ClientRig) -> None:
+    first = rig.enqueue(queue="mail", idempotency_key="k", payload=1)
 
-    second = harbour.enqueue(queue="reports", idempotency_key="k", payload=2)
+    second = rig.enqueue(queue="reports", idempotency_key="k", payload=2)
 
     assert not second.existed
     assert second.id != first.id
@@ -273,60 +273,60 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_is_refused_with_its_field_its_value_and_the_limit_and_nothing_is_stored(
-    harbour: ClientRig, fields: dict[str, Any], words: str
+@pytest.mark.parametrize(("fields", "message"), REFUSED.values(), ids=REFUSED)
+def test_invalid_input_is_refused_with_field_value_and_rule(
+    rig: ClientRig, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        harbour.enqueue(**fields)
+        rig.enqueue(**fields)
 
-    assert str(caught.value).startswith(words)
-    assert harbour.all() == []
+    assert str(caught.value).startswith(message)
+    assert rig.all() == []
 
 
-def test_a_refused_payload_does_not_show_what_it_holds(harbour: ClientRig) -> None:
+def test_an_error_does_not_show_the_payload(rig: ClientRig) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        harbour.enqueue(payload={"password": "hunter2", "bad": float("nan")})
+        rig.enqueue(payload={"password": "hunter2", "bad": float("nan")})
 
     assert "hunter2" not in str(caught.value)
 
 
-def test_many_jobs_are_stored_in_one_statement_and_answered_in_order(harbour: ClientRig) -> None:
-    before = harbour.driver.statements
+def test_many_jobs_are_stored_in_one_statement_and_answered_in_order(rig: ClientRig) -> None:
+    before = rig.driver.statements
 
-    answers = harbour.client.enqueue_many(request(payload=number) for number in range(50))
+    answers = rig.client.enqueue_many(request(payload=number) for number in range(50))
 
-    assert harbour.driver.statements - before == 1
-    assert [harbour.stored(answer.id).data for answer in answers] == [*range(50)]
-
-
-def test_of_no_jobs_none_is_stored(harbour: ClientRig) -> None:
-    assert harbour.client.enqueue_many([]) == []
-    assert harbour.all() == []
+    assert rig.driver.statements - before == 1
+    assert [rig.stored(answer.id).data for answer in answers] == [*range(50)]
 
 
-def test_one_request_that_breaks_a_rule_stops_all_of_them_and_is_named_by_its_place(harbour: ClientRig) -> None:
+def test_enqueue_many_of_nothing_stores_nothing(rig: ClientRig) -> None:
+    assert rig.client.enqueue_many([]) == []
+    assert rig.all() == []
+
+
+def test_one_invalid_request_stops_all_and_is_named_by_its_index(rig: ClientRig) -> None:
     batch = [request(), request(), request(queue="e mail", max_attempts=0), request()]
 
     with pytest.raises(InvalidRequest) as caught:
-        harbour.client.enqueue_many(batch)
+        rig.client.enqueue_many(batch)
 
     assert [problem.field for problem in caught.value.problems] == ["jobs[2].queue", "jobs[2].max_attempts"]
-    assert harbour.all() == []
+    assert rig.all() == []
 
 
-def test_one_payload_that_cannot_be_stored_stops_all_of_them_and_is_named_by_its_place(harbour: ClientRig) -> None:
+def test_one_invalid_payload_stops_all_and_is_named_by_its_index(rig: ClientRig) -> None:
     batch = [request(), request(payload={"to": [object()]})]
 
     with pytest.raises(InvalidRequest) as caught:
-        harbour.client.enqueue_many(batch)
+        rig.client.enqueue_many(batch)
 
     assert [problem.field for problem in caught.value.problems] == ["jobs[1].payload.to[0]"]
-    assert harbour.all() == []
+    assert rig.all() == []
 
 
-def test_keys_that_belong_to_other_jobs_are_refused_one_by_one_and_the_others_are_stored(harbour: ClientRig) -> None:
-    held = harbour.enqueue(payload="first", idempotency_key="held")
+def test_conflicting_keys_are_refused_singly_and_other_jobs_are_stored(rig: ClientRig) -> None:
+    held = rig.enqueue(payload="first", idempotency_key="held")
     batch = [
         request(payload=0),
         request(payload=1, idempotency_key="held"),
@@ -336,66 +336,66 @@ def test_keys_that_belong_to_other_jobs_are_refused_one_by_one_and_the_others_ar
     ]
 
     with pytest.raises(EnqueueRefused) as caught:
-        harbour.client.enqueue_many(batch)
+        rig.client.enqueue_many(batch)
 
-    stored = [job for job in harbour.all() if job.id != held.id]
+    stored = [job for job in rig.all() if job.id != held.id]
     assert [job.data for job in stored] == [0, 3]
     assert [answer for answer in caught.value.answers if isinstance(answer, Enqueued)] == [
         Enqueued(stored[0].id, existed=False),
         Enqueued(held.id, existed=True),
         Enqueued(stored[1].id, existed=False),
     ]
-    assert {place: holder(error) for place, error in caught.value.refused.items()} == {1: held.id, 4: stored[1].id}
+    assert {index: holder(error) for index, error in caught.value.refused.items()} == {1: held.id, 4: stored[1].id}
 
 
 def holder(error: Exception) -> JobId | None:
     return error.holder if isinstance(error, IdempotencyConflict) else None
 
 
-def test_a_hook_is_told_of_each_job_once_it_is_stored() -> None:
-    told: list[tuple[HookEvent, bool]] = []
-    harbour: ClientRig = ClientRig(hooks=[lambda fact: told.append((fact, bool(harbour.all())))])
+def test_a_hook_is_called_after_a_job_is_stored() -> None:
+    calls: list[tuple[HookEvent, bool]] = []
+    rig: ClientRig = ClientRig(hooks=[lambda event: calls.append((event, bool(rig.all())))])
 
-    answer = harbour.enqueue(queue="mail")
+    answer = rig.enqueue(queue="mail")
 
-    fact = JobEnqueued(job_id=answer.id, type="greet", queue="mail", existed=False)
-    assert told == [(fact, True)]
+    event = JobEnqueued(job_id=answer.id, type="greet", queue="mail", existed=False)
+    assert calls == [(event, True)]
 
 
-def test_a_hook_is_told_that_a_job_existed_and_nothing_of_a_refused_one() -> None:
-    told: list[HookEvent] = []
-    harbour = ClientRig()
-    held = harbour.enqueue(payload=1, idempotency_key="held")
-    watched = Client(harbour.driver, clock=harbour.clock, hooks=[told.append])
+def test_a_hook_is_called_for_existing_jobs_but_not_for_refused_ones() -> None:
+    events: list[HookEvent] = []
+    rig = ClientRig()
+    held = rig.enqueue(payload=1, idempotency_key="held")
+    watched = Client(rig.driver, clock=rig.clock, hooks=[events.append])
 
     with pytest.raises(EnqueueRefused):
         watched.enqueue_many([request(payload=n, idempotency_key="held") for n in (1, 2)])
 
-    assert told == [JobEnqueued(job_id=held.id, type="greet", queue="default", existed=True)]
+    assert events == [JobEnqueued(job_id=held.id, type="greet", queue="default", existed=True)]
 
 
-def test_a_hook_that_breaks_is_logged_and_neither_the_job_nor_the_next_hook_is_harmed(
+def test_a_failing_hook_is_logged_and_affects_neither_job_nor_other_hooks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[HookEvent] = []
+    events: list[HookEvent] = []
 
-    def broken(_fact: HookEvent) -> NoReturn:
+    def broken(_event: HookEvent) -> NoReturn:
         raise RuntimeError("the metrics are down")
 
-    harbour = ClientRig(hooks=[broken, told.append])
+    rig = ClientRig(hooks=[broken, events.append])
 
     with caplog.at_level(logging.ERROR):
-        answer = harbour.enqueue()
+        answer = rig.enqueue()
 
-    assert [job.id for job in harbour.all()] == [answer.id]
-    assert len(told) == 1
+    assert [job.id for job in rig.all()] == [answer.id]
+    assert len(events) == 1
     [record] = caplog.records
     assert record.name == "taskharbor.client"
     assert "the metrics are down" in str(record.exc_info)
 
 
 class ReversedCodec:
-    """JSON written backwards, for its own job only."""
+    """A codec that writes the context and reversed JSON."""
 
     def __init__(self) -> None:
         self._json = JsonCodec()
@@ -410,18 +410,18 @@ class ReversedCodec:
         return self._json.digest([value])
 
 
-def test_a_codec_of_ones_own_writes_and_reads_the_payload() -> None:
+def test_a_custom_codec_writes_and_reads_the_payload() -> None:
     codec = ReversedCodec()
-    harbour = ClientRig(codec=codec)
+    rig = ClientRig(codec=codec)
 
-    job = harbour.stored(harbour.enqueue(payload={"name": "Ada"}).id)
+    job = rig.stored(rig.enqueue(payload={"name": "Ada"}).id)
 
     assert job.payload.endswith(b'}"adA":"eman"{')
     assert replace(job, codec=codec).data == {"name": "Ada"}
 
 
 class SealedCodec(JsonCodec):
-    """Reads a payload only in the job that it was written for."""
+    """A codec that reads a payload only with the context of its own job."""
 
     def encode(self, value: object, *, context: bytes) -> bytes:
         return context + super().encode(value, context=context)
@@ -432,55 +432,55 @@ class SealedCodec(JsonCodec):
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_a_codec_made_of_ours_is_told_which_job_a_payload_belongs_to(key: str | None) -> None:
+def test_a_subclass_of_the_json_codec_receives_the_context(key: str | None) -> None:
     codec = SealedCodec()
-    harbour = ClientRig(codec=codec)
+    rig = ClientRig(codec=codec)
 
-    job = harbour.stored(harbour.enqueue(payload={"name": "Ada"}, idempotency_key=key).id)
+    job = rig.stored(rig.enqueue(payload={"name": "Ada"}, idempotency_key=key).id)
 
     assert job.id.bytes in job.payload
     assert replace(job, codec=codec).data == {"name": "Ada"}
 
 
-def test_ids_of_ones_own_are_used() -> None:
+def test_custom_ids_are_used() -> None:
     own = JobId(UUID(int=7))
-    harbour = ClientRig(ids=lambda: own)
+    rig = ClientRig(ids=lambda: own)
 
-    assert harbour.enqueue().id == own
+    assert rig.enqueue().id == own
 
 
-def test_an_encrypted_payload_can_be_read_with_the_key_and_not_without() -> None:
+def test_an_encrypted_payload_can_be_read_with_the_key_only() -> None:
     codec = AesGcmCodec({"2030": bytes(range(32))})
-    harbour = ClientRig(codec=codec)
+    rig = ClientRig(codec=codec)
 
-    job = harbour.stored(harbour.enqueue(payload={"card": "4111"}).id)
+    job = rig.stored(rig.enqueue(payload={"card": "4111"}).id)
 
     assert b"4111" not in job.payload
     assert replace(job, codec=codec).data == {"card": "4111"}
 
 
-def test_another_payload_for_a_job_is_bound_to_it_and_keeps_the_rules_of_an_enqueue() -> None:
+def test_encode_binds_a_payload_to_its_job_and_validates_it() -> None:
     codec = AesGcmCodec({"2030": bytes(range(32))})
-    harbour = ClientRig(codec=codec)
-    job, other = (harbour.stored(harbour.enqueue().id) for _ in range(2))
+    rig = ClientRig(codec=codec)
+    job, other = (rig.stored(rig.enqueue().id) for _ in range(2))
 
-    payload = harbour.client.encode({"card": "4111"}, job.id, job_type=job.type)
+    payload = rig.client.encode({"card": "4111"}, job.id, job_type=job.type)
 
     assert replace(job, payload=payload, codec=codec).data == {"card": "4111"}
     with pytest.raises(PayloadNotDecodable):
         _ = replace(other, payload=payload, codec=codec).data
     with pytest.raises(InvalidRequest, match=r"^payload\.price is not storable: not a finite number$"):
-        harbour.client.encode({"price": float("nan")}, job.id, job_type=job.type)
+        rig.client.encode({"price": float("nan")}, job.id, job_type=job.type)
 
 
 @pytest.mark.parametrize("codec", [JsonCodec(), ReversedCodec(), AesGcmCodec({"2030": bytes(32)})])
-def test_a_repeat_is_told_from_another_body_whatever_the_codec(codec: Codec) -> None:
-    harbour = ClientRig(codec=codec)
-    first = harbour.enqueue(payload={"card": "4111"}, idempotency_key="k")
+def test_a_repeat_and_a_conflict_are_detected_with_any_codec(codec: Codec) -> None:
+    rig = ClientRig(codec=codec)
+    first = rig.enqueue(payload={"card": "4111"}, idempotency_key="k")
 
-    again = harbour.enqueue(payload={"card": "4111"}, idempotency_key="k")
+    again = rig.enqueue(payload={"card": "4111"}, idempotency_key="k")
     with pytest.raises(IdempotencyConflict):
-        harbour.enqueue(payload={"card": "4222"}, idempotency_key="k")
+        rig.enqueue(payload={"card": "4222"}, idempotency_key="k")
 
     assert again == Enqueued(first.id, existed=True)
 
@@ -493,10 +493,10 @@ class Urgency(IntEnum):
     HIGH = -5
 
 
-def test_a_member_of_an_enum_is_stored_as_its_plain_value() -> None:
-    harbour = ClientRig()
+def test_an_enum_member_is_stored_as_its_value() -> None:
+    rig = ClientRig()
 
-    enqueued = harbour.enqueue(
+    enqueued = rig.enqueue(
         type=Queue.MAIL,
         queue=Queue.MAIL,
         priority=Urgency.HIGH,
@@ -504,7 +504,7 @@ def test_a_member_of_an_enum_is_stored_as_its_plain_value() -> None:
         metadata={Queue.MAIL: Queue.MAIL},
     )
 
-    job = harbour.stored(enqueued.id)
+    job = rig.stored(enqueued.id)
     [(key, value)] = job.metadata.items()
     values = [job.type, job.queue, job.idempotency_key, key, value]
     assert (values, job.priority) == (["mail"] * 5, -5)
@@ -513,7 +513,7 @@ def test_a_member_of_an_enum_is_stored_as_its_plain_value() -> None:
 
 
 class Unreliable(MemoryDriver):
-    """A store that loses the first inserts, or only the replies to them."""
+    """A driver that loses the first inserts, or only the replies to them."""
 
     def __init__(self, *losses: Exception, commits: bool) -> None:
         super().__init__()
@@ -537,7 +537,7 @@ def test_a_job_whose_reply_was_lost_once_is_stored_once(commits: bool) -> None:
     assert enqueued.existed == commits
 
 
-def test_a_store_that_is_known_to_be_away_is_asked_once() -> None:
+def test_an_insert_is_not_repeated_while_the_store_is_known_unavailable() -> None:
     gone = StoreUnavailable("gone", retry_in=timedelta(seconds=1))
     driver = Unreliable(gone, commits=False)
 
@@ -549,9 +549,9 @@ def test_a_store_that_is_known_to_be_away_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize(("error", "tries"), [(StoreUnavailable("no route"), 2), (OSError("broken pipe"), 1)])
-def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(error: Exception, tries: int) -> None:
-    told: list[HookEvent] = []
-    client = Client(Unreliable(*2 * tries * [error], commits=True), hooks=[told.append])
+def test_a_store_error_is_raised_unchanged_and_calls_no_hook(error: Exception, tries: int) -> None:
+    events: list[HookEvent] = []
+    client = Client(Unreliable(*2 * tries * [error], commits=True), hooks=[events.append])
 
     with pytest.raises(type(error)) as alone:
         client.enqueue(request())
@@ -559,23 +559,23 @@ def test_what_the_store_raises_passes_through_untouched_and_no_hook_is_told(erro
         client.enqueue_many([request()])
 
     assert alone.value is batched.value is error
-    assert told == []
+    assert events == []
 
 
-def test_a_request_whose_reply_was_lost_can_be_sent_again_under_its_key() -> None:
+def test_a_request_with_a_key_can_be_sent_again_after_lost_replies() -> None:
     driver = Unreliable(*2 * [StoreUnavailable("reply lost")], commits=True)
-    client, asked = Client(driver), request(idempotency_key="k")
+    client, repeated = Client(driver), request(idempotency_key="k")
     with suppress(StoreUnavailable):
-        client.enqueue(asked)
+        client.enqueue(repeated)
 
-    again = client.enqueue(asked)
+    again = client.enqueue(repeated)
 
     assert [job.id for job in driver.inspector.find(JobFilter(), limit=10).jobs] == [again.id]
     assert again.existed
 
 
 class ZipCodec(JsonCodec):
-    """A codec without a name of its own: it writes something else than the one that it inherits from."""
+    """A codec without a ``name``, which writes another format than its base class."""
 
     def encode(self, value: object, *, context: bytes) -> bytes:
         return zlib.compress(super().encode(value, context=context))
@@ -604,7 +604,7 @@ def test_a_client_with_another_codec_is_refused_and_stores_nothing(
     client = Client(driver)
 
     for _ in range(2):
-        with pytest.raises(CodecMismatch, match="with the codec 'ZipCodec', not with 'json'"):
+        with pytest.raises(CodecMismatch, match="with codec 'ZipCodec', not 'json'"):
             write(client)
 
     assert [job.id for job in driver.inspector.find(JobFilter(), limit=10).jobs] == [first.id]
@@ -631,7 +631,7 @@ def test_a_client_that_has_written_nothing_records_nothing() -> None:
     assert driver.inspector.settings() == {}
 
 
-def test_threads_that_enqueue_together_are_all_refused(tmp_path: Path) -> None:
+def test_concurrent_threads_with_another_codec_are_all_refused(tmp_path: Path) -> None:
     driver = SqliteDriver(tmp_path / "jobs.db")
     Client(driver, codec=ZipCodec()).enqueue(request())
     client, start = Client(driver), threading.Barrier(8)
@@ -648,12 +648,12 @@ def test_threads_that_enqueue_together_are_all_refused(tmp_path: Path) -> None:
     driver.close()
 
 
-def test_the_codec_is_checked_once_and_then_costs_no_statement(tmp_path: Path) -> None:
-    asked: list[str] = []
+def test_the_codec_is_checked_only_once(tmp_path: Path) -> None:
+    remembered: list[str] = []
 
     class Watched(SqliteDriver):
         def remember(self, name: str, value: str) -> str:
-            asked.append(name)
+            remembered.append(name)
             return super().remember(name, value)
 
     watched = Watched(tmp_path / "jobs.db")
@@ -664,24 +664,24 @@ def test_the_codec_is_checked_once_and_then_costs_no_statement(tmp_path: Path) -
     for _ in range(5):
         client.enqueue(request())
 
-    assert (asked, watched.statements - before) == (["codec"], 5)
+    assert (remembered, watched.statements - before) == (["codec"], 5)
     watched.close()
 
 
-def test_a_store_that_is_away_at_the_first_check_is_asked_again() -> None:
-    class Away(MemoryDriver):
-        is_away = True
+def test_a_failed_codec_check_is_repeated_at_the_next_enqueue() -> None:
+    class Unavailable(MemoryDriver):
+        is_down = True
 
         def remember(self, name: str, value: str) -> str:
-            if self.is_away:
+            if self.is_down:
                 raise StoreUnavailable("unplugged")
             return super().remember(name, value)
 
-    driver = Away()
+    driver = Unavailable()
     client = Client(driver, codec=ZipCodec())
     with pytest.raises(StoreUnavailable):
         client.enqueue(request())
-    driver.is_away = False
+    driver.is_down = False
 
     client.enqueue(request())
 
@@ -689,7 +689,7 @@ def test_a_store_that_is_away_at_the_first_check_is_asked_again() -> None:
     assert len(driver.inspector.find(JobFilter(), limit=10).jobs) == 1
 
 
-def test_a_record_that_a_rollback_has_undone_is_made_again(tmp_path: Path) -> None:
+def test_a_codec_record_undone_by_a_rollback_is_written_again(tmp_path: Path) -> None:
     driver = SqliteDriver(tmp_path / "jobs.db")
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
         client = Client(driver.join(db), codec=ZipCodec())

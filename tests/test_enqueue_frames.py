@@ -1,4 +1,4 @@
-"""How many Python frames one enqueue takes: each costs time, and each is a place to read."""
+"""The number of Python frames of one enqueue: each costs time, and each must be read to follow it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_FRAMES = 25
 
 
-def test_an_enqueue_on_sqlite_takes_few_frames(tmp_path: Path) -> None:
+def test_an_enqueue_on_sqlite_takes_at_most_25_frames(tmp_path: Path) -> None:
     harbor, frames = Harbor(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
 
     @harbor.task
@@ -27,7 +27,7 @@ def test_an_enqueue_on_sqlite_takes_few_frames(tmp_path: Path) -> None:
 
     with harbor:
         for _ in range(2):
-            greet.enqueue("Ada")  # the first ones open the store, compare codecs and draw entropy
+            greet.enqueue("Ada")  # the first calls open the store, check the codec and read entropy
         sys.setprofile(count)
         try:
             greet.enqueue("Ada")

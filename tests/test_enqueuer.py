@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from taskharbor.delivery.transport import OutgoingMessage
     from taskharbor.testing.simulation.queue_service import QueueService
 
-PERIOD = timedelta(seconds=1)
-MOMENT = timedelta(microseconds=1)
+MAX_IDLE = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
 
 
-def _rung(rig: DeliveryRig, queue: str = "default") -> list[tuple[JobId, int]]:
+def _sent(rig: DeliveryRig, queue: str = "default") -> list[tuple[JobId, int]]:
     messages = [parse_message(copy.body) for copy in rig.service.queues.get(queue, [])]
     return [(message.job_id, message.seq) for message in messages if message is not None]
 
 
-def test_a_due_job_is_marked_then_sent_then_noted_as_sent() -> None:
+def test_a_due_job_is_dispatched_sent_and_recorded_as_sent() -> None:
     rig = DeliveryRig()
     job_id = rig.enqueue()
 
     pause = rig.enqueuer().tick()
 
     job = rig.job(job_id)
-    assert _rung(rig) == [(job_id, 1)]
+    assert _sent(rig) == [(job_id, 1)]
     assert (job.status, job.sends, job.sent_at) == (Status.ENQUEUED, 1, rig.world.store_time())
-    assert pause == PERIOD
+    assert pause == MAX_IDLE
 
 
 def test_a_job_is_not_sent_before_it_is_due() -> None:
@@ -52,23 +52,23 @@ def test_a_job_is_not_sent_before_it_is_due() -> None:
     enqueuer = rig.enqueuer()
 
     enqueuer.tick()
-    assert _rung(rig) == []
+    assert _sent(rig) == []
     rig.run(30)
     enqueuer.tick()
 
-    assert _rung(rig) == [(job_id, 1)]
+    assert _sent(rig) == [(job_id, 1)]
 
 
 @pytest.mark.parametrize(
     ("delay", "pause"),
     [
-        (timedelta(seconds=30), PERIOD),
+        (timedelta(seconds=30), MAX_IDLE),
         (timedelta(milliseconds=300), timedelta(milliseconds=300)),
-        (MOMENT, MIN_DUE_WAIT),
+        (MICROSECOND, MIN_DUE_WAIT),
     ],
     ids=str,
 )
-def test_it_rests_until_the_next_job_is_due_and_a_period_at_most(delay: timedelta, pause: timedelta) -> None:
+def test_it_pauses_until_the_next_job_is_due_at_most_max_idle(delay: timedelta, pause: timedelta) -> None:
     rig = DeliveryRig()
     rig.enqueue(delay=delay)
     enqueuer = rig.enqueuer()
@@ -78,34 +78,34 @@ def test_it_rests_until_the_next_job_is_due_and_a_period_at_most(delay: timedelt
     assert enqueuer.tick() == pause
 
 
-def test_thousands_of_jobs_go_out_in_tens() -> None:
+def test_thousands_of_jobs_are_sent_in_batches_of_ten() -> None:
     rig = DeliveryRig()
     jobs = {rig.enqueue() for _ in range(2_500)}
     enqueuer = rig.enqueuer(batch=1_000)
 
     pauses = [enqueuer.tick() for _ in range(3)]
 
-    assert {job_id for job_id, _ in _rung(rig)} == jobs
+    assert {job_id for job_id, _ in _sent(rig)} == jobs
     assert rig.service.calls["send"] == 250
-    assert pauses == [timedelta(0), timedelta(0), PERIOD]
+    assert pauses == [timedelta(0), timedelta(0), MAX_IDLE]
 
 
-def test_a_job_that_nobody_claims_is_sent_again_ever_more_seldom() -> None:
+def test_an_unclaimed_job_is_sent_again_at_growing_intervals() -> None:
     rig = DeliveryRig()
     rig.enqueue()
     enqueuer = rig.enqueuer()
     sent_at = []
     for second in range(600):
-        before = len(_rung(rig))
+        before = len(_sent(rig))
         enqueuer.tick()
-        sent_at += [second] * (len(_rung(rig)) - before)
+        sent_at += [second] * (len(_sent(rig)) - before)
         rig.run(1)
 
     gaps = [after - before for before, after in pairwise(sent_at)]
     assert gaps == [FIRST.seconds, 2 * FIRST.seconds, CAP.seconds, CAP.seconds]
 
 
-def test_no_more_than_so_many_unclaimed_jobs_are_out_at_once() -> None:
+def test_at_most_max_unclaimed_jobs_are_sent() -> None:
     rig = DeliveryRig()
     for _ in range(30):
         rig.enqueue()
@@ -114,7 +114,7 @@ def test_no_more_than_so_many_unclaimed_jobs_are_out_at_once() -> None:
     for _ in range(3):
         enqueuer.tick()
 
-    assert len(_rung(rig)) == 12
+    assert len(_sent(rig)) == 12
 
 
 def test_two_enqueuers_send_each_job_once() -> None:
@@ -127,10 +127,10 @@ def test_two_enqueuers_send_each_job_once() -> None:
         one.tick()
         other.tick()
 
-    assert len(_rung(rig)) == len(set(_rung(rig))) == 40
+    assert len(_sent(rig)) == len(set(_sent(rig))) == 40
 
 
-def test_what_was_certainly_not_sent_can_be_sent_at_once_and_does_not_count() -> None:
+def test_a_message_that_was_not_sent_is_sent_immediately_and_not_counted() -> None:
     rig = DeliveryRig()
     job_id = rig.enqueue()
     rig.service.throttled.add("default")
@@ -140,10 +140,10 @@ def test_what_was_certainly_not_sent_can_be_sent_at_once_and_does_not_count() ->
 
     rig.enqueuer().tick()
 
-    assert _rung(rig) == [(job_id, 2)]
+    assert _sent(rig) == [(job_id, 2)]
 
 
-def test_a_send_without_an_answer_is_left_to_the_end_of_its_lock() -> None:
+def test_a_send_without_a_reply_is_repeated_when_its_lock_expires() -> None:
     rig = DeliveryRig()
     job_id = rig.enqueue()
     enqueuer = rig.enqueuer()
@@ -153,29 +153,29 @@ def test_a_send_without_an_answer_is_left_to_the_end_of_its_lock() -> None:
 
     rig.run(LOCK.seconds - 1)
     enqueuer.tick()
-    assert _rung(rig) == []
+    assert _sent(rig) == []
     rig.run(1)
     enqueuer.tick()
 
-    assert _rung(rig) == [(job_id, 2)]
+    assert _sent(rig) == [(job_id, 2)]
 
 
-def test_a_message_of_which_nothing_is_known_is_left_to_the_end_of_its_lock_too() -> None:
+def test_a_message_with_an_unknown_result_is_repeated_when_its_lock_expires() -> None:
     rig = DeliveryRig()
 
-    class Silent:
+    class Unknown:
         def send(self, _queue: str, messages: Sequence[OutgoingMessage]) -> list[Any]:
             return [ItemFailure("Unanswered", "not mentioned", is_permanent=False, is_unknown=True) for _ in messages]
 
     job_id = rig.enqueue()
-    DueTaskEnqueuer(rig.runtime("e"), rig.driver, Silent(), queues=["default"], lock=LOCK).tick()  # type: ignore[arg-type]
+    DueTaskEnqueuer(rig.runtime("e"), rig.driver, Unknown(), queues=["default"], lock=LOCK).tick()  # type: ignore[arg-type]
     rig.enqueuer().tick()
-    assert _rung(rig) == []
+    assert _sent(rig) == []
 
     rig.run(LOCK.seconds)
     rig.enqueuer().tick()
 
-    assert _rung(rig) == [(job_id, 2)]
+    assert _sent(rig) == [(job_id, 2)]
 
 
 def test_after_a_failure_the_rest_of_the_batch_is_left_unsent() -> None:
@@ -189,10 +189,10 @@ def test_after_a_failure_the_rest_of_the_batch_is_left_unsent() -> None:
     rig.enqueuer().tick()
 
     assert rig.service.calls["send"] == 1 + 3
-    assert len(_rung(rig)) == 25  # of the others nobody knows
+    assert len(_sent(rig)) == 25  # the result of the other ten is unknown
 
 
-def test_while_sending_fails_a_queue_is_tried_ever_more_seldom_and_with_few_jobs() -> None:
+def test_a_failing_queue_is_tried_at_growing_intervals_with_few_jobs() -> None:
     rig = DeliveryRig()
     for _ in range(500):
         rig.enqueue()
@@ -207,10 +207,10 @@ def test_while_sending_fails_a_queue_is_tried_ever_more_seldom_and_with_few_jobs
     for _ in range(60):
         enqueuer.tick()
         rig.run(1)
-    assert len({job_id for job_id, _ in _rung(rig)}) == 500
+    assert len({job_id for job_id, _ in _sent(rig)}) == 500
 
 
-def test_a_queue_that_is_refused_does_not_keep_others_from_being_served() -> None:
+def test_a_refused_queue_does_not_delay_others() -> None:
     rig = DeliveryRig()
     service = rig.service
 
@@ -225,11 +225,11 @@ def test_a_queue_that_is_refused_does_not_keep_others_from_being_served() -> Non
     enqueuer.tick()
     enqueuer.tick()
 
-    assert _rung(rig, "mail") == [(fine, 1)]
+    assert _sent(rig, "mail") == [(fine, 1)]
     assert (rig.job(lost).status, rig.job(lost).resends) == (Status.ENQUEUED, 0)
 
 
-def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent() -> None:
+def test_unrecorded_results_are_recorded_before_anything_else_is_sent() -> None:
     rig = DeliveryRig()
     outage = Outage("record_dispatch")
     enqueuer = rig.enqueuer(meddled(rig.driver, outage))
@@ -242,20 +242,20 @@ def test_what_the_store_did_not_hear_is_said_again_before_anything_else_is_sent(
     enqueuer.tick()
 
     assert rig.job(job_id).sent_at is not None
-    assert len(_rung(rig)) == 1
+    assert len(_sent(rig)) == 1
 
 
-def test_a_store_out_of_reach_is_asked_again_a_period_later() -> None:
+def test_an_unavailable_store_is_queried_again_after_max_idle() -> None:
     rig = DeliveryRig()
     outage = Outage()
     outage.begin()
     rig.enqueue()
 
-    assert rig.enqueuer(meddled(rig.driver, outage)).tick() == PERIOD
-    assert _rung(rig) == []
+    assert rig.enqueuer(meddled(rig.driver, outage)).tick() == MAX_IDLE
+    assert _sent(rig) == []
 
 
-def test_a_job_is_sent_long_before_the_next_period() -> None:
+def test_a_new_job_wakes_the_enqueuer() -> None:
     rig = DeliveryRig()
     driver = MemoryDriver()
     enqueuer = DueTaskEnqueuer(
@@ -266,45 +266,45 @@ def test_a_job_is_sent_long_before_the_next_period() -> None:
         wait_until(lambda: driver.statements > 0)
         enqueue(driver, "run")
 
-        assert wait_until(lambda: len(_rung(rig)) == 1) < 5
+        assert wait_until(lambda: len(_sent(rig)) == 1) < 5
     finally:
         enqueuer.stop()
 
 
 class Watched:
-    """Passes messages on after *delay* seconds; notes who sent, and how many did at once at most."""
+    """A transport that sends after *delay* seconds, and counts the threads that send."""
 
     def __init__(self, service: QueueService, *, delay: float) -> None:
         self._service, self._delay = service, delay
-        self._noting = threading.Lock()
-        self._at_once = 0
-        self.most_at_once = 0
+        self._lock = threading.Lock()
+        self._sending = 0
+        self.max_sending = 0
         self.threads: set[str] = set()
 
     def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
-        with self._noting:
+        with self._lock:
             self.threads.add(threading.current_thread().name)
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
+            self._sending += 1
+            self.max_sending = max(self.max_sending, self._sending)
         threading.Event().wait(self._delay)
-        with self._noting:
-            self._at_once -= 1
+        with self._lock:
+            self._sending -= 1
             return self._service.send(queue, messages)
 
 
-def test_where_answers_take_their_time_jobs_are_sent_by_several_threads_and_each_once() -> None:
+def test_several_threads_send_each_job_once_if_replies_are_slow() -> None:
     rig = DeliveryRig()
     driver, transport = MemoryDriver(), Watched(rig.service, delay=0.01)
     jobs = {enqueue(driver, "run") for _ in range(300)}
 
     DueTaskEnqueuer(ThreadRuntime(sync_threads=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
 
-    assert {job_id for job_id, _ in _rung(rig)} == jobs
-    assert len(_rung(rig)) == 300
+    assert {job_id for job_id, _ in _sent(rig)} == jobs
+    assert len(_sent(rig)) == 300
     assert len(transport.threads) == 4
 
 
-def test_where_answers_come_at_once_one_thread_sends() -> None:
+def test_one_thread_sends_if_replies_are_fast() -> None:
     class Instant(ThreadRuntime):
         def monotonic(self) -> float:
             return 0.0
@@ -316,11 +316,11 @@ def test_where_answers_come_at_once_one_thread_sends() -> None:
 
     DueTaskEnqueuer(Instant(sync_threads=1), driver, transport, queues=["default"], senders=4).tick()  # type: ignore[arg-type]
 
-    assert len(_rung(rig)) == 300
+    assert len(_sent(rig)) == 300
     assert len(transport.threads) == 1
 
 
-def test_while_one_thread_sends_to_a_queue_the_other_does_not() -> None:
+def test_one_loop_at_a_time_sends_to_a_queue() -> None:
     rig = DeliveryRig()
     driver, transport = MemoryDriver(), Watched(rig.service, delay=0.002)
     for _ in range(400):
@@ -335,29 +335,29 @@ def test_while_one_thread_sends_to_a_queue_the_other_does_not() -> None:
     )
     enqueuer.start()
     try:
-        wait_until(lambda: len(_rung(rig)) == 400)
+        wait_until(lambda: len(_sent(rig)) == 400)
     finally:
         enqueuer.stop()
 
-    assert transport.most_at_once == 1
+    assert transport.max_sending == 1
     assert len(transport.threads) == 2
 
 
 @pytest.mark.parametrize("queues", [[], ["no spaces"]], ids=str)
-def test_queues_that_make_no_sense_are_refused(queues: list[str]) -> None:
+def test_invalid_queues_are_refused(queues: list[str]) -> None:
     with pytest.raises(UsageError):
         DeliveryRig().enqueuer(queues=queues)
 
 
-def test_an_error_of_the_store_is_no_error_of_the_enqueuer() -> None:
+def test_a_store_error_does_not_stop_the_enqueuer() -> None:
     rig = DeliveryRig()
 
-    def away(verb: str, call: Any) -> Any:
+    def fail_dispatch(verb: str, call: Any) -> Any:
         if verb == "dispatch":
-            raise StoreUnavailable("unplugged by a test")
+            raise StoreUnavailable("disconnected by a test")
         return call()
 
-    enqueuer = rig.enqueuer(meddled(rig.driver, away))
+    enqueuer = rig.enqueuer(meddled(rig.driver, fail_dispatch))
     enqueuer.start()
     rig.run(5)
 

@@ -1,4 +1,4 @@
-"""Tasks: functions that stay functions, and whose calls are jobs."""
+"""Tasks: functions whose calls can be stored as jobs, and handles to those jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stored(handle: Handle[Any]) -> Job:
     return handle.job()
 
 
-def test_a_task_is_still_the_plain_function(quick: Harbor) -> None:
+def test_calling_a_task_calls_its_function(quick: Harbor) -> None:
     @quick.task
     def double(number: int) -> int:
         """Return twice the number."""
@@ -56,7 +56,7 @@ def test_a_task_is_still_the_plain_function(quick: Harbor) -> None:
     assert (double.__name__, double.__doc__) == ("double", "Return twice the number.")
 
 
-def test_a_call_that_was_enqueued_runs_with_its_arguments_and_its_result_comes_back(harbor: Harbor) -> None:
+def test_an_enqueued_call_runs_with_its_arguments_and_returns_its_result(harbor: Harbor) -> None:
     @harbor.task
     def total(order: Order, *, factor: int = 2) -> tuple[int, str]:
         return factor * sum(count for _, count in order.lines), "pieces"
@@ -83,14 +83,14 @@ def test_an_async_task_runs_and_its_result_can_be_awaited(harbor: Harbor) -> Non
     assert asyncio.run(main()) == 42
 
 
-def test_the_context_is_filled_in_and_is_no_part_of_the_call(harbor: Harbor) -> None:
+def test_the_worker_passes_the_context(harbor: Harbor) -> None:
     seen = []
 
     @harbor.task
-    def told(ctx: Context, number: int) -> None:
+    def record(ctx: Context, number: int) -> None:
         seen.append((ctx.claim.job.id, number, current_attempt.get()))
 
-    handle = told.enqueue(7)
+    handle = record.enqueue(7)
     harbor.worker().drain()
 
     [(job_id, number, now_running)] = seen
@@ -99,7 +99,7 @@ def test_the_context_is_filled_in_and_is_no_part_of_the_call(harbor: Harbor) -> 
     assert (now_running.job_id, now_running.attempt) == (handle.id, 1)
 
 
-def test_options_of_a_call_win_over_those_of_its_task(quick: Harbor) -> None:
+def test_options_of_a_call_override_those_of_its_task(quick: Harbor) -> None:
     retry = RetryPolicy(backoff=Fixed(SOON), max_attempts=3)
 
     @quick.task(type="mail.send", queue="mail", timeout=30, priority=2, retry=retry, metadata={"team": "a", "x": "y"})
@@ -128,7 +128,7 @@ def test_options_of_a_call_win_over_those_of_its_task(quick: Harbor) -> None:
     assert (other.idempotency_key, other.metadata) == ("k", {"team": "b", "x": "y"})
 
 
-def test_the_retry_policy_of_a_task_decides_when_it_is_tried_again(harbor: Harbor) -> None:
+def test_the_retry_policy_of_a_task_applies_to_its_jobs(harbor: Harbor) -> None:
     attempts = []
 
     @harbor.task(retry=RetryPolicy(backoff=Fixed(timedelta(milliseconds=1)), max_attempts=3))
@@ -154,7 +154,7 @@ def test_the_retry_policy_of_a_task_decides_when_it_is_tried_again(harbor: Harbo
     assert stored(hopeless).attempt_count == 1
 
 
-def test_the_retry_policy_of_a_harbor_is_for_tasks_without_their_own() -> None:
+def test_the_policy_of_a_harbor_applies_to_tasks_without_their_own() -> None:
     harbor = Harbor("memory://", policy=RetryPolicy(give_up_on=(ValueError,)))
 
     @harbor.task
@@ -174,7 +174,7 @@ def test_the_retry_policy_of_a_harbor_is_for_tasks_without_their_own() -> None:
     assert (hopeless.status(), hopeful.status(), ran.status) == (Status.DEAD, Status.FAILED, Status.DEAD)
 
 
-def test_a_task_that_was_renamed_still_runs_jobs_of_its_old_name(harbor: Harbor) -> None:
+def test_a_renamed_task_runs_jobs_of_its_aliases(harbor: Harbor) -> None:
     @harbor.task(aliases=("old.welcome",))
     def welcome(name: str) -> str:
         return f"hello {name}"
@@ -185,7 +185,7 @@ def test_a_task_that_was_renamed_still_runs_jobs_of_its_old_name(harbor: Harbor)
     assert welcome.handle(old.id).result() == "hello Ada"
 
 
-def test_many_calls_go_out_in_one_statement_each_with_its_own_handle(harbor: Harbor) -> None:
+def test_enqueue_many_returns_a_handle_for_each_call(harbor: Harbor) -> None:
     @harbor.task
     def double(number: int) -> int:
         return 2 * number
@@ -199,7 +199,7 @@ def test_many_calls_go_out_in_one_statement_each_with_its_own_handle(harbor: Har
     assert more[0].result() == 18
 
 
-def test_the_same_key_and_call_is_the_same_job_and_another_call_is_refused(harbor: Harbor) -> None:
+def test_equal_calls_with_a_key_are_one_job_and_others_are_refused(harbor: Harbor) -> None:
     @harbor.task
     def greet(name: str) -> None: ...
 
@@ -211,7 +211,7 @@ def test_the_same_key_and_call_is_the_same_job_and_another_call_is_refused(harbo
         greet.using(idempotency_key="k").enqueue("Grace")
 
 
-def test_a_call_that_does_not_fit_is_refused_and_nothing_is_stored(harbor: Harbor) -> None:
+def test_a_call_with_wrong_arguments_is_refused_and_nothing_is_stored(harbor: Harbor) -> None:
     @harbor.task
     def greet(name: str) -> None: ...
 
@@ -225,7 +225,7 @@ def test_a_call_that_does_not_fit_is_refused_and_nothing_is_stored(harbor: Harbo
     assert harbor.driver.inspector.queues() == []
 
 
-def test_a_stored_call_that_does_not_fit_becomes_a_dead_letter_that_says_why(harbor: Harbor) -> None:
+def test_a_stored_call_that_mismatches_the_task_becomes_a_dead_letter(harbor: Harbor) -> None:
     @harbor.task
     def greet(name: str) -> None: ...
 
@@ -237,7 +237,7 @@ def test_a_stored_call_that_does_not_fit_becomes_a_dead_letter_that_says_why(har
     assert harbor.handle(job_id).job().attempt_count == 1
 
 
-def test_a_result_that_does_not_fit_its_annotation_is_a_dead_letter_and_not_run_again(harbor: Harbor) -> None:
+def test_a_result_that_does_not_match_its_annotation_becomes_a_dead_letter(harbor: Harbor) -> None:
     @harbor.task
     def lies() -> int:
         return "7"  # type: ignore[return-value]
@@ -249,7 +249,7 @@ def test_a_result_that_does_not_fit_its_annotation_is_a_dead_letter_and_not_run_
         handle.result()
 
 
-def test_progress_can_be_seen_while_the_task_runs(harbor: Harbor) -> None:
+def test_progress_is_visible_while_the_task_runs(harbor: Harbor) -> None:
     seen = []
 
     @harbor.task
@@ -257,13 +257,13 @@ def test_progress_can_be_seen_while_the_task_runs(harbor: Harbor) -> None:
         ctx.progress(3, 10, "page 3")
         watched = harbor.watcher.watch(ctx.claim.job.id, timedelta(seconds=20))
 
-        async def look() -> None:
+        async def read_progress() -> None:
             async for job in watched:
                 if job.progress is not None:
                     seen.append((job.progress.done, job.progress.total, job.progress.note))
                     return
 
-        asyncio.run(look())
+        asyncio.run(read_progress())
 
     handle = render.enqueue()
     harbor.worker().drain()
@@ -272,7 +272,7 @@ def test_progress_can_be_seen_while_the_task_runs(harbor: Harbor) -> None:
     assert seen == [(3, 10, "page 3")]
 
 
-def test_a_waiting_job_is_canceled_at_once_and_says_so(harbor: Harbor) -> None:
+def test_a_waiting_job_is_canceled_immediately(harbor: Harbor) -> None:
     @harbor.task
     def greet(name: str) -> None: ...
 
@@ -285,7 +285,7 @@ def test_a_waiting_job_is_canceled_at_once_and_says_so(harbor: Harbor) -> None:
         handle.result(1)
 
 
-def test_who_waits_too_short_is_told_that_the_job_goes_on(harbor: Harbor) -> None:
+def test_result_raises_a_timeout_while_the_job_continues(harbor: Harbor) -> None:
     @harbor.task
     def greet(name: str) -> None: ...
 
@@ -297,47 +297,47 @@ def test_who_waits_too_short_is_told_that_the_job_goes_on(harbor: Harbor) -> Non
         asyncio.run(handle.aresult(0.01))
 
 
-def test_a_handle_on_a_job_that_is_not_there_says_so(harbor: Harbor) -> None:
+def test_a_handle_to_a_missing_job_raises_job_not_found(harbor: Harbor) -> None:
     handle = harbor.handle(new_job_id())
 
-    for ask in (handle.status, handle.progress, handle.cancel, handle.result):
+    for method in (handle.status, handle.progress, handle.cancel, handle.result):
         with pytest.raises(JobNotFound):
-            ask()
+            method()
 
 
 @pytest.mark.parametrize(
-    ("options", "refusal"),
+    ("options", "message"),
     [
-        ({"queu": "mail"}, "option is 'queu': there are type, aliases, queue"),
+        ({"queu": "mail"}, "option is 'queu': must be one of type, aliases, queue"),
         ({"type": "two words"}, "type is 'two words': must match"),
         ({"queue": "two words"}, "queue is 'two words': must match"),
-        ({"timeout": "5 minutes"}, "timeout is '5 minutes': give a timedelta, or seconds"),
+        ({"timeout": "5 minutes"}, "timeout is '5 minutes': must be a timedelta, or seconds"),
         ({"max_attempts": 0}, "max_attempts is 0: must be from 1"),
-        ({"aliases": "old"}, r"aliases is 'old': give a tuple: \('old',\)"),
-        ({"retry": 3}, "retry is 3: give a RetryPolicy; for a number of attempts there is max_attempts"),
+        ({"aliases": "old"}, r"aliases is 'old': must be a tuple: \('old',\)"),
+        ({"retry": 3}, "retry is 3: must be a RetryPolicy; to set only the number of attempts, use max_attempts"),
     ],
 )
-def test_an_option_of_a_task_that_is_wrong_is_refused_where_the_task_is_defined(
-    options: dict[str, Any], refusal: str, quick: Harbor
+def test_an_invalid_task_option_is_refused_at_the_definition(
+    options: dict[str, Any], message: str, quick: Harbor
 ) -> None:
-    with pytest.raises(TaskHarborError, match=refusal):
+    with pytest.raises(TaskHarborError, match=message):
 
         @quick.task(**options)
         def send() -> None: ...
 
 
-def test_an_option_of_a_call_that_is_unknown_or_wrong_is_refused(quick: Harbor) -> None:
+def test_an_invalid_call_option_is_refused(quick: Harbor) -> None:
     @quick.task
     def send() -> None: ...
 
-    with pytest.raises(UsageError, match=r"option is 'dealy': there are queue, delay"):
+    with pytest.raises(UsageError, match=r"option is 'dealy': must be one of queue, delay"):
         send.using(dealy=5)  # type: ignore[call-arg]
     for wrong in ("5 minutes", float("nan"), 1e300, True):
-        with pytest.raises(UsageError, match=r"delay is .*: give a timedelta, or seconds"):
+        with pytest.raises(UsageError, match=r"delay is .*: must be a timedelta, or seconds"):
             send.using(delay=wrong).enqueue()  # type: ignore[arg-type]
 
 
-def test_two_tasks_of_one_type_are_refused_and_one_that_is_defined_anew_takes_its_own_place(quick: Harbor) -> None:
+def test_duplicate_task_types_are_refused_except_for_a_redefined_task(quick: Harbor) -> None:
     def define(answer: int) -> Any:
         @quick.task
         def greet() -> int:
@@ -348,17 +348,17 @@ def test_two_tasks_of_one_type_are_refused_and_one_that_is_defined_anew_takes_it
     define(1)
     assert define(2)() == 2
 
-    with pytest.raises(UsageError, match=r"type is 'greet': .*greet has it; give one of them another with type="):
+    with pytest.raises(UsageError, match=r"type is 'greet': .*greet has this type; set another type="):
 
         @quick.task(aliases=("greet",))
         def other() -> None: ...
 
 
-def test_a_method_or_an_unannotated_function_is_refused_by_name(quick: Harbor) -> None:
+def test_a_method_or_an_unannotated_parameter_is_refused(quick: Harbor) -> None:
     with pytest.raises(UsageError, match=r"parameter 'name' is not annotated"):
 
         @quick.task
-        def greet(name) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001  that is the point
+        def greet(name) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001  the missing annotation is tested
 
     with pytest.raises(UsageError, match=r"parameter 'self' is not annotated: a task cannot be a method"):
 
@@ -367,7 +367,7 @@ def test_a_method_or_an_unannotated_function_is_refused_by_name(quick: Harbor) -
             def greet(self) -> None: ...
 
 
-def test_a_task_is_not_made_of_a_task(quick: Harbor) -> None:
+def test_decorating_a_task_again_is_refused(quick: Harbor) -> None:
     with pytest.raises(UsageError, match=r"task is 'greet': it is already a task; .*aliases="):
 
         @quick.task(type="other")
@@ -375,7 +375,7 @@ def test_a_task_is_not_made_of_a_task(quick: Harbor) -> None:
         def greet() -> None: ...
 
 
-def test_parameters_may_have_any_name(quick: Harbor) -> None:
+def test_parameters_may_have_names_of_internal_parameters(quick: Harbor) -> None:
     @quick.task
     def odd(self: int, args: int, /, kwargs: int, *, options: int, **rest: int) -> list[int]:
         return [self, args, kwargs, options, rest["self"]]
@@ -393,7 +393,7 @@ def test_a_task_shows_its_type(quick: Harbor) -> None:
     assert repr(send) == "Task('mail.send')"
 
 
-def test_calls_of_another_harbors_tasks_are_refused_rather_than_stored_here(quick: Harbor) -> None:
+def test_calls_of_another_harbors_tasks_are_refused(quick: Harbor) -> None:
     other = Harbor("memory://")
 
     @other.task
@@ -405,11 +405,11 @@ def test_calls_of_another_harbors_tasks_are_refused_rather_than_stored_here(quic
         quick.schedule("0 2 * * *")(send)
 
 
-@pytest.mark.parametrize("said", [(float("nan"),), ("1",), (1, 1.5), (None,), (1, 2, 3)], ids=repr)
-def test_progress_that_is_no_number_is_refused_at_once(said: tuple[Any, ...], quick: Harbor) -> None:
+@pytest.mark.parametrize("values", [(float("nan"),), ("1",), (1, 1.5), (None,), (1, 2, 3)], ids=repr)
+def test_invalid_progress_is_refused_immediately(values: tuple[Any, ...], quick: Harbor) -> None:
     @quick.task(max_attempts=1)
     def render(ctx: Context) -> None:
-        ctx.progress(*said)
+        ctx.progress(*values)
 
     handle = render.enqueue()
     quick.worker().drain()
@@ -421,15 +421,13 @@ def test_progress_that_is_no_number_is_refused_at_once(said: tuple[Any, ...], qu
         handle.result()
 
 
-def test_ten_thousand_words_of_progress_are_stored_in_few_statements(
-    monkeypatch: pytest.MonkeyPatch, quick: Harbor
-) -> None:
+def test_ten_thousand_progress_reports_take_few_statements(monkeypatch: pytest.MonkeyPatch, quick: Harbor) -> None:
     statements = []
-    note = quick.driver.save_progress
+    save_progress = quick.driver.save_progress
 
-    def counted(said: Any) -> None:
-        statements.append(said)
-        note(said)
+    def counted(reports: Any) -> None:
+        statements.append(reports)
+        save_progress(reports)
 
     monkeypatch.setattr(quick.driver, "save_progress", counted)
 

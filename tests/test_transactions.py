@@ -1,4 +1,4 @@
-"""Jobs that are stored, and settled, in transactions of the user's own."""
+"""Jobs that are enqueued and completed in the user's own transactions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG_POLL = timedelta(seconds=60)
 
 
 class Shop:
-    """A harbor on PostgreSQL, a table of the user's in the same database, and a task."""
+    """A harbor on PostgreSQL, a user table in the same database, and a task."""
 
     def __init__(self) -> None:
         self.url = emptied()
@@ -59,7 +59,7 @@ def _ship(order: int) -> None: ...
 
 def enqueue_and_fail(task: Task[[int], Any, Any], connection: Any) -> None:
     task.using(connection=connection).enqueue(2)
-    raise LookupError("whatever goes wrong")
+    raise LookupError("an error after the enqueue")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def shop() -> Iterator[Shop]:
             db.execute("DROP TABLE orders")
 
 
-def test_a_job_is_there_when_the_session_commits_and_never_was_when_it_rolls_back(shop: Shop) -> None:
+def test_a_job_exists_after_the_session_commits_and_not_after_a_rollback(shop: Shop) -> None:
     engine = create_engine(shop.for_sqlalchemy)
     with Session(engine) as session, session.begin():
         session.execute(text("INSERT INTO orders VALUES (1)"))
@@ -85,7 +85,7 @@ def test_a_job_is_there_when_the_session_commits_and_never_was_when_it_rolls_bac
     assert (shop.orders(), shop.shipped()) == ([1], 1)
 
 
-def test_many_calls_join_one_transaction(shop: Shop) -> None:
+def test_enqueue_many_joins_one_transaction(shop: Shop) -> None:
     with psycopg.connect(shop.url) as db:
         handles = shop.harbor.enqueue_many((shop.ship.call(n) for n in range(3)), connection=db)
         assert shop.shipped() == 0
@@ -100,7 +100,7 @@ def test_an_async_session_is_joined_by_aenqueue(shop: Shop) -> None:
             await session.execute(text("INSERT INTO orders VALUES (1)"))
             await shop.ship.using(connection=session).aenqueue(1)
             assert shop.shipped() == 0
-            with pytest.raises(UsageError, match="it is async: await aenqueue"):
+            with pytest.raises(UsageError, match="it is async; use await aenqueue"):
                 shop.ship.using(connection=session).enqueue(1)
         async with AsyncSession(engine) as session, session.begin():
             await shop.ship.using(connection=session).aenqueue(2)
@@ -116,7 +116,7 @@ def test_a_commit_wakes_a_worker_at_once(shop: Shop) -> None:
     worker = shop.harbor.worker(poll=LONG_POLL)
     worker.start()
     try:
-        wait_until(lambda: shop.ship.enqueue(0).result(20) is None)  # it listens by now
+        wait_until(lambda: shop.ship.enqueue(0).result(20) is None)  # the worker listens after this
         with psycopg.connect(shop.url) as db:
             handle = shop.ship.using(connection=db).enqueue(1)
 
@@ -142,7 +142,7 @@ def test_effects_and_completion_commit_together(shop: Shop) -> None:
     assert handle.job().attempt_count == 1
 
 
-def test_a_completion_that_was_rolled_back_never_was_and_the_attempt_has_failed(shop: Shop) -> None:
+def test_a_rolled_back_completion_fails_the_attempt(shop: Shop) -> None:
     @shop.harbor.task(retry=ONCE)
     def charge(ctx: Context, order: int) -> None:
         with psycopg.connect(shop.url) as db:
@@ -158,9 +158,7 @@ def test_a_completion_that_was_rolled_back_never_was_and_the_attempt_has_failed(
         handle.result()
 
 
-def test_a_completion_that_committed_counts_though_the_handler_returned_after_its_timeout(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_committed_completion_counts_even_after_the_timeout(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     @shop.harbor.task(retry=ONCE, timeout=0.05)
     def charge(ctx: Context, order: int) -> int:
         wait_until(lambda: ctx.is_cancelled)
@@ -203,7 +201,7 @@ def test_a_job_that_is_completed_twice_keeps_the_first_result(shop: Shop) -> Non
     assert handle.result() == 1
 
 
-def test_a_completion_with_a_result_that_does_not_fit_rolls_back_and_is_not_tried_again(shop: Shop) -> None:
+def test_a_completion_with_an_invalid_result_rolls_back_and_is_not_retried(shop: Shop) -> None:
     @shop.harbor.task
     def charge(ctx: Context, order: int) -> int:
         with psycopg.connect(shop.url) as db:
@@ -220,8 +218,8 @@ def test_a_completion_with_a_result_that_does_not_fit_rolls_back_and_is_not_trie
     assert shop.orders() == []
 
 
-def test_who_lost_the_lease_cannot_complete_and_its_effects_roll_back(shop: Shop) -> None:
-    refusals = []
+def test_a_completion_without_the_lease_fails_and_rolls_back(shop: Shop) -> None:
+    errors = []
 
     @shop.harbor.task
     def charge(ctx: Context, order: int) -> None:
@@ -232,14 +230,14 @@ def test_who_lost_the_lease_cannot_complete_and_its_effects_roll_back(shop: Shop
                 db.execute("INSERT INTO orders VALUES (%s)", [order])
                 ctx.complete_in(db)
         except LeaseLost as error:
-            refusals.append(error)
+            errors.append(error)
             raise
 
     charge.enqueue(7)
     worker = shop.harbor.worker(janitor=False)
     worker.start()
     try:
-        wait_until(lambda: bool(refusals))
+        wait_until(lambda: bool(errors))
     finally:
         worker.stop(timedelta(0))
 
@@ -261,7 +259,7 @@ def test_an_async_handler_completes_in_its_own_transaction(shop: Shop) -> None:
     assert shop.orders() == [7]
 
 
-def test_sqlite_joins_and_completes_likewise(tmp_path: Path) -> None:
+def test_sqlite_enqueues_and_completes_in_a_joined_transaction(tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
     with Harbor(f"sqlite:///{file}") as harbor, closing(sqlite3.connect(file)) as orders:
 
@@ -283,7 +281,7 @@ def test_sqlite_joins_and_completes_likewise(tmp_path: Path) -> None:
         assert orders.execute("SELECT id FROM orders").fetchall() == [(7,)]
 
 
-def test_what_cannot_be_joined_is_named(shop: Shop) -> None:
+def test_a_connection_that_cannot_be_joined_is_refused(shop: Shop) -> None:
     with pytest.raises(UsageError, match="connection"):
         shop.ship.using(connection=object()).enqueue(7)
     with Harbor("memory://") as other, closing(sqlite3.connect(":memory:")) as db:

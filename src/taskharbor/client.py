@@ -1,4 +1,4 @@
-"""Where jobs come from."""
+"""The client: validates job requests, encodes their payloads, and inserts the jobs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,17 @@ _NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Client:
-    """Accepts jobs: validates, fills in defaults, encodes, and stores. What it returned is never lost.
+    """Enqueues jobs of any type, without a `Task`. When a call returns, its jobs are committed and cannot be lost.
 
-    *driver* may also be a transaction of yours that a driver has joined: then a job is
-    there when that commits, and hooks are told before.
+    - *driver*: the store. It may also be a joined transaction, which ``driver.join(connection)`` returns. Its jobs
+      are committed when you commit that transaction; hooks are called before.
+    - *codec*: how payloads are encoded. Every client and worker of a store must use the same codec.
+    - *policy*: the number of attempts of requests without ``max_attempts``.
+    - *clock*: the source of ``created_at``; by default the clock of this machine.
+    - *ids*: returns a new job id at each call; by default a UUID of version 7.
+    - *hooks*: callables that receive a `JobEnqueued` event for each accepted job. An error in a hook is logged.
+
+    A client may be used by any number of threads and event loops at once.
 
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> client = Client(MemoryDriver())
@@ -74,7 +81,7 @@ class Client:
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._json = codec if type(codec) is JsonCodec else None  # which ignores what it could bind a payload to
+        self._json = codec if type(codec) is JsonCodec else None  # it ignores the context, so none is made
         self._attempts = int(policy.max_attempts)
         self._now: Callable[[], datetime] = partial(datetime.now, UTC) if clock is None else clock.now
         self._ids = ids
@@ -86,18 +93,23 @@ class Client:
         self._is_checked = False
 
     def enqueue(self, request: JobRequest) -> Enqueued:
-        """Store one job; when this returns, it is committed.
+        """Store one job, and return after it is committed.
 
-        Jobs that other threads enqueue meanwhile go out in the same statement, where the store
-        gains by that. One with an idempotency key goes out alone: it may have to wait
-        for a transaction that holds the key, and the others should not. Of several with the
-        same key one at a time is in the store.
+        If its idempotency key belongs to an earlier job with the same type and payload, no job is stored: the result
+        has the id of the earlier job, and ``existed`` is true.
 
-        Raises `InvalidRequest`, `IdempotencyConflict`, `CodecMismatch` or `StoreUnavailable`. After the last
-        one (the store was tried twice, under the same id) nobody knows whether the job was
-        stored: give the request an idempotency key, and it can be sent again without harm.
-        If the store is known to be away it is raised within half a second, and its
-        ``retry_in`` says when the store is tried next.
+        On PostgreSQL and SQLite, jobs that several threads enqueue at the same time are inserted in one statement
+        (group commit). A job with an idempotency key has a statement of its own, because it may have to wait for
+        a transaction that holds the key. Jobs with the same key are inserted one after another.
+
+        It raises:
+
+        - `InvalidRequest`: a field breaks a rule, or the payload cannot be encoded. Nothing is stored.
+        - `IdempotencyConflict`: the key belongs to a job with another type or payload. Nothing is stored.
+        - `CodecMismatch`: the store's payloads are written with another codec. Nothing is stored.
+        - `StoreUnavailable`: the insert failed, and so did a repeat with the same id. The job may or may not be
+          stored. If the request has an idempotency key, it can safely be sent again. If the store is known to be
+          unavailable, the error is raised within half a second, and its ``retry_in`` is the time until the next try.
         """
         job = self._prepare(request, self._now(), self._ids())
         answer: Enqueued | IdempotencyConflict
@@ -107,7 +119,7 @@ class Client:
             if not self._is_checked:
                 self._check_codec()
             group_commit = self._group_commit
-            if group_commit.pid != os.getpid():  # callers that waited before a fork are in the other process
+            if group_commit.pid != os.getpid():  # after a fork its waiters exist only in the parent
                 group_commit = self._group_commit = GroupCommit(self._driver.insert)
             answer = group_commit.insert(job)
         if self._hooks:
@@ -117,16 +129,20 @@ class Client:
         return answer
 
     async def aenqueue(self, request: JobRequest) -> Enqueued:
-        """Store one job as `enqueue` does, from a coroutine, without holding up its event loop or taking a thread.
+        """Store one job as `enqueue` does, without blocking the event loop.
 
-        Where it is cancelled, the job may be stored all the same, and hooks are told if it is.
-        In a transaction that a driver has joined, and on the memory store, it does hold up the loop.
+        All coroutines share one inserting thread, so that no thread is needed per call. If the coroutine is canceled,
+        the job may still be stored; hooks are called if it is. In a joined transaction and on the memory store
+        the event loop is blocked.
         """
         [answer] = await self._submit([self._prepare(request, self._now(), self._ids())])
         return _check_accepted(answer)
 
     async def aenqueue_in(self, joined: AsyncInserter, request: JobRequest) -> Enqueued:
-        """Store one job in a transaction of an async connection, which a driver has joined."""
+        """Store one job in *joined*, a transaction of an async connection that a driver has joined.
+
+        The job exists after you commit. Hooks are called before. Raises the errors of `enqueue`.
+        """
         job = self._prepare(request, self._now(), self._ids())
         if not self._is_checked:
             check_codec(await joined.remember(CODEC_SETTING, codec_name(self._codec)), self._codec)
@@ -135,11 +151,12 @@ class Client:
         return _check_accepted(answers[0])
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
-        """Store jobs in one statement, and return what became of each, in order.
+        """Store jobs in one statement, and return their results in the order of *requests*.
 
-        A request that breaks a rule stops all of them, before anything is stored. Keys
-        that belong to other jobs are refused one by one: `EnqueueRefused` then says
-        which, and every other job is stored.
+        If any request is invalid, `InvalidRequest` is raised and nothing is stored; its problems name the request, as
+        in ``jobs[2].queue``. If idempotency keys belong to other jobs, `EnqueueRefused` is raised: its ``refused``
+        has those requests, and all other jobs are stored. Also raises `CodecMismatch` and `StoreUnavailable`, as
+        `enqueue` does.
         """
         jobs = self._prepare_all(requests)
         answers = self._insert(jobs)
@@ -147,60 +164,64 @@ class Client:
         return _check_all_accepted(answers)
 
     async def aenqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
-        """Store jobs as `enqueue_many` does, from a coroutine; they are prepared in its thread and stored from another.
+        """Store jobs as `enqueue_many` does, without blocking the event loop.
 
-        Cancelled, it leaves things as `aenqueue` does.
+        Requests are validated and encoded in the calling thread; another thread inserts the jobs. If the coroutine is
+        canceled, the jobs may still be stored.
         """
         return _check_all_accepted(await self._submit(self._prepare_all(requests)))
 
     def prepare(self, request: JobRequest) -> NewJob:
-        """Validate and encode one request without storing it, in any thread: `astore` stores what this returns.
+        """Validate and encode one request, and return the job for `astore`. Nothing is stored.
 
-        Raises `InvalidRequest`, as `enqueue` does.
+        It may be called in any thread. Raises `InvalidRequest`.
         """
         return self._prepare(request, self._now(), self._ids())
 
     def prepare_many(self, requests: Iterable[JobRequest]) -> list[NewJob]:
-        """Validate and encode requests as `prepare` does; errors are those of `enqueue_many`."""
+        """Validate and encode requests as `prepare` does. The problems of `InvalidRequest` name the request."""
         return self._prepare_all(requests)
 
     async def astore(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
-        """Store prepared jobs in one statement, as `aenqueue_many` does; return what became of each, conflicts too."""
+        """Store prepared jobs in one statement, and return a result for each, in order.
+
+        A job whose idempotency key belongs to another job has an `IdempotencyConflict` as its result; it is
+        returned, not raised. Raises `CodecMismatch` and `StoreUnavailable`.
+        """
         return await self._submit(jobs)
 
     def encode(self, payload: object, job_id: JobId, *, job_type: str) -> bytes:
-        """Return what the store keeps as the payload of that job: for one that is requeued with another payload.
+        """Return *payload* as the store keeps it for that job. It is used to requeue a job with another payload.
 
-        Raises `InvalidRequest` and `CodecMismatch`, as `enqueue` does.
+        Raises `InvalidRequest`, `CodecMismatch` and `StoreUnavailable`, as `enqueue` does.
         """
         if not self._is_checked:
             self._check_codec()
-        return self._payload(payload, job_id, job_type)
+        return self._encode_payload(payload, job_id, job_type)
 
-    def _payload(self, payload: object, job_id: JobId, job_type: str) -> bytes:
+    def _encode_payload(self, payload: object, job_id: JobId, job_type: str) -> bytes:
         try:
             return self._codec.encode(payload, context=payload_context(job_id, job_type))
         except PayloadNotEncodable as error:
             raise InvalidRequest([_payload_problem(error)]) from error
 
     def close(self) -> None:
-        """End the threads that `aenqueue` started, once what they were handed is stored; the driver stays open.
+        """Store all jobs of pending `aenqueue` calls, and end the threads that insert them. The driver stays open.
 
-        Who does not call it loses nothing: they end by themselves a few seconds later, and
-        come back when they are needed.
+        Calling it is optional: idle threads end after a few seconds, and are started again when they are needed.
         """
         group_commit, self._async_group_commit = self._async_group_commit, None
         if group_commit is not None and group_commit.pid == os.getpid():
             group_commit.close()
 
     def _insert_checked(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        """Insert *jobs* after the codec was compared with the store's."""
+        """Insert *jobs*; before the first insert, compare the codec with the store's."""
         if not self._is_checked:
             self._check_codec()
         return self._driver.insert(jobs, repeat=repeat)
 
     def _insert(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
-        """Insert *jobs* in this thread, while no other statement with one of their keys is in the store."""
+        """Insert *jobs* in this thread, when no other statement with one of their keys is in the store."""
         if not self._group_commits:
             return insert_or_repeat(self._insert_checked, jobs)
         with self._current_key_locks().hold(keys_of(jobs)):
@@ -212,7 +233,7 @@ class Client:
         except StoreUnavailable as error:
             if error.retry_in is not None:
                 raise
-            agree_on_codec(self._driver, self._codec)  # as an insert is repeated
+            agree_on_codec(self._driver, self._codec)  # repeated once, as an insert is
         self._is_checked = not getattr(self._driver, "undoes_settings", False)
 
     def _current_key_locks(self) -> KeyLocks:
@@ -232,7 +253,7 @@ class Client:
         if not self._hooks:
             answers = await future
         else:
-            # A canceled coroutine does not wait for its jobs; they are stored, and hooks are called.
+            # If the coroutine is canceled, its jobs are stored and hooks are called nevertheless.
             future.add_done_callback(lambda done: self._notify_hooks(jobs, done.result()))
             answers = await asyncio.shield(future)
         if isinstance(answers, Exception):
@@ -240,7 +261,7 @@ class Client:
         return [*answers]
 
     def _notify_hooks(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
-        """Call each hook for each job that was stored."""
+        """Call each hook for each accepted job."""
         if isinstance(answers, Exception):
             return
         events = [
@@ -251,15 +272,15 @@ class Client:
         for event, hook in product(events, self._hooks):
             try:
                 hook(event)
-            except Exception:  # noqa: BLE001  the job is stored: a hook's error must not look like a refusal
+            except Exception:  # noqa: BLE001  the job is stored, so the caller must not get an error
                 _LOG.exception("hook failed on %r", event)
 
     def _prepare_all(self, requests: Iterable[JobRequest]) -> list[NewJob]:
         jobs: list[NewJob] = []
         now = self._now()
-        asked = [*requests]
+        all_requests = [*requests]
         try:
-            for request, job_id in zip(asked, self._new_ids(len(asked)), strict=True):
+            for request, job_id in zip(all_requests, self._new_ids(len(all_requests)), strict=True):
                 jobs.append(self._prepare(request, now, job_id))
         except InvalidRequest as error:
             raise InvalidRequest([problem.within(f"jobs[{len(jobs)}]") for problem in error.problems]) from error
@@ -269,21 +290,21 @@ class Client:
         return self._ids.many(count) if isinstance(self._ids, JobIdGenerator) else [self._ids() for _ in range(count)]
 
     def _prepare(self, request: JobRequest, now: datetime, job_id: JobId) -> NewJob:
-        is_usual = is_simple(request)
-        if not is_usual:
+        has_defaults = is_simple(request)
+        if not has_defaults:
             validate(request)
         json, key = self._json, request.idempotency_key
         if json is None or key is not None:
-            payload, digest = self._encoded(request, job_id)
+            payload, digest = self._encode_with_digest(request, job_id)
         else:
             try:
                 payload, digest = json.encode(request.payload, context=b""), b""
             except PayloadNotEncodable as error:
                 raise InvalidRequest([_payload_problem(error)]) from error
         attempts = self._attempts
-        if is_usual:
-            usual = (None, _NO_DELAY, None, 0, key, digest, _NO_METADATA)
-            return new_job((job_id, request.type, request.queue, payload, now, attempts, *usual))
+        if has_defaults:
+            defaults = (None, _NO_DELAY, None, 0, key, digest, _NO_METADATA)
+            return new_job((job_id, request.type, request.queue, payload, now, attempts, *defaults))
         when = request.scheduled_for
         return new_job(
             (
@@ -299,16 +320,16 @@ class Client:
                 int(request.priority),
                 None if key is None else exact_str(key),
                 digest,
-                _plain_map(request.metadata),
+                _exact_strings(request.metadata),
             )
         )
 
-    def _encoded(self, request: JobRequest, job_id: JobId) -> tuple[bytes, bytes]:
-        """Return the payload; for a job with a key also a digest of payload and type, which a repeat must match."""
+    def _encode_with_digest(self, request: JobRequest, job_id: JobId) -> tuple[bytes, bytes]:
+        """Return the encoded payload and, for a job with a key, the digest of type and payload."""
         json, key = self._json, request.idempotency_key
         try:
             if json is None:
-                payload = self._payload(request.payload, job_id, request.type)
+                payload = self._encode_payload(request.payload, job_id, request.type)
                 digest = b"" if key is None else self._codec.digest(request.payload)
             else:
                 payload, digest = json.encode_with_digest(request.payload)
@@ -318,7 +339,7 @@ class Client:
 
 
 def agree_on_codec(store: Inserter, codec: Codec) -> None:
-    """Raise `CodecMismatch` if the payloads in *store* are written with another codec; record ours if it has none."""
+    """Record *codec* in *store*. Raise `CodecMismatch` if another codec is recorded there."""
     check_codec(store.remember(CODEC_SETTING, codec_name(codec)), codec)
 
 
@@ -335,10 +356,10 @@ def _check_all_accepted(answers: list[Enqueued | IdempotencyConflict]) -> list[E
     return accepted
 
 
-def _plain_map(metadata: Mapping[str, str]) -> dict[str, str]:
+def _exact_strings(metadata: Mapping[str, str]) -> dict[str, str]:
     return {exact_str(key): exact_str(value) for key, value in metadata.items()}
 
 
 def _payload_problem(error: PayloadNotEncodable) -> Problem:
-    place = f"payload{error.path.removeprefix('$')}"
-    return Problem(field=place, value="not storable", rule=error.reason)
+    field = f"payload{error.path.removeprefix('$')}"
+    return Problem(field=field, value="not storable", rule=error.reason)

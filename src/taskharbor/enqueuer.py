@@ -1,4 +1,4 @@
-"""The DueTaskEnqueuer: marks due jobs in the store, and sends their ids to the queue service."""
+"""The `DueTaskEnqueuer`: marks due jobs as dispatched in the store, and sends their ids to a transport."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ DISPATCH_LOCK: Final = timedelta(seconds=15)
 FIRST_RESEND: Final = timedelta(seconds=60)
 MAX_RESEND: Final = timedelta(minutes=10)
 MAX_UNCLAIMED: Final = 10_000
-SENDERS: Final = 4
+MAX_SENDERS: Final = 4
 PARALLEL_SEND_SECONDS: Final = 0.005
-"""If a reply takes longer, several threads send. With quicker replies they would only compete for the interpreter:
-two threads need a third more CPU time for each call than one."""
+"""If a reply takes longer, several threads send. With faster replies they would only compete for the interpreter:
+two threads need a third more CPU time per call than one."""
 MIN_DUE_WAIT: Final = timedelta(milliseconds=50)
-"""The shortest pause before jobs become due; without it a stream of jobs would be sent one by one."""
+"""The shortest pause before jobs become due. Without it, jobs that are due in close succession would be sent singly."""
 FIRST_BACKOFF_SECONDS: Final = 1.0
+"""How long a queue is not tried after its first failure. Each further failure doubles it."""
 MAX_BACKOFF_SECONDS: Final = 30.0
-"""How long a queue that could not be sent to is not tried: at first, and at most."""
 STOP_TIMEOUT: Final = timedelta(seconds=20)
 
 
 class DueTaskEnqueuer:
     """Sends the ids of due jobs of *queues*, and sends them again until a worker claims the jobs.
 
-    Any number may run at once: the store gives each job to one of them for the time of *lock*. If one is
-    killed, the others dispatch its jobs after that time. It pauses until the next job is due or a new job
-    is notified, and for *max_idle* at most. An unclaimed job is sent again after *resend_after*, then at
-    growing intervals of at most *max_resend*.
+    Any number of enqueuers may run at once: the store locks each job for one of them, for the time of *lock*. If an
+    enqueuer is killed, the others dispatch its jobs after that time. It pauses until the next job is due or the
+    store notifies it of a new job, and for *max_idle* at most. An unclaimed job is sent again after *resend_after*,
+    then at growing intervals of at most *max_resend*. While *max_unclaimed* jobs of a queue are sent and unclaimed,
+    no more are sent. *batch* jobs are dispatched at once, by up to *senders* threads.
     """
 
     def __init__(
@@ -67,14 +68,14 @@ class DueTaskEnqueuer:
         max_resend: timedelta = MAX_RESEND,
         max_unclaimed: int = MAX_UNCLAIMED,
         batch: int = STORE_BATCH,
-        senders: int = SENDERS,
+        senders: int = MAX_SENDERS,
     ) -> None:
         _check(queues)
         self._runtime = runtime
         self._driver = driver
         self._queues = list(queues)
         self._max_idle = max_idle
-        # A runtime with a single thread has none that could wait for the other.
+        # In a runtime with a single thread no thread can wait for another.
         lanes = [QueueLane(queue, runtime.lock() if runtime.can_block else nullcontext()) for queue in queues]
         options = DispatchOptions(
             max_idle=max_idle,
@@ -91,7 +92,7 @@ class DueTaskEnqueuer:
         self._listener: Listener | None = None
 
     def start(self) -> None:
-        """Begin to work, in two threads of its own: one asks the store while the other sends."""
+        """Start two dispatch threads: one queries the store while the other sends."""
         self._loops.add("dispatch:2", self._second.tick)
         self._loops.add("dispatch:1", self._tick_first)
         if self._runtime.can_block:
@@ -100,7 +101,7 @@ class DueTaskEnqueuer:
         self._loops.start()
 
     def stop(self) -> None:
-        """Finish the current ticks, and wait for them."""
+        """Wait until the current ticks have finished, and stop the threads."""
         self._loops.begin_stop()
         if self._listener is not None:
             self._listener.wake()
@@ -109,11 +110,11 @@ class DueTaskEnqueuer:
             self._listener.close()
 
     def tick(self) -> timedelta:
-        """Dispatch one batch of each queue, and return when to do so again."""
+        """Dispatch one batch of each queue, and return the pause until the next tick."""
         return self._first.tick()
 
     def _tick_first(self) -> timedelta:
-        """Tick; if there is more than one loop can send, wake the second one."""
+        """Tick. If more jobs are due than one loop can send, wake the second loop."""
         pause = self._first.tick()
         if not pause:
             self._loops.wake("dispatch:2")
@@ -141,8 +142,8 @@ class DispatchOptions:
 class DispatchLoop:
     """Marks due jobs in the store, sends their ids, and records what was sent.
 
-    Two of them share the *lanes* of one enqueuer. Only the one that *polls_due_times* asks the store when
-    the next job is due.
+    Two loops share the *lanes* of one enqueuer. Only the loop with *polls_due_times* queries when the next
+    job is due.
     """
 
     def __init__(
@@ -164,10 +165,10 @@ class DispatchLoop:
         self._unrecorded: list[Sent | Unsent] = []
 
     def tick(self) -> timedelta:
-        """Dispatch one batch of each queue, and return when to do so again."""
+        """Dispatch one batch of each queue, and return the pause until the next tick."""
         try:
             self._record([])
-            self._lanes.append(self._lanes.pop(0))  # each queue is first in turn
+            self._lanes.append(self._lanes.pop(0))  # each tick starts with another queue
             return min([self._serve(lane) for lane in self._lanes])
         except StoreUnavailable as error:
             _LOG.warning("dispatching failed; retrying: %s", error)
@@ -185,7 +186,7 @@ class DispatchLoop:
             return self._until_due(lane)
         chunks = deque(due[n : n + BATCH_LIMIT] for n in range(0, len(due), BATCH_LIMIT))
         sending = SendBatch(len(due), chunks, ends_by=began + options.lock.total_seconds() / 2)
-        with lane.sending:  # for half a lock at most, and one call
+        with lane.sending:  # held for at most half of *lock* plus one call
             self._send_all(lane, sending)
         self._note(lane, sending)
         self._record(sending.results)
@@ -194,7 +195,7 @@ class DispatchLoop:
         return NO_PAUSE if len(due) == limit else self._until_due(lane)
 
     def _until_due(self, lane: QueueLane) -> timedelta:
-        """Return how long it is until the next job is due, *max_idle* at most."""
+        """Return the time until the next job is due, at most *max_idle*."""
         max_idle = self._options.max_idle
         if not self._polls_due_times:
             return max_idle
@@ -202,7 +203,7 @@ class DispatchLoop:
         return max_idle if due_in is None else min(max_idle, max(due_in, MIN_DUE_WAIT))
 
     def _send_all(self, lane: QueueLane, sending: SendBatch) -> None:
-        """Send all, over several connections if replies are slow; after a failure the rest stays unsent."""
+        """Send all messages, in several threads if replies are slow. After a failure the rest stays unsent."""
         began = self._runtime.monotonic()
         self._send_some(lane, sending)
         is_slow = self._runtime.monotonic() - began > PARALLEL_SEND_SECONDS
@@ -218,7 +219,7 @@ class DispatchLoop:
             pass
 
     def _send_some(self, lane: QueueLane, sending: SendBatch) -> bool:
-        """Send what fits into one call; return whether there was anything to send."""
+        """Send as many messages as fit into one call, and return whether there were any."""
         if not sending.may_continue(self._runtime.monotonic()) or not (chunk := sending.next_chunk()):
             return False
         try:
@@ -238,7 +239,7 @@ class DispatchLoop:
         return [each for each in results if each is not None]
 
     def _result(self, dispatch: Dispatch, failed: ItemFailure | None) -> Sent | Unsent | None:
-        """Return what to record; None if unknown: the job is then sent again when its lock ends."""
+        """Return the result to record. None if it is unknown: the job is then sent again when its lock expires."""
         if failed is None:
             options = self._options
             return Sent(dispatch, resend_interval(dispatch.resends, first=options.resend_after, cap=options.max_resend))
@@ -259,7 +260,7 @@ class DispatchLoop:
         lane.backs_off_until = self._runtime.monotonic() + lane.backoff
 
     def _record(self, results: Sequence[Sent | Unsent]) -> None:
-        """Record in the store what was sent. What could not be recorded is recorded before anything else is sent."""
+        """Record *results* in the store. If that fails, they are recorded before anything else is sent."""
         self._unrecorded += results
         if self._unrecorded:
             self._driver.record_dispatch(self._unrecorded)
@@ -270,8 +271,8 @@ class DispatchLoop:
 class QueueLane:
     """A queue, and its backoff in seconds after a failure; 0 while sending works.
 
-    A loop holds ``sending`` while it sends. Without that lock both loops would send at the same time,
-    and then both would ask the store.
+    A loop holds the lock ``sending`` while it sends. Without it both loops would send at the same time,
+    and then both would query the store.
     """
 
     queue: str
@@ -282,9 +283,9 @@ class QueueLane:
 
 @dataclass(slots=True)
 class SendBatch:
-    """Messages for one queue, which several threads send, and the results.
+    """Messages for one queue, which several threads send, and their results.
 
-    What was not sent by ``ends_by`` is left to the next tick; otherwise the lock would expire.
+    Messages that are not sent by ``ends_by`` are left to the next tick: the lock on their jobs would expire.
     """
 
     count: int

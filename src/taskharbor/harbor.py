@@ -1,4 +1,4 @@
-"""The way in for most people: tasks, schedules, workers and results around one store."""
+"""The `Harbor`: the entry point for tasks, schedules, workers and results, with its open store."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _POLICY: Final = RetryPolicy()
 
 
 class OpenStore:
-    """What a harbor has open: the driver, who accepts jobs, and who waits for them. *joins*: users' transactions."""
+    """An open store: its driver, client and watcher. *joins*: whether jobs are stored in users' transactions."""
 
     def __init__(self, driver: Driver, client: Client, *, joins: bool = True) -> None:
         self.driver = driver
@@ -77,7 +77,7 @@ class OpenStore:
 
 
 class TaskDecorator(Protocol):
-    """What `Harbor.task` with options returns."""
+    """The decorator that `Harbor.task` returns if it is called with options."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -96,12 +96,17 @@ class TaskDecorator(Protocol):
 
 
 class Harbor:
-    """Tasks and the store that their jobs are kept in.
+    """A set of tasks and the store of their jobs.
 
-    *store* is its URL, or a driver of yours; without one TASKHARBOR_URL names it. Nothing is
-    opened before it is needed. *policy* says how tasks are tried again that have no *retry* of their
-    own. *publisher* is what workers give the `DeadTaskEvent` of each death to. *notify* lets a job that joins
-    your transaction wake a worker as you commit.
+    - *store*: a URL (``postgresql://…``, ``sqlite:///jobs.db`` or ``memory://``) or a driver. Without it, the
+      environment variable TASKHARBOR_URL has the URL. The store is opened when it is first used.
+    - *codec*: how payloads and results are encoded; by default `JsonCodec`.
+    - *policy*: the retry policy of tasks that have no *retry* of their own.
+    - *hooks*: callables that receive an event when a job is enqueued, and from workers for each attempt.
+    - *publisher*: a callable that workers call with the `DeadTaskEvent` of each job that has failed for good.
+    - *notify*: whether a job that is stored in your transaction wakes a worker when you commit.
+
+    A harbor may be shared by threads. Use it as a context manager, or `close` it, to close the store.
 
     >>> from taskharbor import Harbor
     >>> harbor = Harbor("memory://")
@@ -125,38 +130,38 @@ class Harbor:
         notify: bool = True,
     ) -> None:
         self.codec: Codec = codec or JsonCodec()
-        self._given, self.policy, self._notify = store, policy, notify
+        self._source, self.policy, self._notify = store, policy, notify
         self.hooks, self.publisher = tuple(hooks), publisher
-        self._opening = threading.Lock()
+        self._open_lock = threading.Lock()
         self._store: OpenStore | None = None
-        self._lent: OpenStore | None = None
+        self._override: OpenStore | None = None
         self._tasks: dict[str, Task[..., Any, Any]] = {}
         self._schedules: dict[str, ScheduleSpec] = {}
         self._lifespan: Lifespan | None = None
 
     @property
     def driver(self) -> Driver:
-        """The store itself."""
+        """The driver of the store. Raises `UsageError` if there is no valid URL."""
         return self.store.driver
 
     @property
     def client(self) -> Client:
-        """Accepts jobs of any type, without a task."""
+        """The client, which enqueues jobs of any type without a task."""
         return self.store.client
 
     @property
     def watcher(self) -> JobWatcher:
-        """Waits for jobs to end."""
+        """The watcher, which waits for jobs to reach a final state."""
         return self.store.watcher
 
     @property
     def store(self) -> OpenStore:
-        """What is open; it is opened now if it was not."""
-        if (store := self._lent or self._store) is not None:
+        """The open store. It is opened on the first access."""
+        if (store := self._override or self._store) is not None:
             return store
-        with self._opening:
+        with self._open_lock:
             if self._store is None:
-                self._store = self._opened()
+                self._store = self._open()
             return self._store
 
     @property
@@ -166,12 +171,12 @@ class Harbor:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that tasks name, and the default one."""
+        """The queues of all tasks, and ``"default"``."""
         return sorted({"default", *(task.queue for task in self._tasks.values())})
 
     @property
     def schedules(self) -> Mapping[str, ScheduleSpec]:
-        """The schedules that were defined here, by name."""
+        """The schedules that were defined with `schedule`, by name."""
         return dict(self._schedules)
 
     @overload
@@ -192,16 +197,19 @@ class Harbor:
     def task(self, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
 
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:  # type: ignore[misc]
-        """Make a task of a function: its calls can be stored as jobs from then on, and workers run them.
+        """Make a task of a sync or async function: its calls can be stored as jobs, which workers run.
 
-        Bare, or with options. Parameters must be annotated. A first one annotated `Context` is filled in
-        by the worker. The type under which jobs are stored is the function's name, unless *type* says
-        another; *aliases* are names that jobs may still be stored under.
+        Use it as ``@harbor.task`` or with `TaskOptions`: ``@harbor.task(queue="mail", max_attempts=5)``. All
+        parameters must be annotated. If the first one is annotated with `Context`, workers pass the context of the
+        attempt; it is not an argument of the call.
+
+        Raises `UsageError` or `InvalidRequest` if an option is unknown or invalid, if a parameter is not annotated,
+        or if another task of this harbor has the same type.
         """
         if function is None:
             check_options(options, TaskOptions)
-            return lambda function: self._add(function, options)
-        return self._add(function, {})
+            return lambda function: self._add_task(function, options)
+        return self._add_task(function, {})
 
     def schedule(
         self,
@@ -214,9 +222,18 @@ class Harbor:
         window: Duration = DAY,
         jitter: Duration = 0,
     ) -> Callable[[T], T]:
-        """Let a task, which needs no arguments, run again and again; whatever processes run, once each time.
+        """Enqueue a task at the times of a cron expression, once per fire time, however many workers run.
 
-        It is stored when a worker of this harbor starts. `ScheduleSpec` says what the options mean.
+        Write it above ``@harbor.task``, of a task that needs no arguments. The schedule is stored when a worker starts.
+
+        - *cron*: five fields, as in ``"0 2 * * *"``; *tz*: the time zone of these times.
+        - *name*: the name of the schedule; by default the type of the task.
+        - *missed*: what to do about fire times that have passed without a running worker: "skip", "once" or "all".
+        - *overlap*: what to do while the previous job has not ended: "allow", "skip", "queue" or "cancel".
+        - *window*: how far back *missed* "all" goes; *jitter*: the longest random delay after a fire time.
+
+        `ScheduleSpec` describes them in detail. Raises `InvalidRequest` if an option is invalid, and `UsageError`
+        if the name is in use or the task requires arguments.
         """
 
         def define(task: T) -> T:
@@ -237,28 +254,35 @@ class Harbor:
                 jitter=as_timedelta(jitter, "jitter"),
             )
             if (other := self._schedules.setdefault(spec.name, spec)) is not spec:
-                rule = f"a schedule of {other.type!r} has it; give one of them another with name=…"
+                rule = f"a schedule of {other.type!r} has this name; set another name=… for one of them"
                 raise UsageError(Problem(field="name", value=repr(spec.name), rule=rule))
             return task
 
         return define
 
     def lifespan(self, function: L) -> L:
-        """Let workers run *function* up to its ``yield`` before their first job, and to its end after their last.
+        """Run *function*, a generator, around the jobs of each worker: a decorator for setup and cleanup of resources.
 
-        What it yields is ``ctx.state``. It may be async.
+        A worker runs it up to its ``yield`` before the first job, and the rest after the last job. The value that it
+        yields is ``ctx.state``. It takes no arguments and may be async. A harbor has one lifespan; a second one,
+        or a function that is not a generator, raises `UsageError`.
         """
         check_lifespan(function)
         if self._lifespan is not None:
-            rule = "a harbor has one; let it make ready all that handlers need"
-            raise UsageError(Problem(field="lifespan", value="defined already", rule=rule))
+            rule = "a harbor has one lifespan; set up all resources in it"
+            raise UsageError(Problem(field="lifespan", value="already defined", rule=rule))
         self._lifespan = function
         return function
 
     def worker(
         self, *, queues: Queues | None = None, hooks: Sequence[Hook] = (), **options: Unpack[WorkerOptions]
     ) -> Worker:
-        """Return a worker for all tasks; without *queues*, of all that they name. It takes the options of `Worker`."""
+        """Return a worker that runs the tasks and schedules of this harbor. It is not started.
+
+        *queues* are the queues that it serves, with limits if it is a mapping; by default the `queues` of the harbor.
+        *hooks* are added to those of the harbor. `Worker` describes the *options*, such as *concurrency* and *lease*.
+        Raises `UsageError` if an option is invalid.
+        """
         options.setdefault("publisher", self.publisher)
         worker = Worker(
             self.driver,
@@ -274,38 +298,43 @@ class Harbor:
         return worker
 
     def scheduler(self) -> Scheduler:
-        """Return what fires the schedules in the store; every worker has one."""
+        """Return a scheduler, which enqueues the jobs of all schedules in the store. Every worker has one."""
         return Scheduler(self.driver, codec=self.codec, policy=self.policy)
 
     def register(self, worker: Worker) -> None:
-        """Let *worker* run the tasks."""
+        """Register the tasks of this harbor as handlers of *worker*."""
         for task in self._tasks.values():
             for each in task.types:
                 worker.register(each, task.handler(), policy=task.retry or self.policy)
 
     def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Handle[R]]:
-        """Store calls in one statement, in the transaction of *connection* if given; all or none for a bad one."""
-        made = check_calls(self, calls)
+        """Store calls (see `Task.call`) in one statement, and return their handles in the same order.
+
+        With *connection*, your database connection or session, the jobs are stored in its transaction.
+        Raises `InvalidRequest` if a call is invalid, and `UsageError` if its task belongs to another harbor; nothing
+        is stored then. Raises `EnqueueRefused` if idempotency keys belong to other jobs; all other jobs are stored.
+        """
+        checked = check_calls(self, calls)
         client = self.client if connection is None else self._joined_client(connection)
-        return _handles(self, made, client.enqueue_many([call.request for call in made]))
+        return _handles(self, checked, client.enqueue_many([call.request for call in checked]))
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
-        """Store calls in one statement, without blocking the event loop."""
-        made = check_calls(self, calls)
-        return _handles(self, made, await self.client.aenqueue_many([call.request for call in made]))
+        """Store calls as `enqueue_many` does, without blocking the event loop."""
+        checked = check_calls(self, calls)
+        return _handles(self, checked, await self.client.aenqueue_many([call.request for call in checked]))
 
     def handle(self, job_id: JobId) -> Handle[Any]:
-        """Return the handle on a job, whatever its type. Its result comes as it was stored."""
+        """Return a handle to a job of any type. Its result is the decoded value; `Task.handle` returns a typed one."""
         return Handle(self, job_id)
 
     def enqueue_request(self, request: JobRequest, connection: Any = None) -> Enqueued:
-        """Store a job, in the transaction of *connection* if that is not None."""
+        """Store a job, in the transaction of *connection* unless that is None. Raises what `Client.enqueue` raises."""
         if connection is not None:
             return self._joined_client(connection).enqueue(request)
-        return (self._lent or self._store or self.store).client.enqueue(request)
+        return (self._override or self._store or self.store).client.enqueue(request)
 
     async def aenqueue_request(self, request: JobRequest, connection: Any = None) -> Enqueued:
-        """Store a job without blocking the event loop."""
+        """Store a job as `enqueue_request` does, without blocking the event loop. *connection* may be async."""
         if connection is None or not self.store.joins:
             return await self.client.aenqueue(request)
         if not unwrap.is_async(connection):
@@ -314,34 +343,34 @@ class Harbor:
         return await self.client.aenqueue_in(joined, request)
 
     def testing(self) -> AbstractContextManager[Harness]:
-        """Swap a store in memory and a clock of yours in for everything that belongs to this harbor, for a while."""
+        """Return a context manager for tests. Inside it, the harbor has a memory store and a clock that you advance."""
         from taskharbor.testing.harness import harness  # noqa: PLC0415  only tests need it
 
         return harness(self)
 
     @contextmanager
     def using_store(self, store: OpenStore) -> Iterator[None]:
-        """Use *store* instead of this harbor's own, for a while; `close` does not touch it."""
-        before, self._lent = self._lent, store
+        """Use *store* instead of this harbor's own inside a ``with`` block. `close` does not close it."""
+        before, self._override = self._override, store
         try:
             yield
         finally:
-            self._lent = before
+            self._override = before
 
     def use_store(self, store: str | Driver) -> None:
-        """Keep jobs in another store from now on."""
+        """Close the store, and use another from now on: a URL or a driver."""
         self.close()
-        self._given = store
+        self._source = store
 
     def close(self) -> None:
-        """Close the store, and end what waits for it. It is opened anew if it is needed again."""
-        with self._opening:
+        """Close the store, and end all waits for results. The store is opened again if it is used again."""
+        with self._open_lock:
             store, self._store = self._store, None
         if store is not None:
             store.close()
 
     async def aclose(self) -> None:
-        """Close without blocking the event loop."""
+        """Close as `close` does, without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -358,35 +387,35 @@ class Harbor:
     ) -> None:
         await self.aclose()
 
-    def _opened(self) -> OpenStore:
-        given = self._given
+    def _open(self) -> OpenStore:
+        store = self._source
         driver = (
-            connect(given or Settings.from_env().require_url()) if given is None or isinstance(given, str) else given
+            connect(store or Settings.from_env().require_url()) if store is None or isinstance(store, str) else store
         )
         return OpenStore(driver, self.make_client(driver))
 
     def make_client(self, inserter: Inserter, *, clock: Clock | None = None) -> Client:
-        """Return a client that stores jobs through *inserter* as this harbor does."""
+        """Return a client that stores jobs through *inserter*, with the codec, policy and hooks of this harbor."""
         return Client(inserter, codec=self.codec, policy=self.policy, hooks=self.hooks, clock=clock)
 
     def start_lifespan(self) -> Iterator[Any] | AsyncIterator[Any]:
-        """Return a run of the lifespan, not begun; without one, of one that makes nothing ready."""
+        """Return a new generator of the lifespan. If there is no lifespan, it yields None."""
         return (each for each in [None]) if self._lifespan is None else self._lifespan()
 
     def _joined_client(self, connection: Any) -> Client:
         if not self.store.joins:
             return self.client
         if unwrap.is_async(connection):
-            rule = "it is async: await aenqueue(…) instead"
+            rule = "it is async; use await aenqueue(…)"
             raise UsageError(Problem(field="connection", value=type(connection).__name__, rule=rule))
         return self.make_client(self._join("join", unwrap.unwrap(connection)))
 
-    def _join(self, way: str, raw: Any) -> Any:
-        return unwrap.join(self.driver, way, raw, notify=self._notify)
+    def _join(self, method: str, connection: Any) -> Any:
+        return unwrap.join(self.driver, method, connection, notify=self._notify)
 
-    def _add(self, function: Any, options: TaskOptions) -> Task[..., Any, Any]:
+    def _add_task(self, function: Any, options: TaskOptions) -> Task[..., Any, Any]:
         is_inner = "<locals>" in getattr(function, "__qualname__", "")
-        scope = sys._getframe(2).f_locals if is_inner else None  # noqa: SLF001  where its annotations are defined
+        scope = sys._getframe(2).f_locals if is_inner else None  # noqa: SLF001  its annotations may name local classes
         arguments = CallSignature(function, context=Context, scope=scope)
         task: Task[..., Any, Any] = Task(
             self,
@@ -397,19 +426,19 @@ class Harbor:
             type=options.get("type") or function.__name__,
         )
         for each in task.types:
-            if (other := self._owner(each)) is not None and not _is_same(other, task):
-                rule = f"{other.__module__}.{other.__qualname__} has it; give one of them another with type=…"
+            if (other := self._task_of_type(each)) is not None and not _is_redefinition(other, task):
+                rule = f"{other.__module__}.{other.__qualname__} has this type; set another type=… for one of them"
                 raise UsageError(Problem(field="type", value=repr(each), rule=rule))
         self._tasks[task.type] = task
         self._schedules = {name: spec for name, spec in self._schedules.items() if spec.type != task.type}
         return task
 
-    def _owner(self, type: str) -> Any:
+    def _task_of_type(self, type: str) -> Any:
         return next((task for task in self._tasks.values() if type in task.types), None)
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Tell whether both are the same function, defined anew as its module was loaded again."""
+def _is_redefinition(one: Any, other: Any) -> bool:
+    """Return whether both tasks are the same function, which is defined again when its module is reloaded."""
     return bool((one.__module__, one.__qualname__) == (other.__module__, other.__qualname__))
 
 

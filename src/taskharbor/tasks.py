@@ -1,4 +1,4 @@
-"""Typed tasks: functions whose calls are jobs, and handles on what became of them."""
+"""Typed tasks, calls and handles: functions whose calls are stored as jobs, and references to those jobs."""
 
 from __future__ import annotations
 
@@ -39,12 +39,24 @@ R_co = TypeVar("R_co", covariant=True)
 F = TypeVar("F")
 
 Duration = timedelta | float
-"""A time span; a number is taken for seconds."""
+"""A time span: a `timedelta`, or a number of seconds."""
 RESULT_TIMEOUT: Final = timedelta(seconds=60)
+"""How long `Handle.result` waits by default."""
 
 
 class CallOptions(TypedDict, total=False):
-    """What `Task.using` takes. *connection* is yours: the job is stored in its transaction."""
+    """The options of `Task.using`. They take precedence over those of the task.
+
+    - *queue*: the queue of the job.
+    - *delay*: how long after the enqueue the job is due.
+    - *scheduled_for*: the time at which the job is due, with a time zone. Set this or *delay*, not both.
+    - *timeout*: how long one attempt may run.
+    - *max_attempts*: how many attempts the job has.
+    - *priority*: of due jobs in a queue, the one with the lowest number runs first.
+    - *idempotency_key*: a second enqueue with the same key in the same queue stores no second job.
+    - *metadata*: text values that are stored with the job, merged with those of the task.
+    - *connection*: your database connection or session. The job is stored in its transaction.
+    """
 
     queue: str
     delay: Duration
@@ -61,7 +73,17 @@ _NO_OPTIONS: Final[CallOptions] = {}
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `Harbor.task` takes. *type* is the name that jobs are stored under, *aliases* are earlier ones."""
+    """The options of `Harbor.task`.
+
+    - *type*: the name that jobs are stored with; by default the name of the function.
+    - *aliases*: earlier types of the task. Stored jobs of these types still run.
+    - *queue*: the queue of its jobs; by default ``"default"``.
+    - *timeout*: how long one attempt may run; by default there is no limit.
+    - *max_attempts*: how many attempts a job has; by default that of *retry*, or of the harbor's policy.
+    - *priority*: of due jobs in a queue, the one with the lowest number runs first; by default 0.
+    - *retry*: when a failed attempt is repeated; by default the policy of the harbor.
+    - *metadata*: text values that are stored with each job.
+    """
 
     type: str
     aliases: tuple[str, ...]
@@ -74,7 +96,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 class TaskBackend(Protocol):
-    """What tasks and handles need of a harbor."""
+    """The part of a `Harbor` that tasks and handles use."""
 
     @property
     def driver(self) -> Driver:
@@ -82,31 +104,43 @@ class TaskBackend(Protocol):
 
     @property
     def codec(self) -> Codec:
-        """How payloads and results are kept."""
+        """How payloads and results are encoded."""
 
     @property
     def watcher(self) -> JobWatcher:
-        """Who waits for jobs to end."""
+        """Waits for jobs to reach a final state."""
 
     def enqueue_request(self, request: JobRequest, connection: Any) -> Enqueued:
-        """Store a job, in the transaction of *connection* if that is not None."""
+        """Store a job, in the transaction of *connection* unless that is None."""
 
     async def aenqueue_request(self, request: JobRequest, connection: Any) -> Enqueued:
-        """Do the same without blocking the event loop."""
+        """Store a job as `enqueue_request` does, without blocking the event loop."""
 
 
 class ResultNotEncodable(DeadLetter):
-    """What the task returned does not fit its annotation: it would fail again."""
+    """The task returned a value that does not match its annotation. The job is not retried: it would fail again."""
 
     def __str__(self) -> str:
         return f"its result cannot be stored: {self.args[0]}"
 
 
 class Task(Generic[P, R, F]):
-    """A function whose calls can be stored as jobs. Called, it is the plain function.
+    """A function whose calls can be stored as jobs. `Harbor.task` makes it.
 
-    Made by `Harbor.task`. ``P`` is what a call takes (without the context), ``R`` what it
-    returns, ``F`` the function itself.
+    Calling a task calls the function directly, without a job. The type parameters are the parameters of a call
+    without the context (``P``), its result (``R``) and the function itself (``F``).
+
+    >>> from taskharbor import Harbor
+    >>> harbor = Harbor("memory://")
+    >>> @harbor.task(queue="mail")
+    ... def greet(name: str) -> str:
+    ...     return f"hello {name}"
+    >>> greet("Ada")
+    'hello Ada'
+    >>> greet.enqueue("Ada").job().queue
+    'mail'
+    >>> greet.using(queue="bulk", delay=60).enqueue("Ada").job().queue
+    'bulk'
     """
 
     def __init__(
@@ -128,7 +162,7 @@ class Task(Generic[P, R, F]):
         self.arguments = arguments
         self.is_async = is_async
         self.type = type
-        _check_own(options)
+        _check_task_options(options)
         for each in self.types:
             validate(replace(self.request(None, _NO_OPTIONS), type=each))
 
@@ -137,80 +171,98 @@ class Task(Generic[P, R, F]):
 
     @property
     def __call__(self) -> F:
-        """The function, to be called as it was written."""
+        """The function itself."""
         return self._function
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Store a call as a job. When this returns, it is committed."""
+        """Store a call with these arguments as a job, and return after it is committed.
+
+        Raises `InvalidRequest` if the arguments do not match the parameters or cannot be encoded, `CodecMismatch` if
+        the store has another codec, and `StoreUnavailable` if it is unknown whether the job was stored. To be able to
+        enqueue safely again after the last one, set an *idempotency_key* with `using`.
+        """
         request = self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS)
         enqueued = self.backend.enqueue_request(request, None)
         return Handle(self.backend, enqueued.id, arguments=self.arguments, existed=enqueued.existed)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Store a call as a job, without blocking the event loop."""
+        """Store a call as `enqueue` does, without blocking the event loop.
+
+        If the coroutine is canceled, the job may still be stored.
+        """
         request = self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS)
         enqueued = await self.backend.aenqueue_request(request, None)
         return Handle(self.backend, enqueued.id, arguments=self.arguments, existed=enqueued.existed)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """Return a call that is not stored yet, for `Harbor.enqueue_many`."""
+        """Return a call that is not stored yet, for `Harbor.enqueue_many`.
+
+        Raises `InvalidRequest` if the arguments do not match the parameters.
+        """
         return Call(self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS), self)
 
     def using(self, **options: Unpack[CallOptions]) -> BoundTask[P, R]:
-        """Return the task with options for the calls that are enqueued through it."""
+        """Return the task with options for its calls: ``task.using(delay=60).enqueue(…)``.
+
+        `CallOptions` describes the options. An unknown option raises `UsageError`; an invalid value raises
+        `InvalidRequest` or `UsageError` when a call is enqueued.
+        """
         check_options(options, CallOptions)
         return BoundTask(self, options)
 
     def handle(self, job_id: JobId) -> Handle[R]:
-        """Return the handle on a job of this task that was enqueued earlier, perhaps elsewhere."""
+        """Return a handle to a job of this task that was enqueued earlier, in any process.
+
+        The store is not accessed.
+        """
         return Handle(self.backend, job_id, arguments=self.arguments)
 
     @property
     def queue(self) -> str:
-        """Where its jobs go, unless a call says otherwise."""
+        """The queue of its jobs, unless a call sets another."""
         return self._options.get("queue", "default")
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The names that its jobs are or were stored under."""
+        """The types that its jobs are stored with: its type and its aliases."""
         return (self.type, *self._options.get("aliases", ()))
 
     @property
     def retry(self) -> RetryPolicy | None:
-        """How it is tried again; None leaves that to its harbor."""
+        """Its retry policy, or None if it uses the policy of its harbor."""
         return self._options.get("retry")
 
     def request(self, payload: object, options: CallOptions) -> JobRequest:
-        """Return the request for a job of this task."""
-        own = self._options
-        policy = own.get("retry")
-        attempts = options.get("max_attempts", own.get("max_attempts", policy.max_attempts if policy else None))
-        timeout = options.get("timeout", own.get("timeout"))
+        """Return the request for a job of this task. *payload* is the packed call."""
+        defaults = self._options
+        policy = defaults.get("retry")
+        attempts = options.get("max_attempts", defaults.get("max_attempts", policy.max_attempts if policy else None))
+        timeout = options.get("timeout", defaults.get("timeout"))
         delay = options.get("delay")
         return JobRequest(
             type=self.type,
             payload=payload,
-            queue=options.get("queue", own.get("queue", "default")),
+            queue=options.get("queue", defaults.get("queue", "default")),
             scheduled_for=options.get("scheduled_for"),
             delay=None if delay is None else as_timedelta(delay, "delay"),
             timeout=None if timeout is None else as_timedelta(timeout, "timeout"),
             max_attempts=attempts,
-            priority=options.get("priority", own.get("priority", 0)),
+            priority=options.get("priority", defaults.get("priority", 0)),
             idempotency_key=options.get("idempotency_key"),
-            metadata={**own.get("metadata", {}), **options.get("metadata", {})},
+            metadata={**defaults.get("metadata", {}), **options.get("metadata", {})},
         )
 
     def handler(self) -> Callable[..., Any]:
-        """Return what a worker runs for its jobs: the function, with the stored call for arguments."""
+        """Return the handler that a worker runs for its jobs: it calls the function with the stored arguments."""
         return self._handle_async if self.is_async else self._handle_sync
 
     def _handle_sync(self, job: Job, ctx: Any) -> object:
-        return self._packed(self._run(job, ctx))
+        return self._pack_result(self._run(job, ctx))
 
     async def _handle_async(self, job: Job, ctx: Any) -> object:
-        return self._packed(await self._run(job, ctx))
+        return self._pack_result(await self._run(job, ctx))
 
-    def _packed(self, result: object) -> object:
+    def _pack_result(self, result: object) -> object:
         try:
             return self.arguments.pack_result(result)
         except InvalidRequest as error:
@@ -220,14 +272,14 @@ class Task(Generic[P, R, F]):
         try:
             args, kwargs = self.arguments.unpack(job.data)
         except CallNotReadable as error:
-            raise DeadLetter(str(error)) from error  # trying again would not change it
-        ctx.use_result_encoder(self._packed)
+            raise DeadLetter(str(error)) from error  # a retry would fail again
+        ctx.use_result_encoder(self._pack_result)
         injected = (ctx,) if self.arguments.takes_context else ()
         return cast("Callable[..., Any]", self._function)(*injected, *args, **kwargs)
 
 
 class BoundTask(Generic[P, R]):
-    """A task and options for its calls."""
+    """A task with options for its calls. `Task.using` makes it."""
 
     def __init__(self, task: Task[P, R, Any], options: CallOptions) -> None:
         self._task = task
@@ -235,18 +287,22 @@ class BoundTask(Generic[P, R]):
         self._connection = options.get("connection")
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Store a call as a job. When this returns it is committed, or with a *connection* will be with it."""
+        """Store a call as `Task.enqueue` does. With a *connection* the job is committed by your own commit.
+
+        Also raises `IdempotencyConflict` if the *idempotency_key* belongs to a job with another type or payload, and
+        `UsageError` if the store cannot join the *connection*.
+        """
         return self._handle(self._task.backend.enqueue_request(self._request(args, kwargs), self._connection))
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Store a call as a job, without blocking the event loop."""
+        """Store a call as `enqueue` does, without blocking the event loop. The *connection* may be async."""
         return self._handle(await self._task.backend.aenqueue_request(self._request(args, kwargs), self._connection))
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """Return a call that is not stored yet, for `Harbor.enqueue_many`."""
+        """Return a call that is not stored yet, for `Harbor.enqueue_many`. It cannot have a *connection*."""
         if self._connection is not None:
-            rule = "give it to enqueue_many(…, connection=…), which stores all calls in one transaction"
-            raise UsageError(Problem(field="connection", value="given to a single call", rule=rule))
+            rule = "pass it to enqueue_many(…, connection=…), which stores all calls in one transaction"
+            raise UsageError(Problem(field="connection", value="set for a single call", rule=rule))
         return Call(self._request(args, kwargs), self._task)
 
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobRequest:
@@ -258,14 +314,20 @@ class BoundTask(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """A call of a task that is not stored yet."""
+    """A call of a task that is not stored yet. `Task.call` makes it, and `Harbor.enqueue_many` stores it."""
 
     request: JobRequest
     task: Task[..., R_co, Any] = field(repr=False)
 
 
 class Handle(Generic[R_co]):
-    """A job that was enqueued. ``existed``: its idempotency key was taken, and this is the earlier job."""
+    """A reference to an enqueued job: its status, progress and result, and a way to cancel it.
+
+    ``id`` is the id of the job. ``existed`` is true if the idempotency key belonged to an earlier job: the handle
+    then refers to that job, and no job was stored. Every method asks the store; nothing is cached.
+
+    `Task.enqueue` returns handles. For a job that was enqueued elsewhere, use `Task.handle` or `Harbor.handle`.
+    """
 
     def __init__(
         self, backend: TaskBackend, job_id: JobId, *, arguments: CallSignature | None = None, existed: bool = False
@@ -279,33 +341,39 @@ class Handle(Generic[R_co]):
         return f"Handle({str(self.id)!r})"
 
     def job(self) -> Job:
-        """Return the job as it is now. Raises `JobNotFound` where retention has removed it."""
+        """Return the job as it is now. Raises `JobNotFound` if it does not exist, for example after retention."""
         found = self._backend.driver.inspector.get([self.id])
         if self.id not in found:
             raise JobNotFound(self.id)
         return found[self.id]
 
     def status(self) -> Status:
-        """Return the state that the job is in."""
+        """Return the status of the job. Raises `JobNotFound`."""
         return self.job().status
 
     def progress(self) -> Progress | None:
-        """Return how far the handler said it is; None before it says anything."""
+        """Return the progress that the handler has reported, or None. Raises `JobNotFound`."""
         return self.job().progress
 
     def cancel(self) -> bool:
-        """Call the job off: at once where it waits, or else as soon as its handler stops. False if it has ended."""
+        """Cancel the job, and return whether that was possible: False if it has already ended.
+
+        A job that waits is canceled immediately. A running handler is asked to stop, and the job is canceled
+        when it does. Raises `JobNotFound`.
+        """
         [answer] = self._backend.driver.cancel([self.id])
         if isinstance(answer, JobNotFound):
             raise answer
         return not isinstance(answer, TaskHarborError)
 
     def result(self, timeout: Duration = RESULT_TIMEOUT) -> R_co:
-        """Wait until the job has ended, and return what the task returned.
+        """Wait until the job has ended, and return the result of the task.
 
-        Raises `JobFailed` where it ended otherwise, and `ResultTimeout` where it has not ended in time.
-        A handler that waits so keeps its own slot meanwhile: where all slots of the workers do, nobody is
-        left to run what they wait for, and they time out. In a coroutine `aresult` is the one to use.
+        Raises `JobFailed` if the job is dead or canceled, `ResultTimeout` if it has not ended within *timeout* (it
+        continues), and `JobNotFound` if it does not exist.
+
+        A handler that waits for another job keeps its own slot. If the handlers in all slots wait, no worker can run
+        the jobs that they wait for, and they time out. In a coroutine, use `aresult`.
         """
         return self._result_of(self._backend.watcher.wait(self.id, as_timedelta(timeout, "timeout")))
 
@@ -317,62 +385,62 @@ class Handle(Generic[R_co]):
         if job.status is not Status.SUCCEEDED:
             raise JobFailed(job.id, job.status, job.last_error or job.dead_reason or "")
         if job.result is None:
-            return cast("R_co", None)  # which is what the task returned
+            return cast("R_co", None)  # the task returned None
         stored = self._backend.codec.decode(job.result, context=result_context(job.id))
         return cast("R_co", stored if self._arguments is None else self._arguments.unpack_result(stored))
 
 
 def check_calls(backend: TaskBackend, calls: Iterable[Call[R]]) -> list[Call[R]]:
-    """Return *calls* as a list; raise `UsageError` where one is of a task that belongs to another harbor."""
-    made = list(calls)
-    for call in made:
+    """Return *calls* as a list. Raise `UsageError` if the task of one belongs to another harbor."""
+    checked = list(calls)
+    for call in checked:
         _check_backend(call.task, backend)
-    return made
+    return checked
 
 
 def request_for_schedule(backend: TaskBackend, task: Any) -> JobRequest:
-    """Return what a schedule of *task* enqueues; raise `UsageError` where it cannot."""
+    """Return the request that a schedule of *task* enqueues. Raise `UsageError` if *task* cannot be scheduled."""
     if not isinstance(task, Task):
-        rule = "it is no task yet: write @harbor.schedule(…) above @harbor.task"
+        rule = "it is not a task; write @harbor.schedule(…) above @harbor.task"
         raise UsageError(Problem(field="schedule", value=repr(getattr(task, "__name__", task)), rule=rule))
     _check_backend(task, backend)
     try:
         return task.request(task.arguments.pack((), {}), _NO_OPTIONS)
     except InvalidRequest as error:
-        rule = f"it is called without arguments, and needs some ({error.problems[0].rule}): give them defaults"
+        rule = f"a scheduled task is called without arguments ({error.problems[0].rule}): give them defaults"
         raise UsageError(Problem(field="schedule", value=repr(task.type), rule=rule)) from error
 
 
 def _check_backend(task: Task[..., Any, Any], backend: TaskBackend) -> None:
     if task.backend is not backend:
-        rule = "it belongs to another harbor, which has a store of its own: use that one"
+        rule = "it belongs to another harbor, which has its own store: use that harbor"
         raise UsageError(Problem(field="task", value=repr(task.type), rule=rule))
 
 
-def _check_own(options: Mapping[str, Any]) -> None:
+def _check_task_options(options: Mapping[str, Any]) -> None:
     aliases, policy = options.get("aliases", ()), options.get("retry")
     if isinstance(aliases, str):
-        raise UsageError(Problem(field="aliases", value=repr(aliases), rule=f"give a tuple: ({aliases!r},)"))
+        raise UsageError(Problem(field="aliases", value=repr(aliases), rule=f"must be a tuple: ({aliases!r},)"))
     if policy is not None and not isinstance(policy, RetryPolicy):
-        rule = "give a RetryPolicy; for a number of attempts there is max_attempts"
+        rule = "must be a RetryPolicy; to set only the number of attempts, use max_attempts"
         raise UsageError(Problem(field="retry", value=repr(policy), rule=rule))
 
 
 def check_options(options: Mapping[str, Any], known: type[Any]) -> None:
-    """Raise `UsageError` where there is an option that the TypedDict *known* does not have."""
+    """Raise `UsageError` for an option that the TypedDict *known* does not have."""
     for name in options:
         if name not in known.__annotations__:
-            rule = f"there are {', '.join(known.__annotations__)}"
+            rule = f"must be one of {', '.join(known.__annotations__)}"
             raise UsageError(Problem(field="option", value=repr(name), rule=rule))
 
 
 def as_timedelta(value: Duration, name: str) -> timedelta:
-    """Return a time span as one; a number is taken for seconds."""
+    """Return *value*, a timedelta or a number of seconds, as a timedelta. Errors name the option *name*."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(Problem(field=name, value=repr(value), rule="give a timedelta, or seconds"))
+        raise UsageError(Problem(field=name, value=repr(value), rule="must be a timedelta, or seconds"))
     try:
         return timedelta(seconds=value)
     except (OverflowError, ValueError) as error:
-        raise UsageError(Problem(field=name, value=repr(value), rule="give a timedelta, or seconds")) from error
+        raise UsageError(Problem(field=name, value=repr(value), rule="must be a timedelta, or seconds")) from error

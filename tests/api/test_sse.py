@@ -44,7 +44,7 @@ def locked() -> Iterator[ApiRig]:
 def revoke(site: ApiRig) -> None:
     """Revoke every key, and clear the API's key cache."""
     site.driver.control.revoke_keys([*site.driver.inspector.keys()])
-    site.app.state.taskharbor.store._key_cache._known.clear()  # noqa: SLF001  as five seconds would do
+    site.app.state.taskharbor.store._key_cache._cached.clear()  # noqa: SLF001  as five seconds would do
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/jobs/{id}/events"])
@@ -80,7 +80,7 @@ def test_a_stream_continues_while_its_key_cannot_be_checked(locked: ApiRig, monk
         async with Stream(locked, "/v1/events", key=key) as stream:
             await stream.next()
             monkeypatch.setattr(locked.driver.inspector, "keys", unavailable)
-            locked.app.state.taskharbor.store._key_cache._known.clear()  # noqa: SLF001  as above
+            locked.app.state.taskharbor.store._key_cache._cached.clear()  # noqa: SLF001  as above
             await asyncio.to_thread(wait_until, lambda: len(queries) > 2)
             assert not stream.ended.is_set()
 

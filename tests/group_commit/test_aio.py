@@ -96,7 +96,7 @@ def test_coroutines_that_waited_for_one_key_share_its_job(client: Client, driver
     assert len({each.id for each in answers}) == 1
 
 
-def test_a_coroutine_that_waited_too_long_for_its_turn_fails_without_being_sent(
+def test_a_coroutine_that_waits_too_long_for_its_key_is_not_sent(
     client: Client, driver: CountingDriver, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def enqueue_two() -> Any:
@@ -116,7 +116,7 @@ def test_a_coroutine_that_waited_too_long_for_its_turn_fails_without_being_sent(
     assert driver.inserts == 1
 
 
-def test_a_coroutine_cancelled_before_its_turn_is_not_sent_and_the_next_is(
+def test_a_coroutine_canceled_while_waiting_for_its_key_is_not_sent(
     client: Client, driver: CountingDriver, url: str
 ) -> None:
     async def enqueue_three() -> Any:
@@ -134,7 +134,7 @@ def test_a_coroutine_cancelled_before_its_turn_is_not_sent_and_the_next_is(
     assert driver.inserts == 2
 
 
-def test_a_client_that_is_closed_has_stored_what_waited_for_a_key(driver: CountingDriver, url: str) -> None:
+def test_closing_a_client_stores_jobs_that_wait_for_a_key(driver: CountingDriver, url: str) -> None:
     client = Client(driver)
 
     def release_and_close(holder: Any) -> None:

@@ -1,4 +1,4 @@
-"""One statement at a time for each idempotency key: of threads, and in any order."""
+"""Locks for idempotency keys: one insert statement at a time for each key."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Queue:
     """Statements by name, and the order in which they started."""
 
     def __init__(self) -> None:
-        self.turns = KeyLocks()
+        self.locks = KeyLocks()
         self.started: list[str] = []
-        self.tickets: dict[str, KeyWaiter] = {}
+        self.waiters: dict[str, KeyWaiter] = {}
 
-    def enter(self, name: str, *keys: str, needs_turn: bool = True) -> None:
+    def enter(self, name: str, *keys: str, is_run: bool = True) -> None:
         def start(_: KeyWaiter) -> bool:
             self.started.append(name)
-            return needs_turn
+            return is_run
 
-        self.tickets[name] = KeyWaiter(frozenset(("default", key) for key in keys), start)
-        self.turns.enter(self.tickets[name])
+        self.waiters[name] = KeyWaiter(frozenset(("default", key) for key in keys), start)
+        self.locks.enter(self.waiters[name])
 
     def leave(self, name: str) -> None:
-        self.turns.leave(self.tickets[name])
+        self.locks.leave(self.waiters[name])
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_statement_with_several_keys_waits_for_each_of_them(queue: Queue) -> N
     assert queue.started == ["a", "b", "both", "both again"]
 
 
-def test_a_statement_withdrawn_before_its_turn_keeps_those_behind_it_waiting(queue: Queue) -> None:
+def test_a_statement_withdrawn_while_it_waits_keeps_its_place(queue: Queue) -> None:
     for name in ("first", "withdrawn", "last"):
         queue.enter(name, "a")
 
@@ -86,10 +86,10 @@ def test_a_statement_withdrawn_before_its_turn_keeps_those_behind_it_waiting(que
     assert queue.started == ["first", "last"]
 
 
-def test_a_statement_that_needs_no_turn_any_more_lets_the_next_one_start(queue: Queue) -> None:
+def test_a_statement_that_is_not_run_lets_the_next_one_start(queue: Queue) -> None:
     queue.enter("first", "a")
-    for number in range(5_000):  # more than Python lets functions call each other
-        queue.enter(f"canceled {number}", "a", needs_turn=False)
+    for number in range(5_000):  # more than the recursion limit of Python
+        queue.enter(f"canceled {number}", "a", is_run=False)
     queue.enter("last", "a")
 
     queue.leave("first")
@@ -103,7 +103,7 @@ def test_a_key_is_free_after_all_its_statements_left(queue: Queue) -> None:
     queue.leave("first")
     queue.leave("second")
 
-    assert queue.turns._last == {}  # noqa: SLF001  what is kept for each key must not grow
+    assert queue.locks._last == {}  # noqa: SLF001  the entries must not accumulate
 
 
 def test_a_statement_that_never_left_is_forgotten(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_statement_that_never_left_is_forgotten(queue: Queue, monkeypatch: pyt
     assert queue.started == ["lost", "third"]
 
 
-def test_keys_of_the_same_name_in_two_queues_are_two(client: Client) -> None:
+def test_equal_keys_in_two_queues_are_different_keys(client: Client) -> None:
     jobs = client.prepare_many([request(idempotency_key="a"), request(idempotency_key="a", queue="mail"), request()])
 
     assert keys_of(jobs) == {("default", "a"), ("mail", "a")}
@@ -154,17 +154,17 @@ def batch(client: Client, number: int) -> object:
 
 
 def waiting(client: Client) -> int:
-    """Return how many statements wait for the held key, with the one that is in the store."""
-    ticket = client._key_locks._last.get(("default", HELD))  # noqa: SLF001  only a test counts them
+    """Return the number of statements that wait for the held key, including the one in the store."""
+    waiter = client._key_locks._last.get(("default", HELD))  # noqa: SLF001  only a test counts them
     ahead = 0
-    while ticket is not None:
+    while waiter is not None:
         ahead += 1
-        ticket = next(iter(ticket.ahead), None)
+        waiter = next(iter(waiter.ahead), None)
     return ahead
 
 
 @pytest.mark.parametrize("waiter", [single, batch])
-def test_threads_that_wait_for_a_held_key_leave_the_connections_to_others(
+def test_waiters_for_a_held_key_occupy_one_connection(
     client: Client, driver: CountingDriver, url: str, pool: ThreadPoolExecutor, waiter: Callable[..., object]
 ) -> None:
     with held_key(driver, url):
@@ -181,19 +181,19 @@ def test_threads_that_wait_for_a_held_key_leave_the_connections_to_others(
     assert driver.most_at_once == 1
 
 
-def held_up(client: Client, driver: CountingDriver, pool: ThreadPoolExecutor) -> Future[object]:
+def wait_in_store(client: Client, driver: CountingDriver, pool: ThreadPoolExecutor) -> Future[object]:
     """Let a thread wait for the held key inside the store."""
     first = pool.submit(single, client, 0)
     assert driver.is_waiting.wait(LIMIT)
     return first
 
 
-def test_a_thread_that_waits_too_long_for_its_turn_fails_without_being_sent(
+def test_a_thread_that_waits_too_long_for_its_key_is_not_sent(
     client: Client, driver: CountingDriver, url: str, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_locks, "KEY_TIMEOUT_SECONDS", 0.01)
     with held_key(driver, url):
-        first = held_up(client, driver, pool)
+        first = wait_in_store(client, driver, pool)
 
         with pytest.raises(StoreUnavailable, match="'held' in queue 'default'"):
             single(client, 1)

@@ -1,4 +1,4 @@
-"""Single jobs of many callers at once: what is sent together, and that nobody suffers from it."""
+"""Group commit: jobs of concurrent callers share a statement, and no caller is harmed by another."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ N: Final = 32
 
 
 class Gated(PostgresDriver):
-    """A real store, whose first insert waits until it may go on, and on which an insert can be made to fail."""
+    """A driver whose first insert waits for ``may_go``, and whose inserts can be made to fail."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -70,10 +70,9 @@ class Gated(PostgresDriver):
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sync, "LEADER_TIMEOUT_SECONDS", LIMIT
-    )  # a slow machine must not look like a leader that is gone
+def long_leader_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a slow machine a leader must not time out.
+    monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", LIMIT)
 
 
 @pytest.fixture
@@ -100,13 +99,13 @@ def request(**fields: Any) -> JobRequest:
 
 
 def waiting(client: Client) -> int:
-    return len(client._group_commit._waiting)  # noqa: SLF001  nobody but a test asks who waits
+    return len(client._group_commit._waiting)  # noqa: SLF001  only tests count the waiters
 
 
-def gathered(
+def with_waiters(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, *others: JobRequest
 ) -> tuple[Future[Enqueued], list[Future[Enqueued]]]:
-    """Let one caller be in the store, and *others* wait behind it in this order."""
+    """Enqueue one job, whose insert waits in the store, then *others* in this order; they wait for it."""
     first = pool.submit(client.enqueue, request())
     assert driver.has_begun.wait(LIMIT)
     behind = []
@@ -118,31 +117,31 @@ def gathered(
 
 @contextmanager
 def interrupted_by(handle: Callable[[], None]) -> Iterator[Callable[[], float]]:
-    """Give what makes the main thread *handle* a signal, once; it must have returned before this ends."""
+    """Yield a function that makes the main thread call *handle* in a signal handler, once."""
     assert threading.current_thread() is threading.main_thread()
     begun: list[bool] = []
 
-    def hear(*_: Any) -> None:
+    def on_signal(*_: Any) -> None:
         if not begun:
             begun.append(True)
             handle()
 
     def interrupt() -> bool:
-        if not begun:  # again and again: what comes just before the thread goes to sleep is not heard until it wakes
+        if not begun:  # repeated: a signal that arrives just before the thread blocks is handled only when it wakes
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         return bool(begun)
 
-    before = signal.signal(signal.SIGUSR1, hear)
+    before = signal.signal(signal.SIGUSR1, on_signal)
     try:
         yield partial(wait_until, interrupt)
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_threads_that_enqueue_while_one_is_in_the_store_go_out_in_one_statement(
+def test_threads_that_enqueue_during_an_insert_share_the_next_statement(
     client: Client, driver: Gated, pool: ThreadPoolExecutor
 ) -> None:
-    first, behind = gathered(client, driver, pool, *[request()] * (N - 1))
+    first, behind = with_waiters(client, driver, pool, *[request()] * (N - 1))
 
     driver.may_go.set()
 
@@ -155,15 +154,15 @@ def test_threads_that_enqueue_while_one_is_in_the_store_go_out_in_one_statement(
 def test_each_caller_returns_only_after_its_own_commit(driver: Gated, pool: ThreadPoolExecutor) -> None:
     client = Client(driver)
 
-    def enqueue_and_look(_: int) -> bool:
+    def enqueue_and_get(_: int) -> bool:
         enqueued = client.enqueue(request())
         return enqueued.id in driver.inspector.get([enqueued.id])
 
     driver.may_go.set()
-    assert all(pool.map(enqueue_and_look, range(5 * N), timeout=LIMIT))
+    assert all(pool.map(enqueue_and_get, range(5 * N), timeout=LIMIT))
 
 
-def test_a_lone_caller_inserts_at_once_and_in_its_own_thread(client: Client, driver: Gated) -> None:
+def test_a_single_caller_inserts_immediately_in_its_own_thread(client: Client, driver: Gated) -> None:
     driver.may_go.set()
 
     client.enqueue(request())
@@ -172,8 +171,8 @@ def test_a_lone_caller_inserts_at_once_and_in_its_own_thread(client: Client, dri
     assert driver.threads == 2 * [threading.current_thread()]
 
 
-def test_a_batch_is_sent_by_one_of_its_own_callers(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
-    first, behind = gathered(client, driver, pool, *[request()] * 3)
+def test_a_batch_is_inserted_by_one_of_its_own_callers(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
+    first, behind = with_waiters(client, driver, pool, *[request()] * 3)
 
     driver.may_go.set()
 
@@ -182,28 +181,28 @@ def test_a_batch_is_sent_by_one_of_its_own_callers(client: Client, driver: Gated
     assert all(each.name.startswith("ThreadPoolExecutor") for each in driver.threads)
 
 
-def test_who_comes_back_first_waits_a_moment_for_the_others_and_no_longer_than_until_they_are_there(
+def test_a_leader_lingers_until_the_expected_callers_have_come(
     client: Client, driver: Gated, pool: ThreadPoolExecutor
 ) -> None:
-    first, behind = gathered(client, driver, pool, *[request()] * 3)
+    first, behind = with_waiters(client, driver, pool, *[request()] * 3)
     driver.may_go.set()
     wait_for([first, *behind])
-    client._group_commit._expected, client._group_commit._pause = 4, LIMIT  # noqa: SLF001  a moment that no machine is too slow for
+    client._group_commit._expected, client._group_commit._linger_seconds = 4, LIMIT  # noqa: SLF001  long enough for any machine
 
     leader = pool.submit(client.enqueue, request())
-    wait_until(lambda: client._group_commit._gathering is not None)  # noqa: SLF001  as above
+    wait_until(lambda: client._group_commit._lingering is not None)  # noqa: SLF001  as above
     others = [pool.submit(client.enqueue, request()) for _ in range(3)]
 
     wait_for([leader, *others])
     assert driver.sizes == [1, 3, 4]
 
 
-def test_a_lone_caller_waits_for_nobody_and_after_a_crowd_only_once(client: Client, driver: Gated) -> None:
+def test_a_single_caller_lingers_only_once_after_a_large_batch(client: Client, driver: Gated) -> None:
     driver.may_go.set()
-    client._group_commit._expected = 32  # noqa: SLF001  as after a crowd, which is gone
+    client._group_commit._expected = 32  # noqa: SLF001  as after a large batch
 
     client.enqueue(request())
-    client._group_commit._pause = LIMIT  # noqa: SLF001  would be too long for this test
+    client._group_commit._linger_seconds = LIMIT  # noqa: SLF001  lingering would exceed the limit of this test
 
     client.enqueue(request())
     assert driver.sizes == [1, 1]
@@ -218,7 +217,7 @@ def test_a_batch_has_a_bounded_number_of_jobs(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "MAX_BATCH_JOBS", 10)
-    first, behind = gathered(client, driver, pool, *[request()] * 25)
+    first, behind = with_waiters(client, driver, pool, *[request()] * 25)
 
     driver.may_go.set()
 
@@ -232,7 +231,7 @@ def test_a_batch_has_a_bounded_number_of_bytes_or_one_job(
 ) -> None:
     monkeypatch.setattr(sync, "MAX_BATCH_BYTES", 100)
     payloads = ["small", "small", "x" * 90, "x" * 200, "small"]
-    first, behind = gathered(client, driver, pool, *(request(payload=each) for each in payloads))
+    first, behind = with_waiters(client, driver, pool, *(request(payload=each) for each in payloads))
 
     driver.may_go.set()
 
@@ -240,10 +239,8 @@ def test_a_batch_has_a_bounded_number_of_bytes_or_one_job(
     assert driver.sizes == [1, 2, 1, 1, 1]
 
 
-def test_a_request_that_breaks_a_rule_is_refused_before_it_waits_for_anybody(
-    client: Client, driver: Gated, pool: ThreadPoolExecutor
-) -> None:
-    gathered(client, driver, pool)
+def test_an_invalid_request_is_refused_before_it_waits(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
+    with_waiters(client, driver, pool)
 
     with pytest.raises(InvalidRequest):
         client.enqueue(request(queue="e mail"))
@@ -251,13 +248,15 @@ def test_a_request_that_breaks_a_rule_is_refused_before_it_waits_for_anybody(
     assert driver.sizes == [1]
 
 
-def test_only_the_guilty_one_of_a_batch_fails(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
+def test_only_the_job_that_causes_an_error_fails_in_a_batch(
+    client: Client, driver: Gated, pool: ThreadPoolExecutor
+) -> None:
     def refuse_poison(jobs: Sequence[NewJob]) -> None:
         if any(job.type == "poison" for job in jobs):
             raise ValueError("poison")
 
     driver.fail = refuse_poison
-    first, behind = gathered(client, driver, pool, request(), request(type="poison"), request())
+    first, behind = with_waiters(client, driver, pool, request(), request(type="poison"), request())
 
     driver.may_go.set()
 
@@ -267,13 +266,13 @@ def test_only_the_guilty_one_of_a_batch_fails(client: Client, driver: Gated, poo
     assert driver.stored() == sorted(answer.id for answer in stored)
 
 
-def test_an_error_after_the_commit_doubles_no_job(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
+def test_an_error_after_the_commit_duplicates_no_job(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
     def break_many(jobs: Sequence[NewJob]) -> None:
         if len(jobs) > 1:
-            raise ValueError("the bell is broken")
+            raise ValueError("the notification failed")
 
     driver.fail_late = break_many
-    first, behind = gathered(client, driver, pool, *[request()] * 3)
+    first, behind = with_waiters(client, driver, pool, *[request()] * 3)
 
     driver.may_go.set()
 
@@ -281,16 +280,16 @@ def test_an_error_after_the_commit_doubles_no_job(client: Client, driver: Gated,
     assert driver.stored() == sorted(answer.id for answer in answers)
 
 
-def test_a_store_out_of_reach_is_told_to_each_caller_of_the_batch_after_one_repeat_under_the_same_ids(
+def test_an_unavailable_store_fails_each_caller_of_the_batch_after_one_repeat(
     client: Client, driver: Gated, pool: ThreadPoolExecutor
 ) -> None:
-    first, behind = gathered(client, driver, pool, *[request()] * 3)
+    first, behind = with_waiters(client, driver, pool, *[request()] * 3)
 
-    def be_away(jobs: Sequence[NewJob]) -> None:
+    def be_unavailable(jobs: Sequence[NewJob]) -> None:
         if len(jobs) > 1:
             raise StoreUnavailable("no route")
 
-    driver.fail = be_away
+    driver.fail = be_unavailable
     driver.may_go.set()
 
     errors = [each.exception(LIMIT) for each in behind]
@@ -301,16 +300,14 @@ def test_a_store_out_of_reach_is_told_to_each_caller_of_the_batch_after_one_repe
     assert driver.repeats == [False, False, True]
 
 
-def test_how_long_to_wait_is_told_to_each_caller_of_the_batch(
-    client: Client, driver: Gated, pool: ThreadPoolExecutor
-) -> None:
-    _, behind = gathered(client, driver, pool, *[request()] * 3)
+def test_each_caller_of_the_batch_gets_the_retry_time(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
+    _, behind = with_waiters(client, driver, pool, *[request()] * 3)
 
-    def be_away(jobs: Sequence[NewJob]) -> None:
+    def be_unavailable(jobs: Sequence[NewJob]) -> None:
         if len(jobs) > 1:
             raise StoreUnavailable("gone", retry_in=timedelta(seconds=1))
 
-    driver.fail = be_away
+    driver.fail = be_unavailable
     driver.may_go.set()
 
     errors = [each.exception(LIMIT) for each in behind]
@@ -318,17 +315,17 @@ def test_how_long_to_wait_is_told_to_each_caller_of_the_batch(
     assert driver.repeats == [False, False]
 
 
-def test_a_store_that_goes_away_while_the_guilty_one_is_looked_for_is_tried_no_further(
+def test_single_inserts_after_a_batch_error_stop_when_the_store_is_unavailable(
     client: Client, driver: Gated, pool: ThreadPoolExecutor
 ) -> None:
-    def break_and_leave(jobs: Sequence[NewJob]) -> None:
+    def fail_then_be_unavailable(jobs: Sequence[NewJob]) -> None:
         if len(jobs) > 1:
             raise ValueError("odd")
         if len(driver.batches) > 2:
             raise StoreUnavailable("no route")
 
-    driver.fail = break_and_leave
-    _, behind = gathered(client, driver, pool, *[request()] * 10)
+    driver.fail = fail_then_be_unavailable
+    _, behind = with_waiters(client, driver, pool, *[request()] * 10)
 
     driver.may_go.set()
 
@@ -347,7 +344,7 @@ def test_a_job_whose_reply_was_lost_once_is_stored_once(
             raise losses.pop()
 
     driver.fail_late = lose_reply
-    first, behind = gathered(client, driver, pool, *[request()] * 3)
+    first, behind = with_waiters(client, driver, pool, *[request()] * 3)
 
     driver.may_go.set()
 
@@ -355,9 +352,9 @@ def test_a_job_whose_reply_was_lost_once_is_stored_once(
     assert driver.stored() == sorted(answer.id for answer in answers)
 
 
-@pytest.mark.parametrize("moment", ["fail", "fail_late"])
-def test_a_leader_that_is_interrupted_leaves_nobody_behind_and_doubles_no_job(
-    client: Client, driver: Gated, pool: ThreadPoolExecutor, moment: str
+@pytest.mark.parametrize("stage", ["fail", "fail_late"])
+def test_followers_of_an_interrupted_leader_are_stored_once(
+    client: Client, driver: Gated, pool: ThreadPoolExecutor, stage: str
 ) -> None:
     interrupts = [KeyboardInterrupt()]
 
@@ -365,8 +362,8 @@ def test_a_leader_that_is_interrupted_leaves_nobody_behind_and_doubles_no_job(
         if len(jobs) > 1 and interrupts:
             raise interrupts.pop()
 
-    setattr(driver, moment, interrupt)
-    first, behind = gathered(client, driver, pool, *[request()] * 4)
+    setattr(driver, stage, interrupt)
+    first, behind = with_waiters(client, driver, pool, *[request()] * 4)
 
     driver.may_go.set()
 
@@ -375,13 +372,13 @@ def test_a_leader_that_is_interrupted_leaves_nobody_behind_and_doubles_no_job(
     assert driver.sizes == [1, 4, 3]
     assert driver.repeats == [False, False, True]
     assert {answer.id for answer in answers} <= {*driver.stored()}
-    assert len(driver.stored()) == (5 if moment == "fail_late" else 4)
+    assert len(driver.stored()) == (5 if stage == "fail_late" else 4)
 
 
-def test_ctrl_c_while_waiting_takes_the_job_back_and_holds_up_nobody(
+def test_ctrl_c_withdraws_a_waiting_job_and_delays_no_other(
     client: Client, driver: Gated, pool: ThreadPoolExecutor
 ) -> None:
-    first, before = gathered(client, driver, pool, request())
+    first, before = with_waiters(client, driver, pool, request())
 
     def press_ctrl_c(interrupt: Callable[[], float]) -> Future[Enqueued]:
         wait_until(lambda: waiting(client) == 2)
@@ -409,24 +406,24 @@ def test_a_signal_handler_that_enqueues_does_not_wait_for_the_leader_it_interrup
     monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", 0.05)
     handled: list[Enqueued] = []
 
-    def ring(interrupt: Callable[[], float]) -> None:
+    def send_signal(interrupt: Callable[[], float]) -> None:
         assert driver.has_begun.wait(LIMIT)
         interrupt()
         wait_until(lambda: bool(handled))
         driver.may_go.set()
 
     with interrupted_by(lambda: handled.append(client.enqueue(request()))) as interrupt:
-        ringing = pool.submit(ring, interrupt)
+        sending = pool.submit(send_signal, interrupt)
         interrupted = client.enqueue(request())
-        ringing.result(LIMIT)
+        sending.result(LIMIT)
 
     assert driver.stored() == sorted([interrupted.id, handled[0].id])
 
 
-def test_a_leader_that_does_not_come_back_holds_up_those_behind_it_for_a_moment_only(
+def test_waiters_replace_a_leader_that_exceeds_its_timeout(
     client: Client, driver: Gated, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, behind = gathered(client, driver, pool)
+    first, behind = with_waiters(client, driver, pool)
     monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", 0.05)
 
     behind = [pool.submit(client.enqueue, request()) for _ in range(3)]
@@ -436,23 +433,25 @@ def test_a_leader_that_does_not_come_back_holds_up_those_behind_it_for_a_moment_
     assert not first.done()
 
 
-def test_who_is_never_answered_is_told_that_nobody_knows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_without_an_answer_gives_up_with_an_unknown_outcome(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(sync, "GIVE_UP_SECONDS", 0.05)
-    # As if a leader had vanished, and kept its place.
-    monkeypatch.setattr(sync.GroupCommit, "_has_room", lambda _: False)
-    monkeypatch.setattr(client._group_commit, "_expected", 2)  # noqa: SLF001  no public sign of it
+    # As if a leader had disappeared without finishing its batch.
+    monkeypatch.setattr(sync.GroupCommit, "_may_start", lambda _: False)
+    monkeypatch.setattr(client._group_commit, "_expected", 2)  # noqa: SLF001  it has no public name
 
-    with pytest.raises(StoreUnavailable, match="was not heard of since"):
+    with pytest.raises(StoreUnavailable, match="leader that inserts this job did not answer within"):
         client.enqueue(request())
 
     assert waiting(client) == 0
 
 
-def test_a_job_with_a_key_goes_out_alone_and_waits_for_nobody(
+def test_a_job_with_a_key_is_inserted_alone_and_does_not_wait(
     client: Client, driver: Gated, pool: ThreadPoolExecutor
 ) -> None:
-    first, behind = gathered(client, driver, pool, request())
+    first, behind = with_waiters(client, driver, pool, request())
 
     keyed = client.enqueue(request(idempotency_key="k"))
 
@@ -461,7 +460,7 @@ def test_a_job_with_a_key_goes_out_alone_and_waits_for_nobody(
     assert [job.id for job in driver.batches[1]] == [keyed.id]
 
 
-def test_nobody_waits_for_a_key_that_somebody_elses_transaction_holds(driver: Gated, pool: ThreadPoolExecutor) -> None:
+def test_callers_without_a_key_do_not_wait_for_a_held_key(driver: Gated, pool: ThreadPoolExecutor) -> None:
     client = Client(driver)
     driver.may_go.set()
     with psycopg.connect(emptied()) as db, db.transaction():
@@ -476,20 +475,20 @@ def test_nobody_waits_for_a_key_that_somebody_elses_transaction_holds(driver: Ga
     assert held.result(LIMIT).existed
 
 
-def test_hooks_are_told_of_each_job_by_its_own_caller(driver: Gated, pool: ThreadPoolExecutor) -> None:
-    told: list[tuple[HookEvent, threading.Thread]] = []
-    client = Client(driver, hooks=[lambda fact: told.append((fact, threading.current_thread()))])
-    first, behind = gathered(client, driver, pool, *[request()] * 3)
+def test_hooks_run_in_the_thread_of_the_jobs_own_caller(driver: Gated, pool: ThreadPoolExecutor) -> None:
+    calls: list[tuple[HookEvent, threading.Thread]] = []
+    client = Client(driver, hooks=[lambda event: calls.append((event, threading.current_thread()))])
+    first, behind = with_waiters(client, driver, pool, *[request()] * 3)
 
     driver.may_go.set()
 
     ids = {each.result(LIMIT).id for each in (first, *behind)}
-    assert {fact.job_id for fact, _ in told if isinstance(fact, JobEnqueued)} == ids
-    assert len({thread for _, thread in told}) == 4
+    assert {event.job_id for event, _ in calls if isinstance(event, JobEnqueued)} == ids
+    assert len({thread for _, thread in calls}) == 4
 
 
-class OneAtATime(MemoryDriver):
-    """A store that does not ask for batches, and whose first insert waits until it may go on."""
+class WithoutGroupCommit(MemoryDriver):
+    """A driver without group commit, whose first insert waits for ``may_go``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -502,8 +501,8 @@ class OneAtATime(MemoryDriver):
         return super().insert(jobs, repeat=repeat)
 
 
-def test_where_the_store_does_not_ask_for_it_each_caller_inserts_for_itself(pool: ThreadPoolExecutor) -> None:
-    driver = OneAtATime()
+def test_without_group_commit_each_caller_inserts_its_own_job(pool: ThreadPoolExecutor) -> None:
+    driver = WithoutGroupCommit()
     client = Client(driver)
     first = pool.submit(client.enqueue, request())
     assert driver.has_begun.wait(LIMIT)
@@ -515,7 +514,7 @@ def test_where_the_store_does_not_ask_for_it_each_caller_inserts_for_itself(pool
     assert not first.result(LIMIT).existed
 
 
-def test_a_job_enqueued_in_a_transaction_of_the_memory_store_is_taken_back_with_it() -> None:
+def test_a_job_in_a_memory_transaction_is_rolled_back_with_it() -> None:
     driver = MemoryDriver()
     client = Client(driver)
 
@@ -526,7 +525,7 @@ def test_a_job_enqueued_in_a_transaction_of_the_memory_store_is_taken_back_with_
     assert not driver.inspector.find(JobFilter(), limit=1).jobs
 
 
-def test_a_client_in_a_transaction_that_a_driver_has_joined_inserts_in_it_and_at_once(driver: Gated) -> None:
+def test_a_client_of_a_joined_transaction_inserts_in_it_immediately(driver: Gated) -> None:
     with psycopg.connect(emptied()) as db, db.transaction():
         enqueued = Client(driver.join(db)).enqueue(request())
 
@@ -534,7 +533,7 @@ def test_a_client_in_a_transaction_that_a_driver_has_joined_inserts_in_it_and_at
         assert driver.stored() == []
 
 
-def test_threads_enqueue_together_on_sqlite_too(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_concurrent_threads_enqueue_on_sqlite(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
         client = Client(driver)
 
@@ -543,10 +542,10 @@ def test_threads_enqueue_together_on_sqlite_too(tmp_path: Path, pool: ThreadPool
         assert driver.inspector.get([answer.id for answer in answers]).keys() == {answer.id for answer in answers}
 
 
-def test_a_child_of_a_fork_does_not_wait_for_threads_of_its_parent(
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent(
     client: Client, driver: Gated, pool: ThreadPoolExecutor
 ) -> None:
-    first, behind = gathered(client, driver, pool, request())
+    first, behind = with_waiters(client, driver, pool, request())
 
     code = in_a_child(lambda: client.enqueue(request(type="child")))
 
@@ -568,7 +567,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(timed())
 
 
-def test_coroutines_of_one_turn_of_the_loop_go_out_in_one_statement(client: Client, driver: Gated) -> None:
+def test_coroutines_of_one_loop_iteration_share_a_statement(client: Client, driver: Gated) -> None:
     driver.may_go.set()
 
     async def enqueue_all() -> list[Enqueued]:
@@ -580,9 +579,7 @@ def test_coroutines_of_one_turn_of_the_loop_go_out_in_one_statement(client: Clie
     assert driver.stored() == sorted(answer.id for answer in answers)
 
 
-def test_coroutines_that_enqueue_while_the_flusher_is_in_the_store_go_out_together(
-    client: Client, driver: Gated
-) -> None:
+def test_coroutines_that_enqueue_during_an_insert_share_a_statement(client: Client, driver: Gated) -> None:
     async def enqueue_all() -> None:
         tasks = [asyncio.create_task(client.aenqueue(request()))]
         await has(driver.has_begun)
@@ -600,9 +597,7 @@ def test_coroutines_that_enqueue_while_the_flusher_is_in_the_store_go_out_togeth
     assert {each.name for each in driver.threads} == {"taskharbor-group-commit"}
 
 
-def test_two_event_loops_share_a_statement_and_each_is_answered_at_home(
-    client: Client, driver: Gated, pool: ThreadPoolExecutor
-) -> None:
+def test_two_event_loops_share_a_statement(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
     blocking = pool.submit(run, client.aenqueue(request()))
     assert driver.has_begun.wait(LIMIT)
 
@@ -610,9 +605,9 @@ def test_two_event_loops_share_a_statement_and_each_is_answered_at_home(
         return await asyncio.gather(*(client.aenqueue(request()) for _ in range(3)))
 
     both = [pool.submit(run, enqueue_three()) for _ in range(2)]
-    flusher = client._async_group_commit  # noqa: SLF001  nobody but a test asks who waits
-    assert flusher is not None
-    wait_until(lambda: len(flusher._handed) == 6)  # noqa: SLF001  as above
+    group_commit = client._async_group_commit  # noqa: SLF001  only tests count the waiters
+    assert group_commit is not None
+    wait_until(lambda: len(group_commit._waiting) == 6)  # noqa: SLF001  as above
     driver.may_go.set()
 
     ids = [answer.id for each in both for answer in each.result(LIMIT)]
@@ -620,32 +615,32 @@ def test_two_event_loops_share_a_statement_and_each_is_answered_at_home(
     assert driver.stored() == sorted([*ids, blocking.result(LIMIT).id])
 
 
-class Counting(asyncio.SelectorEventLoop):
-    """Counts how often another thread wakes it."""
+class CountingLoop(asyncio.SelectorEventLoop):
+    """An event loop that counts how often another thread wakes it."""
 
     woken = 0
 
-    def call_soon_threadsafe(  # type: ignore[override]  # whatever it is called with, it is passed on
-        self, *how: Any, **named: Any
+    def call_soon_threadsafe(  # type: ignore[override]  # all arguments are passed on
+        self, *args: Any, **kwargs: Any
     ) -> asyncio.Handle:
         self.woken += 1
-        return super().call_soon_threadsafe(*how, **named)
+        return super().call_soon_threadsafe(*args, **kwargs)
 
 
-def test_a_loop_is_woken_once_for_all_that_was_stored_at_once(client: Client, driver: Gated) -> None:
+def test_a_loop_is_woken_once_per_batch(client: Client, driver: Gated) -> None:
     driver.may_go.set()
 
     async def enqueue_all() -> int:
         await asyncio.gather(*(client.aenqueue(request()) for _ in range(N)))
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, Counting)
+        assert isinstance(loop, CountingLoop)
         return loop.woken
 
-    with asyncio.Runner(loop_factory=Counting) as runner:
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
         assert runner.run(enqueue_all()) == 1
 
 
-def test_a_cancelled_coroutine_harms_no_other_one(client: Client, driver: Gated) -> None:
+def test_a_canceled_coroutine_does_not_affect_others(client: Client, driver: Gated) -> None:
     async def enqueue_and_cancel() -> list[Enqueued]:
         under_way = asyncio.create_task(client.aenqueue(request(type="under.way")))
         await has(driver.has_begun)
@@ -664,8 +659,8 @@ def test_a_cancelled_coroutine_harms_no_other_one(client: Client, driver: Gated)
     assert answer.id in {job.id for job in jobs}
 
 
-def test_a_hook_is_told_of_a_job_that_is_stored_after_its_coroutine_was_cancelled(driver: Gated) -> None:
-    told: list[HookEvent] = []
+def test_a_hook_is_called_for_a_job_whose_coroutine_was_canceled(driver: Gated) -> None:
+    events: list[HookEvent] = []
 
     async def enqueue_and_cancel(client: Client) -> None:
         task = asyncio.create_task(client.aenqueue(request()))
@@ -675,16 +670,16 @@ def test_a_hook_is_told_of_a_job_that_is_stored_after_its_coroutine_was_cancelle
         driver.may_go.set()
         await client.aenqueue(request())
 
-    with closing(Client(driver, hooks=[told.append])) as watched:
+    with closing(Client(driver, hooks=[events.append])) as watched:
         run(enqueue_and_cancel(watched))
 
-    assert {fact.job_id for fact in told if isinstance(fact, JobEnqueued)} == {*driver.stored()}
-    assert len(told) == 2
+    assert {event.job_id for event in events if isinstance(event, JobEnqueued)} == {*driver.stored()}
+    assert len(events) == 2
 
 
-def test_a_hook_is_told_once_and_in_the_context_of_the_coroutine(driver: Gated) -> None:
-    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
-    told: list[str] = []
+def test_a_hook_is_called_once_in_the_context_of_the_coroutine(driver: Gated) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="none")
+    tenants: list[str] = []
     driver.may_go.set()
 
     async def enqueue_for(name: str, client: Client) -> None:
@@ -694,13 +689,13 @@ def test_a_hook_is_told_once_and_in_the_context_of_the_coroutine(driver: Gated) 
     async def enqueue_all(client: Client) -> None:
         await asyncio.gather(enqueue_for("acme", client), enqueue_for("zenith", client))
 
-    with closing(Client(driver, hooks=[lambda _: told.append(tenant.get())])) as watched:
+    with closing(Client(driver, hooks=[lambda _: tenants.append(tenant.get())])) as watched:
         run(enqueue_all(watched))
 
-    assert sorted(told) == ["acme", "zenith"]
+    assert sorted(tenants) == ["acme", "zenith"]
 
 
-def test_only_the_guilty_one_of_many_coroutines_fails(client: Client, driver: Gated) -> None:
+def test_only_the_coroutine_whose_job_causes_an_error_fails(client: Client, driver: Gated) -> None:
     driver.may_go.set()
 
     def refuse_poison(jobs: Sequence[NewJob]) -> None:
@@ -720,10 +715,10 @@ def test_only_the_guilty_one_of_many_coroutines_fails(client: Client, driver: Ga
 
 
 @pytest.mark.parametrize(
-    ("error", "met"), [(StoreUnavailable("no route"), StoreUnavailable), (SystemExit(), RuntimeError)]
+    ("error", "raised"), [(StoreUnavailable("no route"), StoreUnavailable), (SystemExit(), RuntimeError)]
 )
-def test_what_the_store_raises_is_raised_in_every_coroutine_and_the_next_ones_fare_better(
-    client: Client, driver: Gated, error: BaseException, met: type[Exception]
+def test_a_store_error_is_raised_in_every_coroutine_and_later_inserts_succeed(
+    client: Client, driver: Gated, error: BaseException, raised: type[Exception]
 ) -> None:
     driver.may_go.set()
 
@@ -738,11 +733,11 @@ def test_what_the_store_raises_is_raised_in_every_coroutine_and_the_next_ones_fa
     driver.fail = lambda _: None
     answers = run(enqueue_all())
 
-    assert [type(each) for each in failed] == 3 * [met]
+    assert [type(each) for each in failed] == 3 * [raised]
     assert [type(each) for each in answers] == 3 * [Enqueued]
 
 
-def test_where_no_thread_can_be_started_coroutines_are_told_and_nothing_is_stored(
+def test_coroutines_fail_and_store_nothing_if_no_thread_can_start(
     client: Client, driver: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.may_go.set()
@@ -763,7 +758,7 @@ def test_where_no_thread_can_be_started_coroutines_are_told_and_nothing_is_store
     assert len(driver.stored()) == 1
 
 
-def test_a_coroutine_with_a_key_waits_alone(client: Client, driver: Gated) -> None:
+def test_a_coroutine_that_waits_for_a_key_delays_no_other(client: Client, driver: Gated) -> None:
     may_end = threading.Event()
     driver.may_go.set()
 
@@ -798,7 +793,7 @@ def test_a_key_that_belongs_to_another_job_is_refused_to_a_coroutine(client: Cli
     assert again == Enqueued(held.id, existed=True)
 
 
-def test_a_coroutine_enqueues_many_in_one_statement_of_their_own(client: Client, driver: Gated) -> None:
+def test_aenqueue_many_uses_one_statement_of_its_own(client: Client, driver: Gated) -> None:
     driver.may_go.set()
 
     answers = run(client.aenqueue_many(request(payload=number) for number in range(50)))
@@ -808,9 +803,7 @@ def test_a_coroutine_enqueues_many_in_one_statement_of_their_own(client: Client,
     assert [stored[answer.id].data for answer in answers] == [*range(50)]
 
 
-def test_of_many_from_a_coroutine_too_some_can_be_refused_and_a_broken_rule_stops_all(
-    client: Client, driver: Gated
-) -> None:
+def test_aenqueue_many_refuses_conflicts_singly_and_invalid_requests_together(client: Client, driver: Gated) -> None:
     driver.may_go.set()
     client.enqueue(request(idempotency_key="k", payload=1))
 
@@ -822,13 +815,13 @@ def test_of_many_from_a_coroutine_too_some_can_be_refused_and_a_broken_rule_stop
     assert len(driver.stored()) == 2
 
 
-def test_on_the_memory_store_a_coroutine_enqueues_without_any_thread() -> None:
+def test_aenqueue_on_the_memory_store_starts_no_thread() -> None:
     driver = MemoryDriver()
 
     answer = run(Client(driver).aenqueue(request()))
 
     assert answer.id in driver.inspector.get([answer.id])
-    assert flushers() == []
+    assert insert_threads() == []
 
 
 def test_closing_a_client_ends_its_threads_and_not_its_driver(driver: Gated) -> None:
@@ -839,13 +832,13 @@ def test_closing_a_client_ends_its_threads_and_not_its_driver(driver: Gated) -> 
 
     client.close()
 
-    assert flushers() == []
+    assert insert_threads() == []
     assert not run(client.aenqueue(request())).existed
     client.close()
     client.close()
 
 
-def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves_and_come_back(
+def test_idle_threads_of_a_client_end_and_are_started_again(
     client: Client, driver: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aio, "IDLE_SECONDS", 0.01)
@@ -853,11 +846,11 @@ def test_the_threads_of_a_client_that_nobody_uses_end_by_themselves_and_come_bac
 
     run(client.aenqueue(request()))
 
-    wait_until(lambda: flushers() == [])
+    wait_until(lambda: insert_threads() == [])
     assert not run(client.aenqueue(request())).existed
 
 
-def flushers() -> list[str]:
+def insert_threads() -> list[str]:
     names = [each.name for each in threading.enumerate()]
     return [
         name
@@ -866,7 +859,7 @@ def flushers() -> list[str]:
     ]
 
 
-def test_what_was_handed_over_is_stored_before_a_client_is_closed(driver: Gated, pool: ThreadPoolExecutor) -> None:
+def test_closing_a_client_stores_submitted_jobs_first(driver: Gated, pool: ThreadPoolExecutor) -> None:
     client = Client(driver)
 
     async def enqueue_and_close() -> Enqueued:
@@ -880,7 +873,7 @@ def test_what_was_handed_over_is_stored_before_a_client_is_closed(driver: Gated,
     assert run(enqueue_and_close()).id in driver.stored()
 
 
-def test_a_child_of_a_fork_has_a_flusher_of_its_own(client: Client, driver: Gated) -> None:
+def test_a_forked_child_has_its_own_async_group_commit(client: Client, driver: Gated) -> None:
     driver.may_go.set()
     run(client.aenqueue(request()))
 

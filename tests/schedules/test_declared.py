@@ -57,7 +57,7 @@ def test_a_task_with_required_arguments_or_a_plain_function_cannot_be_scheduled(
         @quick.task
         def report(day: int) -> None: ...
 
-    with pytest.raises(UsageError, match=r"schedule is 'nightly': it is no task yet: write @harbor.schedule"):
+    with pytest.raises(UsageError, match=r"schedule is 'nightly': it is not a task; write @harbor.schedule"):
 
         @quick.task  # type: ignore[type-var]
         @quick.schedule("0 2 * * *")
@@ -78,7 +78,7 @@ def test_duplicate_schedule_names_are_refused_except_for_a_redefined_task(quick:
     nightly = define("0 3 * * *")
     assert quick.schedules["nightly"].cron == "0 3 * * *"
 
-    with pytest.raises(UsageError, match=r"name is 'nightly': a schedule of 'nightly' has it; give .* name="):
+    with pytest.raises(UsageError, match=r"name is 'nightly': a schedule of 'nightly' has this name; set .* name="):
         quick.schedule("0 4 * * *")(nightly)
     quick.schedule("0 4 * * *", name="later")(nightly)
     assert sorted(quick.schedules) == ["later", "nightly"]

@@ -1,4 +1,4 @@
-"""Single jobs of many callers, stored in one statement: of threads, and of coroutines."""
+"""Group commit: single jobs of concurrent threads and coroutines are inserted in one statement."""
 
 from taskharbor.group_commit.aio import AsyncGroupCommit
 from taskharbor.group_commit.key_locks import KeyLocks, keys_of

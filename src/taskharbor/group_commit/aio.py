@@ -1,4 +1,4 @@
-"""Jobs of many coroutines, stored from threads that are not theirs."""
+"""Group commit for coroutines: threads of their own insert the jobs that coroutines enqueue."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ if TYPE_CHECKING:
     Answers = Sequence[Answer] | Exception
 
 _LOG: Final = logging.getLogger("taskharbor.client")
-IDLE_SECONDS: Final = 5.0  # seconds, after which a thread that has nothing to do ends
-CLOSE_TIMEOUT_SECONDS: Final = 30.0  # seconds that closing waits for what is under way
-T = TypeVar("T")
-
-MAX_KEYED: Final = 4
+IDLE_SECONDS: Final = 5.0
+"""How long a thread without work stays alive."""
+CLOSE_TIMEOUT_SECONDS: Final = 30.0
+"""How long closing waits for running inserts."""
+MAX_KEYED_THREADS: Final = 4
 """Threads for single jobs with an idempotency key."""
-MAX_BATCHES: Final = 4
+MAX_BATCH_THREADS: Final = 4
 """Threads for several jobs of one call."""
+T = TypeVar("T")
 
 
 class IdleThreadPool:
-    """At most *most* threads, which nobody has to end: who forgets to close it keeps nothing for long."""
+    """A pool of at most *max_threads* threads. A thread ends when it was idle for `IDLE_SECONDS`.
 
-    def __init__(self, name: str, *, most: int) -> None:
-        self._name, self._most = name, most
+    A pool that is never closed therefore keeps no threads for long.
+    """
+
+    def __init__(self, name: str, *, max_threads: int) -> None:
+        self._name, self._max_threads = name, max_threads
         self._changed = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
         self._threads: set[threading.Thread] = set()
@@ -48,22 +52,22 @@ class IdleThreadPool:
         self._is_closed = False
 
     def run(self, work: Callable[[], None]) -> None:
-        """Let *work* be done as soon as a thread is free. Raises `RuntimeError` where none can be started."""
+        """Call *work* as soon as a thread is free. Raises `RuntimeError` if no thread can be started."""
         with self._changed:
             self._work.append(work)
             if len(self._work) <= self._idle:
                 self._changed.notify()
-            elif len(self._threads) < self._most:
-                self._start()
+            elif len(self._threads) < self._max_threads:
+                self._start_thread()
 
     @property
-    def is_busy(self) -> bool:
-        """Whether it has threads."""
+    def has_threads(self) -> bool:
+        """Whether any of its threads is alive."""
         with self._changed:
             return bool(self._threads)
 
     def close(self) -> None:
-        """End the threads, once all work is done."""
+        """End the threads after all work is done."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -72,7 +76,7 @@ class IdleThreadPool:
         for thread in threads:
             thread.join(max(0.0, give_up_at - time.monotonic()))
 
-    def _start(self) -> None:
+    def _start_thread(self) -> None:
         thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
         self._threads.add(thread)
         try:
@@ -80,18 +84,18 @@ class IdleThreadPool:
         except RuntimeError:
             self._threads.remove(thread)
             if not self._threads:
-                self._work.clear()  # whoever is told that it failed must not see it done later
+                self._work.clear()  # the caller gets the error: its work must not be done later
                 raise
 
     def _serve(self) -> None:
-        while (work := self._next()) is not None:
+        while (work := self._next_work()) is not None:
             try:
                 work()
-            except BaseException:  # noqa: BLE001  the others' work must be done all the same
-                _LOG.exception("%s met an error of ours", self._name)
-            del work  # or an idle thread would keep alive what it did last
+            except BaseException:  # noqa: BLE001  the thread must do the remaining work
+                _LOG.exception("unexpected error in thread %s; continuing", self._name)
+            del work  # otherwise an idle thread would keep its last work alive
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next_work(self) -> Callable[[], None] | None:
         with self._changed:
             if not self._work:
                 self._idle += 1
@@ -104,100 +108,101 @@ class IdleThreadPool:
 
 
 class AsyncGroupCommit:
-    """Stores what coroutines hand over, of any number of event loops.
+    """Group commit for the coroutines of any number of event loops.
 
-    One thread stores single jobs: while it is at it more of them gather, and go out together
-    in the next statement. What coroutines of one loop hand over in one turn of that loop is
-    handed over at once, and what is stored at once is told to each loop at once.
+    One thread inserts single jobs. Jobs that arrive during an insert are the next batch. The jobs that one
+    event loop submits in one iteration are passed to the thread together, and each event loop is woken once
+    per batch.
 
-    Jobs with an idempotency key are stored by a few threads more, and so are several jobs of one
-    call, each call in a statement of its own: an open transaction may hold a key, and only callers
-    with that key may wait for it. *turns* lets one statement for each key into the store.
+    Jobs with an idempotency key, and calls with several jobs, are inserted by a few other threads, each call in
+    its own statement: an open transaction may hold a key, and only callers with that key may wait for it.
+    *key_locks* admits one statement per key to the store.
 
-    Why every wait ends: all threads are in the driver, which waits for nothing without a
-    deadline, and answer for every job whatever comes out of it.
+    Every wait ends: the threads only call the driver, which has a deadline for everything, and answer every job
+    whatever the driver raises.
     """
 
-    def __init__(self, insert: InsertCall, turns: KeyLocks) -> None:
+    def __init__(self, insert: InsertCall, key_locks: KeyLocks) -> None:
         self.pid: Final = os.getpid()
-        """Whose it is: its threads stay on this side of a fork."""
+        """The process that it belongs to: its threads do not exist after a fork."""
         self._insert = insert
-        self._turns = turns
-        self._gathered: dict[AbstractEventLoop, list[_AsyncInsert]] = {}
-        self._handed: deque[_AsyncInsert] = deque()
-        self._together = IdleThreadPool("taskharbor-group-commit", most=1)
-        self._keyed = IdleThreadPool("taskharbor-keyed-insert", most=MAX_KEYED)
-        self._batches = IdleThreadPool("taskharbor-batch-insert", most=MAX_BATCHES)
+        self._key_locks = key_locks
+        self._pending: dict[AbstractEventLoop, list[_AsyncInsert]] = {}
+        self._waiting: deque[_AsyncInsert] = deque()
+        self._single_pool = IdleThreadPool("taskharbor-group-commit", max_threads=1)
+        self._keyed_pool = IdleThreadPool("taskharbor-keyed-insert", max_threads=MAX_KEYED_THREADS)
+        self._batch_pool = IdleThreadPool("taskharbor-batch-insert", max_threads=MAX_BATCH_THREADS)
 
     def submit(self, jobs: list[NewJob]) -> Future[Answers]:
-        """Return what will hold the answers, or the error instead of them; a coroutine's own loop must be running.
+        """Return a future of the running event loop; its result is the answers, or the error as a value.
 
-        Where the future is cancelled before its turn, nothing is stored.
+        If the future is canceled before its insert begins, nothing is stored.
         """
         loop = asyncio.get_running_loop()
         future: Future[Answers] = loop.create_future()
         if len(jobs) == 1 and jobs[0].idempotency_key is None:
-            self._gather(loop, _AsyncInsert(jobs[0], future))
+            self._add_pending(loop, _AsyncInsert(jobs[0], future))
         else:
-            crew = self._keyed if len(jobs) == 1 else self._batches
-            self._turns.enter(KeyWaiter(keys_of(jobs), partial(self._begin, crew, jobs, future)))
+            pool = self._keyed_pool if len(jobs) == 1 else self._batch_pool
+            self._key_locks.enter(KeyWaiter(keys_of(jobs), partial(self._start, pool, jobs, future)))
         return future
 
     def close(self) -> None:
-        """Store what was handed over, and end the threads."""
-        crews = (self._together, self._keyed, self._batches)
+        """Store all submitted jobs, and end the threads."""
+        pools = (self._single_pool, self._keyed_pool, self._batch_pool)
         give_up_at = time.monotonic() + CLOSE_TIMEOUT_SECONDS
-        for crew in crews:
-            crew.close()
-        # A statement that waited for a key of another crew's statement has started that crew again.
-        while any(crew.is_busy for crew in crews) and time.monotonic() < give_up_at:
-            for crew in crews:
-                crew.close()
+        for pool in pools:
+            pool.close()
+        # A statement that waited for a key of another pool's statement has started threads of its pool again.
+        while any(pool.has_threads for pool in pools) and time.monotonic() < give_up_at:
+            for pool in pools:
+                pool.close()
 
-    def _gather(self, loop: AbstractEventLoop, awaited: _AsyncInsert) -> None:
-        gathered = self._gathered.get(loop)
-        if gathered is None:
-            self._gathered[loop] = [awaited]
-            loop.call_soon(self._submit_gathered, loop)
+    def _add_pending(self, loop: AbstractEventLoop, insert: _AsyncInsert) -> None:
+        """Collect the inserts of one iteration of *loop*, and submit them at its end."""
+        pending = self._pending.get(loop)
+        if pending is None:
+            self._pending[loop] = [insert]
+            loop.call_soon(self._submit_pending, loop)
         else:
-            gathered.append(awaited)
+            pending.append(insert)
 
-    def _submit_gathered(self, loop: AbstractEventLoop) -> None:
-        gathered = self._gathered.pop(loop)
-        self._handed.extend(gathered)
+    def _submit_pending(self, loop: AbstractEventLoop) -> None:
+        pending = self._pending.pop(loop)
+        self._waiting.extend(pending)
         try:
-            self._together.run(self._flush)
-        except RuntimeError as error:  # no thread can be started; nobody may wait for one
-            resolve_in_loop([(each.future, error) for each in gathered])
+            self._single_pool.run(self._flush)
+        except RuntimeError as error:  # no thread can be started
+            resolve_in_loop([(each.future, error) for each in pending])
 
     def _flush(self) -> None:
-        while self._handed:
+        while self._waiting:
             batch: list[_AsyncInsert] = []
-            fill_batch(self._handed, batch)
+            fill_batch(self._waiting, batch)
             batch = [each for each in batch if not each.future.done()]
             if batch:
-                answers = _kept(partial(insert_batch, self._insert, [each.job for each in batch]))
-                each_own = len(batch) * [answers] if isinstance(answers, Exception) else map(_single, answers)
-                resolve_futures(zip((each.future for each in batch), each_own, strict=True))
+                answers = _result_or_error(partial(insert_batch, self._insert, [each.job for each in batch]))
+                results = len(batch) * [answers] if isinstance(answers, Exception) else map(_as_answers, answers)
+                resolve_futures(zip((each.future for each in batch), results, strict=True))
 
-    def _begin(self, crew: IdleThreadPool, jobs: list[NewJob], future: Future[Answers], ticket: KeyWaiter) -> bool:
-        """Let *crew* store *jobs*, whose turn has come; return False if they cannot be stored."""
-        if ticket.is_late():
-            resolve_futures([(future, ticket.refusal())])
+    def _start(self, pool: IdleThreadPool, jobs: list[NewJob], future: Future[Answers], waiter: KeyWaiter) -> bool:
+        """Let *pool* insert *jobs*, whose keys are free now; return False if they cannot be inserted."""
+        if waiter.has_timed_out():
+            resolve_futures([(future, waiter.timeout_error())])
             return False
         try:
-            crew.run(partial(self._store_alone, jobs, future, ticket))
+            pool.run(partial(self._insert_alone, jobs, future, waiter))
         except RuntimeError as error:  # no thread can be started
             resolve_futures([(future, error)])
             return False
         return True
 
-    def _store_alone(self, jobs: list[NewJob], future: Future[Answers], ticket: KeyWaiter) -> None:
+    def _insert_alone(self, jobs: list[NewJob], future: Future[Answers], waiter: KeyWaiter) -> None:
         try:
             if not future.done():
-                resolve_futures([(future, _kept(partial(insert_or_repeat, self._insert, jobs)))])
+                resolve_futures([(future, _result_or_error(partial(insert_or_repeat, self._insert, jobs)))])
         finally:
-            self._turns.leave(ticket)
+            self._key_locks.leave(waiter)
 
 
 class _AsyncInsert:
@@ -207,15 +212,15 @@ class _AsyncInsert:
         self.job, self.future = job, future
 
 
-def _single(answer: Answer | Exception) -> Answers:
+def _as_answers(answer: Answer | Exception) -> Answers:
     return answer if isinstance(answer, Exception) else [answer]
 
 
-def _kept(work: Callable[[], T]) -> T | Exception:
-    """Return what *work* returns or raises: whatever it is, somebody waits for it."""
+def _result_or_error(work: Callable[[], T]) -> T | Exception:
+    """Call *work*, and return what it returns or raises: a coroutine waits for one of them."""
     try:
         return work()
-    except Exception as error:  # noqa: BLE001  as above
+    except Exception as error:  # noqa: BLE001  the coroutine raises it
         return error
-    except BaseException as error:  # noqa: BLE001  as above; it was to end a thread that is not theirs
-        return RuntimeError(f"the store stopped with {error!r}")
+    except BaseException as error:  # noqa: BLE001  a SystemExit of this thread must not end the coroutine's thread
+        return RuntimeError(f"the store raised {error!r}")
