@@ -416,7 +416,7 @@ def test_invalid_progress_is_refused_immediately(values: tuple[Any, ...], quick:
 
     with pytest.raises(
         JobFailed,
-        match=r"progress is .*: give whole numbers of at most 64 bits for done and total, and text for the note",
+        match=r"progress is .*: done and total must be integers of at most 64 bits, and note must be text",
     ):
         handle.result()
 

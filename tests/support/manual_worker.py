@@ -45,24 +45,24 @@ class ManualRuntime(ThreadRuntime):
 class Rig:
     """A heartbeat and an executor without a worker, and a store whose clock moves with theirs."""
 
-    def __init__(self, slots: int = 4) -> None:
+    def __init__(self, concurrency: int = 4) -> None:
         self.clock, self.runtime = ManualClock(), ManualRuntime()
         self.driver = MemoryDriver(clock=self.clock)
-        self.hands = ExecutionSlots(self.runtime, concurrency=slots, queues={"default": slots})
+        self.slots = ExecutionSlots(self.runtime, concurrency=concurrency, queues={"default": concurrency})
         self.changes: list[int] = []
         self.ends: list[bool] = []
         self.kept: list[list[Execution]] = []
         self.reported: list[tuple[Execution, Outcome | None]] = []
         around: Any = SimpleNamespace(
-            wake=lambda _name: self.changes.append(self.hands.lost_slots),
+            wake=lambda _name: self.changes.append(self.slots.lost_slots),
             set=lambda: self.ends.append(True),
             extend_visibility=self.kept.append,
         )
-        self.timeouts = TimeoutMonitor(self.runtime, self.hands, around, around, lease=LEASE)
+        self.timeouts = TimeoutMonitor(self.runtime, self.slots, around, around, lease=LEASE)
         self.heartbeat = LeaseHeartbeat(
             self.runtime,
             self.driver,
-            self.hands,
+            self.slots,
             timeouts=self.timeouts,
             acks=around,
             config=worker_config(LEASE),
@@ -80,7 +80,7 @@ class Rig:
             Execution(claim, ends_at=now + LEASE.total_seconds() - 0.5, times_out_at=now + TIMEOUT.total_seconds())
             for claim in claims
         ]
-        self.hands.fill("default", self.hands.acquire("default", jobs), executions)
+        self.slots.fill("default", self.slots.acquire("default", jobs), executions)
         handlers = HandlerRegistry()
         handlers.register("greet", self._wait)
         services = HandlerServices(self.driver, JsonCodec(), save=lambda _execution, _progress: None)

@@ -93,8 +93,8 @@ def open_store(url: str) -> Driver:
 def _faults(config: dict[str, Any]) -> Iterator[Meddle]:
     if "fatal" in config:  # innermost: it kills between the commit and the lost reply
         yield Fatal(*config["fatal"])
-    if "deaf_to" in config:
-        outage = Outage(config["deaf_to"], commits=True)
+    if "loses_replies_of" in config:
+        outage = Outage(config["loses_replies_of"], commits=True)
         outage.begin()
         yield outage
     if config.get("strays"):

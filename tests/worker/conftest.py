@@ -24,24 +24,24 @@ BY_MESSAGES: Final = "memory, by messages"
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", BY_MESSAGES])
 def driver(request: pytest.FixtureRequest, tmp_path: Path, new_file: Path) -> Iterator[Driver]:
-    """Every store in turn, and jobs that come by messages: a worker is the same on all of them."""
+    """Yield each store, and one whose jobs arrive by messages: a worker behaves the same on all of them."""
     if request.param == BY_MESSAGES:
-        with closing(MemoryDriver()) as rung, with_messages(rung):
-            yield rung
+        with closing(MemoryDriver()) as memory, with_messages(memory):
+            yield memory
         return
-    with closing(_made(request.param, tmp_path, new_file)) as made:
-        yield made
+    with closing(_open(request.param, tmp_path, new_file)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
 def new_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file with the schema and nothing else: to copy it is many times faster than to make it."""
+    """Return a file that has only the schema: copying it is many times faster than creating it."""
     file = tmp_path_factory.mktemp("new") / "jobs.db"
     SqliteDriver(file, synchronous="NORMAL").close()
     return file
 
 
-def _made(name: str, folder: Path, new_file: Path) -> Driver:
+def _open(name: str, folder: Path, new_file: Path) -> Driver:
     match name:
         case "memory":
             return MemoryDriver()

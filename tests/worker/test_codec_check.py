@@ -22,7 +22,7 @@ AES = AesGcmCodec({"k": bytes(32)})
 
 
 class Away(MemoryDriver):
-    """A store that is away for the first looks at its settings."""
+    """A store that is unavailable for the first reads of its settings."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def test_a_worker_with_another_codec_does_not_start_and_fails_no_job(begin: str)
     job_id = encrypted(driver)
     worker = worker_for(driver, {"greet": print})
 
-    with pytest.raises(CodecMismatch, match="'aes-gcm\\+json', not with 'json'"):
+    with pytest.raises(CodecMismatch, match="'aes-gcm\\+json', not 'json'"):
         getattr(worker, begin)()
 
     assert (stored(driver, job_id).status, stored(driver, job_id).attempt_count) == (Status.PENDING, 0)
@@ -76,7 +76,7 @@ def test_a_worker_starts_while_the_store_is_away_and_checks_before_it_claims(
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """Return a worker that will find out after its start that it has another codec than the store."""
+    """Return a worker that finds out after its start that the store has another codec."""
     monkeypatch.setattr("taskharbor.worker.codec_check.RETRY_PAUSE", timedelta(milliseconds=10))
     driver = Away(0)
     encrypted(driver)
@@ -91,7 +91,7 @@ def test_a_mismatch_that_is_found_late_stops_the_worker(late: Worker, caplog: py
 
     with pytest.raises(CodecMismatch):
         late.codec_check.raise_refusal()
-    assert "worker stops: the payloads in this store" in caplog.text
+    assert "stopping worker: the payloads in this store" in caplog.text
 
 
 def test_a_mismatch_that_is_found_late_ends_a_drain(late: Worker) -> None:
@@ -100,13 +100,13 @@ def test_a_mismatch_that_is_found_late_ends_a_drain(late: Worker) -> None:
 
 
 def test_a_mismatch_that_is_found_late_ends_a_run(late: Worker) -> None:
-    gives_up = threading.Timer(10, late.begin_stop)
-    gives_up.start()
+    watchdog = threading.Timer(10, late.begin_stop)
+    watchdog.start()
 
     with pytest.raises(CodecMismatch):
         late.run()
 
-    gives_up.cancel()
+    watchdog.cancel()
 
 
 def test_a_worker_can_be_stopped_while_the_store_is_still_away() -> None:
@@ -118,7 +118,7 @@ def test_a_worker_can_be_stopped_while_the_store_is_still_away() -> None:
     worker.stop(timedelta(0))
 
     assert worker.is_over
-    assert time.monotonic() - began < LONG.total_seconds() / 2  # and not a lease later
+    assert time.monotonic() - began < LONG.total_seconds() / 2  # not only after a lease
     worker.codec_check.raise_refusal()
 
 

@@ -1,4 +1,4 @@
-"""Options that a worker refuses."""
+"""Worker options that are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _make(**options: Any) -> Worker:
 
 
 @pytest.mark.parametrize(
-    ("options", "given", "beat"),
+    ("options", "given", "heartbeat"),
     [
         ({"visibility": 10 * SECOND}, "0:00:10", "0:00:10"),
         ({"visibility": SECOND, "heartbeat": 2 * SECOND}, "0:00:01", "0:00:02"),
@@ -36,14 +36,16 @@ def _make(**options: Any) -> Worker:
         "at its limit",
     ],
 )
-def test_a_visibility_not_longer_than_the_heartbeat_is_refused(options: dict[str, Any], given: str, beat: str) -> None:
+def test_a_visibility_not_longer_than_the_heartbeat_is_refused(
+    options: dict[str, Any], given: str, heartbeat: str
+) -> None:
     with pytest.raises(UsageError) as refused:
         _make(**options)
 
     text = str(refused.value)
     assert "visibility" in text
     assert given in text
-    assert f"longer than the heartbeat, {beat}" in text
+    assert f"longer than the heartbeat ({heartbeat})" in text
     assert "raise visibility, or shorten heartbeat or lease" in text
 
 

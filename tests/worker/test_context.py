@@ -1,4 +1,4 @@
-"""What a handler may say about its attempt."""
+"""The progress that a handler reports."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
     from taskharbor.worker import Context
 
-LARGEST = 2**63 - 1
+MAX_INT = 2**63 - 1
 
 
 @pytest.mark.parametrize(
-    "said", [(10**5000,), (1, 10**5000), (LARGEST + 1,), (-LARGEST - 2,)], ids=["5000", "of 5000", "over", "under"]
+    "reported", [(10**5000,), (1, 10**5000), (MAX_INT + 1,), (-MAX_INT - 2,)], ids=["5000", "of 5000", "over", "under"]
 )
 def test_progress_too_large_to_store_is_refused_and_loses_no_progress_of_others(
-    driver: Driver, said: tuple[Any, ...]
+    driver: Driver, reported: tuple[Any, ...]
 ) -> None:
     def render(_job: Job, ctx: Context) -> None:
-        ctx.progress(-LARGEST - 1, LARGEST)
-        with pytest.raises(UsageError, match=r"progress is .*: give whole numbers of at most 64 bits"):
-            ctx.progress(*said)
+        ctx.progress(-MAX_INT - 1, MAX_INT)
+        with pytest.raises(UsageError, match=r"progress is .*: done and total must be integers of at most 64 bits"):
+            ctx.progress(*reported)
         wait_until(lambda: stored(driver, job_id).progress is not None)
 
     job_id = enqueue(driver, "render", max_attempts=1)
 
     drained(driver, {"render": render})
 
-    assert stored(driver, job_id).progress == Progress(-LARGEST - 1, LARGEST)
+    assert stored(driver, job_id).progress == Progress(-MAX_INT - 1, MAX_INT)

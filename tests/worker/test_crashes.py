@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, told to end, and left without their store: the rows and the effects tell."""
+"""Workers that are killed, suspended, stopped or cut off from their store, checked by the rows and the effects."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ VERBS: Final = (
 )  # fmt: skip
 BY_MESSAGES: Final = ("claim", "record_dispatch", "claim_outbox", "settle_outbox")
 OF_SCHEDULES: Final = ("put_schedules", "advance_schedule", "schedules", "get", "summaries", "cancel")
-"""What only schedules call for: `tests.schedules.test_restarts` kills at all of them."""
+"""Verbs that only schedules call: `tests.schedules.test_restarts` kills workers at all of them."""
 OF_OPERATORS: Final = ("purge", "outbox")
-"""What no worker calls: `dead purge` does."""
+"""Verbs that no worker calls, but `dead purge`."""
 NEEDS: Final[Mapping[str, dict[str, Any]]] = {
-    "read_back": {"deaf_to": "reserve"},
+    "read_back": {"loses_replies_of": "reserve"},
     "report_clock_jump": {"strays": True},
 }
-"""What must be wrong with a worker before it makes such a call."""
+"""The faults that a worker needs before it makes such a call."""
 SIDES: Final = ("before", "after")
 POINTS: Final = [(verb, when, 1) for verb in OFTEN for when in SIDES]
 SOURCE: Final = ROOT / "src" / "taskharbor"
 APART: Final = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
-BACK_WITHIN: Final = 5.0  # seconds after the store answers again
+RECOVERY_SECONDS: Final = 5.0  # after the store answers again
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
     url = emptied() if request.param == "postgres" else str(tmp_path / "jobs.db")
-    with Fleet.at(url, tmp_path) as made:
-        yield made
+    with Fleet.at(url, tmp_path) as started:
+        yield started
 
 
 def test_nothing_is_lost_when_workers_are_killed_before_and_after_each_call_of_the_store(fleet: Fleet) -> None:
@@ -64,9 +64,9 @@ def test_nothing_is_lost_when_workers_are_killed_before_and_after_each_call_of_t
 
 
 def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int = 0, **options: Any) -> dict[str, int]:
-    """Let as many workers as there are points kill themselves there, and then another one finish.
+    """Start a worker for each point, which kills itself there, and then another one that finishes the jobs.
 
-    Among every twenty jobs there are so many besides that are *dying*.
+    *dying* is how many jobs that cannot succeed are added to every twenty others.
     """
     doomed = [fleet.start(fatal=list(point), **NEEDS.get(point[0], {}), **options) for point in points]
 
@@ -79,7 +79,7 @@ def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int 
         return all(each.poll() is not None for each in doomed)
 
     wait_until(are_all_dead, limit=LIMIT)
-    # Not before: it would look for rare duties in step with the doomed, and might take all of them.
+    # Not before: it might claim all rare duties before the doomed workers do.
     survivor = fleet.start(concurrency=16, **options)
     fleet.wait_until_done()
     fleet.end(survivor)
@@ -95,33 +95,33 @@ def test_there_is_a_kill_point_for_every_call_that_a_worker_makes_of_the_store()
     assert called - {"listen", *OF_OPERATORS} == {*VERBS, *BY_MESSAGES, *OF_SCHEDULES}
 
 
-def test_ended_leases_are_brought_back_once_when_workers_die_before_and_after_doing_so(fleet: Fleet) -> None:
+def test_expired_leases_are_reclaimed_once_when_workers_die_before_or_after_it(fleet: Fleet) -> None:
     victim = fleet.start()
-    spent = fleet.enqueue(3, seconds=60, max_attempts=1)  # so that no other claim can take them over
-    fleet.wait_for_starts(spent)
+    exhausted = fleet.enqueue(3, seconds=60, max_attempts=1)  # so that no other claim can reclaim them
+    fleet.wait_for_starts(exhausted)
     victim.kill()
-    wait_until(lambda: _are_over(fleet, spent), limit=LIMIT)
+    wait_until(lambda: _are_expired(fleet, exhausted), limit=LIMIT)
     found = {}
     for when in SIDES:
         assert fleet.start(fatal=["expire", when, 1]).wait(LIMIT) == -signal.SIGKILL, fleet.said()
-        found[when] = {job.status for job in fleet.driver.inspector.get(spent).values()}
+        found[when] = {job.status for job in fleet.driver.inspector.get(exhausted).values()}
     survivor = fleet.start()
     fleet.enqueue(1)
     fleet.wait_until_done()
     fleet.end(survivor)
 
     assert found == {"before": {Status.PROCESSING}, "after": {Status.DEAD}}
-    assert len(fleet.driver.inspector.outbox(spent)) == len(spent)
-    assert fleet.verdict()["dead"] == len(spent)
+    assert len(fleet.driver.inspector.outbox(exhausted)) == len(exhausted)
+    assert fleet.verdict()["dead"] == len(exhausted)
 
 
-def _are_over(fleet: Fleet, jobs: Sequence[JobId]) -> bool:
+def _are_expired(fleet: Fleet, jobs: Sequence[JobId]) -> bool:
     ends = [job.lease_expires_at for job in fleet.driver.inspector.get(jobs).values()]
     return fleet.driver.inspector.now() >= max(end for end in ends if end is not None)
 
 
 def test_jobs_of_a_lost_reply_come_back_when_workers_die_before_and_after_reading_it_back(fleet: Fleet) -> None:
-    doomed = [fleet.start(fatal=["read_back", when, 1], deaf_to="reserve", concurrency=1) for when in SIDES]
+    doomed = [fleet.start(fatal=["read_back", when, 1], loses_replies_of="reserve", concurrency=1) for when in SIDES]
     jobs = fleet.enqueue(2)
     assert [each.wait(LIMIT) for each in doomed] == [-signal.SIGKILL] * 2, fleet.said()
     found = fleet.driver.inspector.get(jobs)
@@ -138,7 +138,7 @@ def test_jobs_of_a_lost_reply_come_back_when_workers_die_before_and_after_readin
 def test_an_outcome_whose_reply_was_lost_counts_when_workers_die_before_and_after_repeating_it(fleet: Fleet) -> None:
     jobs: list[JobId] = []
     for when in SIDES:
-        doomed = fleet.start(fatal=["settle", when, 2], deaf_to="settle", concurrency=1)
+        doomed = fleet.start(fatal=["settle", when, 2], loses_replies_of="settle", concurrency=1)
         jobs += fleet.enqueue(1)
         assert doomed.wait(LIMIT) == -signal.SIGKILL, fleet.said()
 
@@ -154,7 +154,7 @@ def test_a_worker_that_was_stopped_for_a_while_changes_nothing_once_others_took_
 
 
 def pause_workers(fleet: Fleet, leases: Sequence[float]) -> None:
-    """Stop a worker for each of these times, all in the middle of their jobs, while another one works on."""
+    """Suspend a running worker for each of these numbers of leases, while another worker continues."""
     stopped = [fleet.start() for _ in leases]
     fleet.wait_for_starts(fleet.enqueue(4 * len(leases), seconds=0.6) + fleet.enqueue(2, job_type="plain", seconds=0.6))
     for each in stopped:
@@ -170,14 +170,14 @@ def pause_workers(fleet: Fleet, leases: Sequence[float]) -> None:
         fleet.end(each)
 
 
-def test_a_worker_that_is_told_to_end_gives_back_what_it_cannot_finish_and_burns_no_attempt(fleet: Fleet) -> None:
+def test_a_stopping_worker_releases_unfinished_jobs_and_counts_no_attempt(fleet: Fleet) -> None:
     end_under_load(fleet)
 
     fleet.verdict()
 
 
 def end_under_load(fleet: Fleet) -> None:
-    """Tell a worker to end that has much to do, some of it without end; what is left waits as if it were new."""
+    """Stop a worker under load, with some endless jobs; check that the rest waits as if it were new."""
     worker = fleet.start(concurrency=8, grace=1.0)
     endless = fleet.enqueue(2, seconds=60) + fleet.enqueue(2, job_type="plain", seconds=60)  # these threads are stuck
     fleet.wait_for_starts(endless)
@@ -225,7 +225,7 @@ def _skip_unless_allowed() -> None:
     except FileNotFoundError as missing:
         pytest.skip(f"NOT RUN: to be process 1 needs Linux and unshare ({missing})")
     if tried.returncode:
-        pytest.skip(f"NOT RUN: this machine lets nobody be process 1 ({tried.stderr.strip()})")
+        pytest.skip(f"NOT RUN: this machine does not allow a process to be process 1 ({tried.stderr.strip()})")
 
 
 def test_a_job_that_kills_its_process_is_dead_after_as_many_workers_as_it_has_attempts(fleet: Fleet) -> None:
@@ -244,14 +244,14 @@ def test_a_job_that_kills_its_process_is_dead_after_as_many_workers_as_it_has_at
     assert fleet.verdict()["dead"] == 1
 
 
-def test_workers_go_on_when_their_store_was_away() -> None:
+def test_workers_continue_after_an_outage_of_the_store() -> None:
     with served() as (server, fleet):
-        assert outlive(server, fleet, seconds=2 * LEASE.total_seconds()) < BACK_WITHIN
+        assert outlive(server, fleet, seconds=2 * LEASE.total_seconds()) < RECOVERY_SECONDS
 
 
 @contextmanager
 def served() -> Iterator[tuple[PostgresServer, Fleet]]:
-    """Give a PostgreSQL that may be stopped, and workers for it."""
+    """Yield a PostgreSQL server that may be stopped, and workers for it."""
     with TemporaryDirectory(prefix="taskharbor-crash-") as name, ExitStack() as stack:
         folder = Path(name)
         server = stack.enter_context(PostgresServer.start(folder / "server"))
@@ -260,7 +260,7 @@ def served() -> Iterator[tuple[PostgresServer, Fleet]]:
 
 
 def outlive(server: PostgresServer, fleet: Fleet, *, seconds: float) -> float:
-    """Stop the store for so long under load, and return how long it took until all workers ran jobs again."""
+    """Stop the store for *seconds* under load; return how long it took until all workers ran jobs again."""
     workers = [fleet.start() for _ in range(2)]
     fleet.enqueue(400)
     fleet.wait_for_starts(fleet.enqueue(2, seconds=0.5, priority=-1))
@@ -271,7 +271,7 @@ def outlive(server: PostgresServer, fleet: Fleet, *, seconds: float) -> float:
     assert [each.poll() for each in workers] == [None, None], fleet.said()
     server.restart()
     back_at = time.monotonic()
-    took = wait_until(lambda: _work_again(fleet, back_at) == 2, limit=LIMIT)
+    took = wait_until(lambda: _workers_active(fleet, back_at) == 2, limit=LIMIT)
     fleet.wait_until_done()
     for each in workers:
         fleet.end(each)
@@ -279,6 +279,6 @@ def outlive(server: PostgresServer, fleet: Fleet, *, seconds: float) -> float:
     return took
 
 
-def _work_again(fleet: Fleet, since: float) -> int:
+def _workers_active(fleet: Fleet, since: float) -> int:
     fleet.enqueue(5)
     return len({each.pid for each in fleet.effects.read() if each.monotonic > since})

@@ -40,7 +40,7 @@ SOON: Final = timedelta(milliseconds=100)
 
 
 class Clockwork:
-    """Time that passes only when a test lets it, for a janitor."""
+    """A runtime and a store clock that a test advances, for a janitor."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -63,15 +63,15 @@ class Clockwork:
             janitor.tick()
 
     def hold(self, **fields: Any) -> JobId:
-        """Let a job run on its last attempt under a lease that is over after a minute."""
+        """Reserve a job for its last attempt, with a lease that expires after a minute."""
         job_id = enqueue(self.driver, "run", max_attempts=1, **fields)
         token, minute = new_token(), timedelta(minutes=1)
         self.driver.reserve("default", token=token, worker="gone", lease=minute, limit=1, overdue_after=HOUR)
         return job_id
 
 
-def deaths(facts: list[Any]) -> list[JobDead]:
-    return [fact for fact in facts if isinstance(fact, JobDead)]
+def deaths(events: list[Any]) -> list[JobDead]:
+    return [event for event in events if isinstance(event, JobDead)]
 
 
 def errors(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
@@ -107,15 +107,15 @@ def test_a_death_by_an_outcome_calls_hooks_once_and_logs_one_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "taskharbor")
-    facts = list[Any]()
+    events = list[Any]()
 
     handlers = {} if handler is None else {"run": handler}
-    with running_worker(driver, handlers, hooks=[facts.append], unhandled_after=timedelta(0)):
+    with running_worker(driver, handlers, hooks=[events.append], unhandled_after=timedelta(0)):
         job_id = enqueue(driver, "run", max_attempts=1)
-        wait_until(lambda: deaths(facts) != [])
+        wait_until(lambda: deaths(events) != [])
         job = stored(driver, job_id)
 
-    [dead] = deaths(facts)
+    [dead] = deaths(events)
     assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
     assert (dead.attempt_count, dead.reason, job.dead_reason) == (1, reason, reason)
     [logged] = errors(caplog, "taskharbor.worker")
@@ -138,49 +138,49 @@ def test_without_hooks_and_without_info_lines_a_death_is_logged(
 
 
 def test_a_death_whose_reply_was_lost_is_reported_once(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
-    outage, facts = Outage("settle", commits=True), list[Any]()
+    outage, events = Outage("settle", commits=True), list[Any]()
     outage.begin()
 
-    with running_worker(meddled(driver, outage), {"run": fail}, hooks=[facts.append]):
+    with running_worker(meddled(driver, outage), {"run": fail}, hooks=[events.append]):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: len(outage.refused) > 0)
-        assert (stored(driver, job_id).status, deaths(facts)) == (Status.DEAD, [])
+        assert (stored(driver, job_id).status, deaths(events)) == (Status.DEAD, [])
         outage.end()
-        wait_until(lambda: deaths(facts) != [])
+        wait_until(lambda: deaths(events) != [])
 
-    assert len(deaths(facts)) == len(errors(caplog, "taskharbor.worker")) == 1
+    assert len(deaths(events)) == len(errors(caplog, "taskharbor.worker")) == 1
 
 
 def test_a_release_past_its_bound_that_kills_a_job_is_reported() -> None:
-    facts, has_begun, driver = list[Any](), threading.Event(), MemoryDriver()
+    events, has_begun, driver = list[Any](), threading.Event(), MemoryDriver()
     job_id = enqueue(driver, "run", max_attempts=1)
-    rows = driver._tables.rows  # noqa: SLF001  short of ten restarts
+    rows = driver._tables.rows  # noqa: SLF001  instead of ten restarts
     rows.jobs[job_id] = replace(rows.jobs[job_id], releases=MAX_RELEASES)
 
     async def sleep(_job: Job) -> None:
         has_begun.set()
         await asyncio.sleep(LIMIT)
 
-    with running_worker(driver, {"run": sleep}, hooks=[facts.append]):
+    with running_worker(driver, {"run": sleep}, hooks=[events.append]):
         assert has_begun.wait(LIMIT)
 
     assert stored(driver, job_id).status is Status.DEAD
-    assert [(dead.job_id, dead.reason) for dead in deaths(facts)] == [(job_id, "attempts exhausted")]
+    assert [(dead.job_id, dead.reason) for dead in deaths(events)] == [(job_id, "attempts exhausted")]
 
 
 def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clockwork, told, woken = Clockwork(), list[Any](), list[str]()
-    clockwork.driver.maintenance.claim_duty("relay", every=timedelta(days=1))  # it wakes the relay now and then
-    janitors = [clockwork.janitor(notify=told.append, relay=lambda: woken.append("relay")) for _ in range(2)]
+    clockwork, events, woken = Clockwork(), list[Any](), list[str]()
+    clockwork.driver.maintenance.claim_duty("relay", every=timedelta(days=1))  # this duty would wake the relay, too
+    janitors = [clockwork.janitor(notify=events.append, relay=lambda: woken.append("relay")) for _ in range(2)]
     job_id = clockwork.hold()
     for _ in range(3):
         for janitor in janitors:
             clockwork.tick(janitor)
 
     assert stored(clockwork.driver, job_id).status is Status.DEAD
-    [dead] = deaths(told)
+    [dead] = deaths(events)
     assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
     assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts exhausted", None)
     assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 1: attempts exhausted"]
@@ -189,36 +189,36 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
 
 def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.janitor.STORE_BATCH", 2)
-    clockwork, facts = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(notify=facts.append)
+    clockwork, events = Clockwork(), list[Any]()
+    janitor = clockwork.janitor(notify=events.append)
     job_ids = {clockwork.hold() for _ in range(5)}
     clockwork.tick(janitor, 2)
 
-    assert sorted(dead.job_id for dead in deaths(facts)) == sorted(job_ids)
+    assert sorted(dead.job_id for dead in deaths(events)) == sorted(job_ids)
 
 
 def test_a_buried_job_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    clockwork, facts = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(notify=facts.append)
+    clockwork, events = Clockwork(), list[Any]()
+    janitor = clockwork.janitor(notify=events.append)
     job_id = enqueue(clockwork.driver, "run", max_attempts=3)
-    rows = clockwork.driver._tables.rows  # noqa: SLF001  no driver brings a job there
+    rows = clockwork.driver._tables.rows  # noqa: SLF001  no driver call leads to this state
     rows.jobs[job_id] = replace(rows.jobs[job_id], attempt_count=3)
     clockwork.tick(janitor, 2)
 
-    assert [(dead.job_id, dead.attempt_count) for dead in deaths(facts)] == [(job_id, 3)]
+    assert [(dead.job_id, dead.attempt_count) for dead in deaths(events)] == [(job_id, 3)]
     assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 3: attempts exhausted"]
 
 
 def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None:
-    facts = list[Any]()
+    events = list[Any]()
     job_id = enqueue(driver, "other", max_attempts=1, queue="others")
     driver.reserve("others", token=new_token(), worker="gone", lease=SOON, limit=1, overdue_after=HOUR)
 
-    with running_worker(driver, {}, lease=SHORT, hooks=[facts.append]):
+    with running_worker(driver, {}, lease=SHORT, hooks=[events.append]):
         ended(driver, job_id)
-        wait_until(lambda: deaths(facts) != [])
+        wait_until(lambda: deaths(events) != [])
 
-    assert [(dead.job_id, dead.type, dead.queue) for dead in deaths(facts)] == [(job_id, "other", "others")]
+    assert [(dead.job_id, dead.type, dead.queue) for dead in deaths(events)] == [(job_id, "other", "others")]
 
 
 def test_a_worker_without_a_transport_gives_events_to_its_publisher(driver: Driver) -> None:
@@ -238,7 +238,7 @@ def test_a_death_is_published_at_once_without_a_janitor() -> None:
     worker = Worker(rig.driver, runtime=rig.runtime("w"), publisher=events.append, janitor=False)
     worker.register("run", fail)
     worker.start()
-    rig.run(5)  # the relay rests now, for half a minute
+    rig.run(5)  # the relay pauses now, for half a minute
     job_id = rig.enqueue(max_attempts=1)
     rig.run(5)
 
@@ -263,13 +263,13 @@ def test_a_harbors_publisher_is_its_workers_publisher() -> None:
 
 
 def test_events_wait_for_a_publisher_that_is_away_and_repeat_under_one_id() -> None:
-    clockwork, came = Clockwork(), list[str]()
+    clockwork, published = Clockwork(), list[str]()
     is_away = True
 
     def publish(event: DeadTaskEvent) -> None:
-        came.append(event.event_id)
+        published.append(event.event_id)
         if is_away:
-            raise ConnectionError("nobody answers")
+            raise ConnectionError("connection refused")
 
     job_id = clockwork.hold()
     janitor = clockwork.janitor()
@@ -286,34 +286,34 @@ def test_events_wait_for_a_publisher_that_is_away_and_repeat_under_one_id() -> N
     relay.tick()
 
     assert pauses == [timedelta(seconds=n) for n in (1, 2, 4, 8)]
-    assert failed.last_error == "ConnectionError: nobody answers"
-    assert came == [f"{job_id}:1"] * 5
+    assert failed.last_error == "ConnectionError: connection refused"
+    assert published == [f"{job_id}:1"] * 5
     assert event_of(clockwork.driver, job_id).published_at is not None
 
 
 def test_one_event_that_a_publisher_refuses_holds_up_no_other() -> None:
-    clockwork, came = Clockwork(), list[JobId]()
+    clockwork, published = Clockwork(), list[JobId]()
     refused, other = clockwork.hold(), clockwork.hold()
     clockwork.tick(clockwork.janitor(), 3)
 
     def publish(event: DeadTaskEvent) -> None:
         if event.job_id == refused:
             raise ValueError("too long")
-        came.append(event.job_id)
+        published.append(event.job_id)
 
     OutboxRelay(clockwork.driver, to_callable(publish)).tick()
 
-    assert came == [other]
+    assert published == [other]
     assert event_of(clockwork.driver, refused).last_error == "ValueError: too long"
 
 
 class AsyncPublisher:
     async def __call__(self, _event: DeadTaskEvent) -> None:
-        """Nothing would ever await this."""
+        """Never awaited."""
 
 
 async def publish_async(_event: DeadTaskEvent) -> None:
-    """Nor this."""
+    """Never awaited."""
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_where_no_publisher_is_known_events_are_closed_and_hold_nothing_back() -
 
 def test_a_process_without_a_publisher_closes_no_event_that_another_one_will_publish() -> None:
     clockwork = Clockwork()
-    janitor = clockwork.janitor()  # it has none
+    janitor = clockwork.janitor()  # without a publisher
     publisher = OutboxRelay(clockwork.driver, to_callable(lambda _event: None))
     publisher.tick()
     job_id = clockwork.hold()

@@ -1,4 +1,4 @@
-"""A worker that lost a job may be given it again, while it still has the first attempt in hand."""
+"""A worker that lost a job may claim it again while the first attempt still runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LEASE: Final = timedelta(seconds=5)
 
 
 def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
-    driver, runtime, first, second = taken_twice()
-    executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    driver, runtime, first, second = claimed_twice()
+    slots = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
     stages = StageRecorder()
-    recorder = Recorder(runtime, driver, executions, stages.loops, stages.hooks)
+    recorder = Recorder(runtime, driver, slots, stages.loops, stages.hooks)
     recorder.put(first, Outcome.ack())
     recorder.put(second, Outcome.ack())
 
@@ -36,17 +36,17 @@ def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
     assert stages.answers[1][2].status == "SUCCEEDED"
 
 
-def test_an_attempt_is_stopped_when_its_job_is_taken_anew() -> None:
-    _, runtime, first, second = taken_twice()
-    executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
-    executions.fill("default", executions.acquire("default", 1), [first])
+def test_an_attempt_is_stopped_when_its_job_is_claimed_again() -> None:
+    _, runtime, first, second = claimed_twice()
+    slots = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    slots.fill("default", slots.acquire("default", 1), [first])
 
-    executions.mark_lost({second.claim.job.id})
+    slots.mark_lost({second.claim.job.id})
 
     assert first.stop_reason is StopReason.LOST
 
 
-def taken_twice() -> tuple[MemoryDriver, SimulatedRuntime, Execution, Execution]:
+def claimed_twice() -> tuple[MemoryDriver, SimulatedRuntime, Execution, Execution]:
     clock = ManualClock()
     driver = MemoryDriver(clock=clock)
     Client(driver, clock=clock).enqueue(JobRequest(type="greet"))

@@ -1,4 +1,4 @@
-"""Why a handler is asked to stop."""
+"""The reason why a handler is asked to stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskharbor.testing.conformance.subject import new_job
 from taskharbor.worker.execution import Execution, StopReason
 
 LEASE = timedelta(seconds=5)
-OTHERS = [why for why in StopReason if why is not StopReason.LOST]
+OTHERS = [reason for reason in StopReason if reason is not StopReason.LOST]
 
 
 def execution() -> Execution:
@@ -24,31 +24,31 @@ def execution() -> Execution:
 
 @pytest.mark.parametrize("first", OTHERS)
 def test_a_lost_lease_beats_a_reason_to_stop_that_came_first(first: StopReason) -> None:
-    held, asked = execution(), list[StopReason | None]()
-    held.set_stop(lambda: asked.append(held.stop_reason))
+    running, reasons = execution(), list[StopReason | None]()
+    running.set_stop(lambda: reasons.append(running.stop_reason))
 
-    held.stop(first)
-    held.stop(StopReason.LOST)
+    running.stop(first)
+    running.stop(StopReason.LOST)
 
-    assert asked == [first, StopReason.LOST]
+    assert reasons == [first, StopReason.LOST]
 
 
 @pytest.mark.parametrize("first", StopReason)
-def test_no_other_reason_does(first: StopReason) -> None:
-    held, asked = execution(), list[StopReason | None]()
-    held.set_stop(lambda: asked.append(held.stop_reason))
+def test_no_other_stop_reason_replaces_the_first_one(first: StopReason) -> None:
+    running, reasons = execution(), list[StopReason | None]()
+    running.set_stop(lambda: reasons.append(running.stop_reason))
 
-    held.stop(first)
+    running.stop(first)
     for other in OTHERS:
-        held.stop(other)
+        running.stop(other)
 
-    assert asked == [first]
+    assert reasons == [first]
 
 
-def test_who_was_to_stop_before_it_ran_is_told_as_it_starts() -> None:
-    held, asked = execution(), list[StopReason | None]()
+def test_a_stop_requested_before_the_start_is_applied_at_the_start() -> None:
+    running, reasons = execution(), list[StopReason | None]()
 
-    held.stop(StopReason.CANCEL)
-    held.set_stop(lambda: asked.append(held.stop_reason))
+    running.stop(StopReason.CANCEL)
+    running.set_stop(lambda: reasons.append(running.stop_reason))
 
-    assert asked == [StopReason.CANCEL]
+    assert reasons == [StopReason.CANCEL]

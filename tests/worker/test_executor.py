@@ -37,28 +37,28 @@ class Busy(ThreadRuntime):
 
     def __init__(self) -> None:
         super().__init__(sync_threads=1)
-        self._plain: list[Callable[[], None]] = []
+        self._sync: list[Callable[[], None]] = []
         self._async: list[Coroutine[Any, Any, None]] = []
 
     def run_sync(self, work: Callable[[], None]) -> None:
-        self._plain.append(work)
+        self._sync.append(work)
 
     def run_async(self, works: Sequence[AsyncWork]) -> list[Busy]:
         self._async += [work for work, _ in works]
         return [self] * len(works)
 
     def cancel(self) -> None:
-        """Come too late: what is asked of a busy loop is done in no certain order."""
+        """Do nothing: a busy loop handles requests in no certain order."""
 
     def work(self) -> None:
-        for plain in self._plain:
-            plain()
+        for work in self._sync:
+            work()
         for coroutine in self._async:
             asyncio.run(coroutine)
 
 
 def _run(_job: Job) -> None:
-    pytest.fail("it was asked to stop before")
+    pytest.fail("the handler ran although it was asked to stop before")
 
 
 async def _arun(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""What a worker calls for a job, and where."""
+"""Handlers: how a worker calls them, and in which thread."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 MINE: Final[ContextVar[str]] = ContextVar("mine", default="untouched")
 
 
-def _plain(job: Job) -> list[Any]:
-    return ["plain", job.data]
+def _sync(job: Job) -> list[Any]:
+    return ["sync", job.data]
 
 
-def _plain_with_context(job: Job, ctx: Context) -> list[Any]:
-    return ["plain", job.data] if ctx.claim.job == job else []
+def _sync_with_context(job: Job, ctx: Context) -> list[Any]:
+    return ["sync", job.data] if ctx.claim.job == job else []
 
 
 async def _async(job: Job) -> list[Any]:
@@ -61,8 +61,8 @@ class _AsyncObject:
 
 
 HANDLERS: Final = {
-    "plain": _plain,
-    "plain with a context": _plain_with_context,
+    "sync": _sync,
+    "sync with a context": _sync_with_context,
     "async": _async,
     "async with a context": _async_with_context,
     "object": _AsyncObject(),
@@ -113,7 +113,7 @@ def test_no_transaction_is_held_while_a_handler_runs_on_sqlite(tmp_path: Path) -
 
     def handler(_job: Job) -> None:
         with closing(sqlite3.connect(file, timeout=5, isolation_level=None)) as db:
-            db.execute("BEGIN IMMEDIATE")  # waits for whoever writes
+            db.execute("BEGIN IMMEDIATE")  # waits for other writers
             db.execute("ROLLBACK")
         was_free.append(True)
 
@@ -139,7 +139,7 @@ def test_a_handler_that_takes_neither_a_job_nor_a_job_and_a_context_is_refused()
         worker_for(MemoryDriver(), {"greet": lambda: None})
 
 
-def test_plain_handlers_run_side_by_side(driver: Driver) -> None:
+def test_sync_handlers_run_concurrently(driver: Driver) -> None:
     meeting = threading.Barrier(4)
     for _ in range(4):
         enqueue(driver, "meet")
@@ -158,7 +158,7 @@ def test_async_handlers_share_one_thread_and_do_not_wait_for_each_other(driver: 
         threads.add(threading.get_ident())
         here.append(1)
         async with asyncio.timeout(LIMIT):
-            while len(here) < 4:  # noqa: ASYNC110  an event would be bound to a loop of the worker's own
+            while len(here) < 4:  # noqa: ASYNC110  an event would be bound to the worker's event loop
                 await asyncio.sleep(0.001)
 
     jobs = [enqueue(driver, "meet") for _ in range(4)]
@@ -169,40 +169,40 @@ def test_async_handlers_share_one_thread_and_do_not_wait_for_each_other(driver: 
     assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_handler_knows_which_attempt_it_is(driver: Driver, is_async: bool) -> None:
     seen: list[Any] = []
 
-    def plain(_job: Job, ctx: Context) -> None:
+    def run(_job: Job, ctx: Context) -> None:
         seen.append((current_attempt.get(), ctx.claim.lease.token))
 
-    async def waiting(job: Job, ctx: Context) -> None:
+    async def run_async(job: Job, ctx: Context) -> None:
         await asyncio.sleep(0)
-        plain(job, ctx)
+        run(job, ctx)
 
     job_id = enqueue(driver, "look")
 
-    drained(driver, {"look": waiting if is_async else plain})
+    drained(driver, {"look": run_async if is_async else run})
 
     [(attempt, token)] = seen
     assert (attempt.job_id, attempt.attempt, attempt.token) == (job_id, 1, token)
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-def test_what_a_handler_leaves_in_a_context_variable_does_not_meet_the_next_one(driver: Driver, is_async: bool) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_context_variables_of_a_handler_do_not_leak_into_the_next_one(driver: Driver, is_async: bool) -> None:
     seen: list[str] = []
 
-    def plain(_job: Job) -> None:
+    def run(_job: Job) -> None:
         seen.append(MINE.get())
         MINE.set("touched")
 
-    async def waiting(job: Job) -> None:
-        plain(job)
+    async def run_async(job: Job) -> None:
+        run(job)
 
     for _ in range(3):
         enqueue(driver, "touch")
 
-    drained(driver, {"touch": waiting if is_async else plain}, concurrency=1)
+    drained(driver, {"touch": run_async if is_async else run}, concurrency=1)
 
     assert seen == ["untouched"] * 3
 
@@ -212,11 +212,11 @@ def test_a_payload_that_was_encrypted_is_read_with_the_workers_own_codec(driver:
     job_id = Client(driver, codec=codec).enqueue(JobRequest(type="greet", payload="a secret")).id
     seen: list[object] = []
 
-    def look(job: Job) -> str:
+    def read(job: Job) -> str:
         seen.append(job.data)
         return "another"
 
-    drained(driver, {"greet": look}, codec=codec)
+    drained(driver, {"greet": read}, codec=codec)
 
     result = stored(driver, job_id).result
     assert seen == ["a secret"]

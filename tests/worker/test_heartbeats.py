@@ -1,4 +1,4 @@
-"""When leases are extended, by a clock that moves by hand."""
+"""When leases are extended, with a manual clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_leased(rig: Rig, execution: Execution) -> bool:
 
 
 def _answer(rig: Rig, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Lease], Any]) -> None:
-    """Let the store answer to every lease that is to be extended as *answer* says, which may raise."""
+    """Make the store answer every extension with *answer*, which may raise."""
 
     def extend(leases: Sequence[Lease], *, lease: timedelta) -> list[Any]:  # noqa: ARG001  the driver's signature
         return [answer(each) for each in leases]
@@ -45,20 +45,20 @@ def test_the_lease_is_extended_until_one_lease_after_the_timeout_and_no_longer(r
 
     assert _is_leased(rig, execution) is False
     assert stored(rig.driver, execution.claim.job.id).lease_expires_at == held_until
-    assert len(rig.kept) == last_kept  # neither is its message hidden any longer
+    assert len(rig.kept) == last_kept  # the visibility of its message is no longer extended either
 
 
 def test_an_outcome_on_its_way_keeps_its_lease_though_the_slot_is_lost(rig: Rig) -> None:
     [execution] = rig.start()
 
     rig.pass_time(30)
-    execution.is_settling = True  # as when a worker stops, and does not wait for the handler
+    execution.is_settling = True  # as when a worker stops without waiting for the handler
     rig.pass_time(12)
 
     assert _is_leased(rig, execution)
 
 
-def test_the_heartbeat_comes_for_the_timeout_and_for_the_lost_slot_and_then_rests(rig: Rig) -> None:
+def test_the_heartbeat_wakes_for_the_timeout_and_for_the_lost_slot(rig: Rig) -> None:
     [execution] = rig.start()
     rig.pass_time(19.5)
 
@@ -112,11 +112,11 @@ def test_handlers_are_stopped_while_a_third_of_their_lease_is_left(rig: Rig, mon
         raise StoreUnavailable("the network is gone")
 
     _answer(rig, monkeypatch, unreachable)
-    rig.pass_time(5.25, step=0.25)  # of 8.5: a lease is given up half a second before the store's clock ends it
-    ran_on = execution.stop_reason is None
+    rig.pass_time(5.25, step=0.25)  # of 8.5 s: the margin ends a lease half a second early
+    was_running = execution.stop_reason is None
     rig.pass_time(0.25)
 
-    assert ran_on
+    assert was_running
     assert execution.stop_reason is StopReason.LOST
 
 

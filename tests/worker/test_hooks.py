@@ -1,4 +1,4 @@
-"""What the log says of attempts."""
+"""Log lines about attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duties that one process of many does, and the watch over the store's clock."""
+"""Duties that one of many processes performs, and the clock guard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Calls:
 
 
 class Clockwork:
-    """Time that passes only when it is told to, for one who watches the store's."""
+    """A runtime and a store clock that a test advances."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -53,7 +53,7 @@ class Clockwork:
     def monotonic(self) -> float:
         return self.seconds
 
-    def pass_by(self, time: timedelta) -> None:
+    def advance(self, time: timedelta) -> None:
         self.seconds += time.total_seconds()
         self.store.advance(time)
 
@@ -87,13 +87,13 @@ def test_the_audit_is_kept_for_ninety_days() -> None:
     clockwork = Clockwork()
     driver = MemoryDriver(clock=clockwork.store)
     janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
-    # More than one batch of them, for a janitor that was away.
+    # More than one batch, as after an outage of the janitor.
     entries = [AuditEntry(id=new_token(), actor="ann", action="cancel", target="7") for _ in range(STORE_BATCH + 1)]
     driver.control.record_audit(entries)
 
     kept = []
     for passed in (timedelta(days=90) - MINUTE, MINUTE):
-        clockwork.pass_by(passed)
+        clockwork.advance(passed)
         janitor.tick()
         kept.append(len(driver.inspector.audit(limit=2 * STORE_BATCH)))
 
@@ -117,7 +117,7 @@ def test_several_workers_share_the_duties(driver: Driver) -> None:
     assert calls.count["claim_duty"] > calls.count["expire"]
 
 
-def test_a_spent_job_of_a_worker_that_died_becomes_a_dead_letter_with_its_event(driver: Driver) -> None:
+def test_an_exhausted_job_of_a_dead_worker_becomes_a_dead_letter(driver: Driver) -> None:
     job_id = enqueue(driver, "run", max_attempts=1)
     _hold(driver, SOON)
 
@@ -155,17 +155,17 @@ def test_a_store_that_is_away_ends_no_janitor(driver: Driver) -> None:
         assert ended(driver, job_id).status is Status.DEAD
 
 
-def test_nobody_reclaims_before_the_clocks_were_compared() -> None:
+def test_no_lease_is_reclaimed_before_the_clocks_were_compared() -> None:
     clockwork = Clockwork()
     driver = MemoryDriver(clock=clockwork.store)
     guard = _guard(clockwork, driver)
     before = guard.may_reclaim()
     guard.tick()
-    after_one_look = guard.may_reclaim()
-    clockwork.pass_by(LEASE / 3)
+    after_one_reading = guard.may_reclaim()
+    clockwork.advance(LEASE / 3)
     guard.tick()
 
-    assert (before, after_one_look, guard.may_reclaim()) == (False, False, True)
+    assert (before, after_one_reading, guard.may_reclaim()) == (False, False, True)
 
 
 def test_a_janitor_that_has_not_compared_the_clocks_leaves_ended_leases_to_others() -> None:
@@ -174,10 +174,10 @@ def test_a_janitor_that_has_not_compared_the_clocks_leaves_ended_leases_to_other
     job_id = enqueue(driver, "run")
     _hold(driver, LEASE)
     janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
-    clockwork.pass_by(LEASE)
+    clockwork.advance(LEASE)
     janitor.tick()
     status = stored(driver, job_id).status
-    clockwork.pass_by(LEASE / 3)
+    clockwork.advance(LEASE / 3)
     janitor.tick()
 
     assert (status, stored(driver, job_id).status) == (Status.PROCESSING, Status.FAILED)
@@ -189,11 +189,11 @@ def test_after_a_jump_of_the_stores_clock_no_live_lease_is_taken() -> None:
     job_id = enqueue(driver, "run")
     janitor = Janitor(clockwork.runtime, driver, lease=LEASE)
     janitor.tick()
-    clockwork.pass_by(LEASE / 3)
+    clockwork.advance(LEASE / 3)
     janitor.tick()
     _hold(driver, LEASE)
     clockwork.store.advance(HOUR)
-    clockwork.pass_by(LEASE / 3)
+    clockwork.advance(LEASE / 3)
     janitor.tick()
 
     assert stored(driver, job_id).status is Status.PROCESSING
@@ -202,17 +202,17 @@ def test_after_a_jump_of_the_stores_clock_no_live_lease_is_taken() -> None:
 def test_a_slow_reply_or_a_pause_of_the_process_is_no_jump() -> None:
     clockwork, calls = Clockwork(), Calls()
 
-    def dawdle(verb: str, call: Callable[[], Any]) -> Any:
+    def delay(verb: str, call: Callable[[], Any]) -> Any:
         answer = calls(verb, call)
         if verb == "now" and calls.count["now"] == 2:
-            clockwork.pass_by(3 * LEASE)  # stopped with the answer in hand
+            clockwork.advance(3 * LEASE)  # suspended before it used the answer
         return answer
 
-    driver = meddled(MemoryDriver(clock=clockwork.store), dawdle)
+    driver = meddled(MemoryDriver(clock=clockwork.store), delay)
     guard = _guard(clockwork, driver)
     for _ in range(4):
         guard.tick()
-        clockwork.pass_by(LEASE / 3)
+        clockwork.advance(LEASE / 3)
 
     assert calls.count["report_clock_jump"] == 0
 
@@ -224,16 +224,16 @@ def test_a_jump_that_could_not_be_reported_is_reported_later() -> None:
         if verb == "report_clock_jump":
             reports.append(verb)
             if len(reports) == 1:
-                raise StoreUnavailable("of all moments")
+                raise StoreUnavailable("unplugged by a test")
         return call()
 
     guard = _guard(clockwork, meddled(MemoryDriver(clock=clockwork.store), refuse_once))
     guard.tick()
     clockwork.store.advance(HOUR)
-    clockwork.pass_by(LEASE / 3)
+    clockwork.advance(LEASE / 3)
     guard.tick()
     may_reclaim = guard.may_reclaim()
-    clockwork.pass_by(LEASE / 3)
+    clockwork.advance(LEASE / 3)
     guard.tick()
 
     assert not may_reclaim

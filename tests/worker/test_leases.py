@@ -1,4 +1,4 @@
-"""Leases of handlers that leave no room for anybody else."""
+"""Leases of handlers that block their event loop or the whole process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
 
-THRICE: Final = 3 * SHORT.total_seconds()
+THREE_LEASES_SECONDS: Final = 3 * SHORT.total_seconds()
 
 
 def _compute(seconds: float) -> int:
@@ -31,17 +31,17 @@ def _compute(seconds: float) -> int:
     return rounds
 
 
-def _keep_the_lock(seconds: float) -> None:
-    """Do nothing, in C, and keep everybody else from running Python."""
+def _hold_the_gil(seconds: float) -> None:
+    """Sleep in C without releasing the GIL."""
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
 
 
 async def _block(_job: Job) -> None:
-    time.sleep(THRICE)  # noqa: ASYNC251, TID251  the very mistake that is to be survived
+    time.sleep(THREE_LEASES_SECONDS)  # noqa: ASYNC251, TID251  the mistake that the worker must survive
 
 
 async def _compute_on_the_loop(_job: Job) -> None:
-    _compute(THRICE)
+    _compute(THREE_LEASES_SECONDS)
 
 
 @pytest.mark.parametrize("handler", [_block, _compute_on_the_loop], ids=["blocks", "computes"])
@@ -54,29 +54,29 @@ def test_a_handler_keeps_its_lease_for_as_long_as_it_runs(driver: Driver, handle
     assert driver.inspector.attempts([job_id]) == []
 
 
-async def _hog(job: Job) -> str:
+async def _hold(job: Job) -> str:
     if job.attempt_count == 1:
-        _keep_the_lock(THRICE)
+        _hold_the_gil(THREE_LEASES_SECONDS)
     return f"attempt {job.attempt_count}"
 
 
-def test_a_handler_that_keeps_pythons_lock_for_longer_than_its_lease_loses_it_and_the_log_says_what_to_do(
+def test_a_handler_holding_the_gil_past_its_lease_is_logged_with_advice(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "taskharbor"), running_worker(driver, {"hog": _hog}, lease=SHORT):
-        job_id = enqueue(driver, "hog")
+    with caplog.at_level(logging.WARNING, "taskharbor"), running_worker(driver, {"hold": _hold}, lease=SHORT):
+        job_id = enqueue(driver, "hold")
         job = ended(driver, job_id)
 
-    told = [line for line in caplog.messages if str(job_id) in line and "isolate" in line]
-    assert told
-    assert "hog" in told[0]
+    advice = [line for line in caplog.messages if str(job_id) in line and "isolate" in line]
+    assert advice
+    assert "(hold)" in advice[0]
     assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 2, b'"attempt 2"')
-    # The intake may have stood still with the handler, in the middle of a call: what such a call brings is given back.
+    # The source may have stalled together with the handler, during a claim: the jobs of such a claim are released.
     outcomes = [each.outcome for each in driver.inspector.attempts([job_id])]
     assert [each for each in outcomes if each is not AttemptOutcome.RELEASED] == [AttemptOutcome.LOST]
 
 
-def test_a_lease_that_was_lost_for_another_reason_comes_with_no_such_advice(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lease_lost_for_another_reason_is_logged_without_advice(caplog: pytest.LogCaptureFixture) -> None:
     driver = MemoryDriver()
     began, may_end = threading.Event(), threading.Event()
 

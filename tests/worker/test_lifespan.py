@@ -1,4 +1,4 @@
-"""What handlers share while a worker runs."""
+"""Lifespans: values that handlers share while a worker runs."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 
-def test_what_a_lifespan_yields_is_every_handlers_state_from_the_first_job_to_the_last(quick: Harbor) -> None:
+def test_all_handlers_share_the_value_that_a_lifespan_yields(quick: Harbor) -> None:
     seen: list[object] = []
 
     @quick.lifespan
     def resources() -> Iterator[dict[str, int]]:
-        seen.append("made ready")
+        seen.append("set up")
         yield {"answer": 42}
-        seen.append("given back")
+        seen.append("torn down")
 
     @quick.task
-    def plain(ctx: Context) -> None:
+    def sync(ctx: Context) -> None:
         seen.append(ctx.state["answer"])
 
     @quick.task
     async def later(ctx: Context) -> None:
         seen.append(ctx.state["answer"])
 
-    plain.enqueue()
+    sync.enqueue()
     later.enqueue()
     quick.worker().drain()
 
-    assert seen == ["made ready", 42, 42, "given back"]
+    assert seen == ["set up", 42, 42, "torn down"]
 
 
 def test_an_async_lifespan_lives_on_the_loop_of_the_async_handlers(quick: Harbor) -> None:
@@ -86,7 +86,7 @@ def test_a_lifespan_that_fails_to_begin_keeps_the_worker_from_starting(quick: Ha
 def test_an_async_lifespan_that_fails_or_hangs_leaves_no_thread_behind(
     quick: Harbor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given_back = []
+    torn_down = []
 
     @quick.lifespan
     async def resources() -> AsyncIterator[None]:
@@ -94,7 +94,7 @@ def test_an_async_lifespan_that_fails_or_hangs_leaves_no_thread_behind(
             await asyncio.Event().wait()
             yield
         finally:
-            given_back.append("all")
+            torn_down.append("all")
 
     monkeypatch.setattr("taskharbor.worker.lifespan.LIFESPAN_TIMEOUT", timedelta(milliseconds=50))
     before = set(threading.enumerate())
@@ -102,14 +102,12 @@ def test_an_async_lifespan_that_fails_or_hangs_leaves_no_thread_behind(
     with pytest.raises(TimeoutError, match="did not finish within"):
         quick.worker().start()
 
-    assert given_back == ["all"]
-    # Not by their number: threads that earlier tests left behind may end meanwhile.
+    assert torn_down == ["all"]
+    # Not by their number: threads of earlier tests may end meanwhile.
     wait_until(lambda: set(threading.enumerate()) <= before)
 
 
-def test_a_lifespan_that_fails_to_end_is_told_and_changes_nothing(
-    quick: Harbor, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lifespan_that_fails_after_its_yield_is_only_logged(quick: Harbor, caplog: pytest.LogCaptureFixture) -> None:
     @quick.lifespan
     def resources() -> Iterator[int]:
         yield 7
@@ -124,7 +122,7 @@ def test_a_lifespan_that_fails_to_end_is_told_and_changes_nothing(
         quick.worker().drain()
 
     assert handle.result() == 7
-    assert "the lifespan did not end well" in caplog.text
+    assert "failed after its yield" in caplog.text
 
 
 def test_a_lifespan_that_does_not_yield_once_or_comes_second_is_refused(quick: Harbor) -> None:
@@ -147,13 +145,13 @@ def test_a_lifespan_that_is_no_generator_is_refused_where_it_is_defined(quick: H
         yield app
 
     with pytest.raises(
-        UsageError, match=r"lifespan is managed: write a function that yields: .* needs no @contextmanager"
+        UsageError, match=r"lifespan is managed: must be a generator function .* without @contextmanager"
     ):
         quick.lifespan(managed)  # type: ignore[type-var]
-    with pytest.raises(UsageError, match="lifespan is needy: it is called without arguments"):
+    with pytest.raises(UsageError, match="lifespan is needy: must have no required parameters"):
         quick.lifespan(needy)  # type: ignore[type-var]
-    with pytest.raises(UsageError, match="lifespan is plain: write a function that yields"):
+    with pytest.raises(UsageError, match="lifespan is simple: must be a generator function"):
 
         @quick.lifespan  # type: ignore[type-var]
-        def plain() -> int:
+        def simple() -> int:
             return 7

@@ -1,4 +1,4 @@
-"""Rulings on messages survive errors, and messages of other queues claim nothing."""
+"""Decisions on messages survive errors, and messages of other queues claim nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _nothing(_job: Job) -> None: ...
 
 @dataclass
 class FailingDeletes(QueueService):
-    """A queue service whose next *errors* deletes raise an error that is not one of a transport."""
+    """A queue service whose next *errors* deletes raise an error that is not a transport error."""
 
     errors: int = 0
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     def delete(self, queue: str, receipts: Sequence[str]) -> list[ItemFailure | None]:
-        self.asked += receipts
+        self.requested += receipts
         if self.errors:
             self.errors -= 1
             raise RuntimeError("a bug in the transport")
@@ -67,7 +67,7 @@ def test_messages_are_declined_again_after_an_error_of_the_store() -> None:
         return call()
 
     rig.worker({"run": _nothing}, meddled(rig.driver, fail_once))
-    rig.run(V / 2)  # sooner than they would be delivered again
+    rig.run(V / 2)  # before they are delivered again
 
     assert (rig.left(), errors) == (0, [])
     assert [str(error) for error in rig.failed] == ["a bug in the driver"]
@@ -118,7 +118,7 @@ def test_one_message_that_always_fails_does_not_hold_up_the_others() -> None:
     assert len(others) == 5
 
 
-def test_rulings_that_always_fail_do_not_pile_up() -> None:
+def test_decisions_that_always_fail_do_not_pile_up() -> None:
     rig, service = _rig_with_failing_deletes(errors=10**9)
     job_id = rig.enqueue()
     rig.enqueuer().tick()
@@ -127,8 +127,8 @@ def test_rulings_that_always_fail_do_not_pile_up() -> None:
     rig.run(20 * V)
 
     assert rig.job(job_id).attempt_count == 1
-    assert len(set(service.asked)) >= 20  # one for each delivery
-    assert len(set(service.asked[-10:])) <= 3  # of which the older ones are not tried any more
+    assert len(set(service.requested)) >= 20  # one for each delivery
+    assert len(set(service.requested[-10:])) <= 3  # older ones are no longer retried
 
 
 def test_a_message_of_another_queue_claims_nothing_and_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,16 +136,16 @@ def test_a_message_of_another_queue_claims_nothing_and_is_deleted(caplog: pytest
     job_id = rig.enqueue(type="charge", queue="payments")
     rig.enqueuer(queues=["payments"]).tick()
     before = rig.job(job_id)
-    facts: list[Any] = []
+    events: list[Any] = []
     rig.send_message(job_id, queue="mail")
 
     with caplog.at_level(logging.WARNING, logger="taskharbor"):
-        rig.worker({"run": _nothing}, queues=["mail"], hooks=[facts.append])
+        rig.worker({"run": _nothing}, queues=["mail"], hooks=[events.append])
         rig.run()
 
     assert rig.job(job_id) == before
     assert (rig.left("mail"), rig.left("payments")) == (0, 1)
-    assert [(fact.queue, fact.job_id) for fact in facts if isinstance(fact, MessageRejected)] == [("mail", job_id)]
+    assert [(event.queue, event.job_id) for event in events if isinstance(event, MessageRejected)] == [("mail", job_id)]
     [line] = [record.getMessage() for record in caplog.records if "another queue" in record.getMessage()]
     assert f"of queue mail: job {job_id} belongs to another queue" in line
 
@@ -162,7 +162,7 @@ def test_a_forged_seq_that_no_store_can_hold_is_deleted_unread() -> None:
         declined.extend([verb] if verb == "record_dispatch" else [])
         return call()
 
-    rig.service.queues["default"] = rig.service.queues["default"][1:]  # the forged one alone
+    rig.service.queues["default"] = rig.service.queues["default"][1:]  # only the forged one
     rig.worker({"run": _nothing}, meddled(rig.driver, watch))
     rig.run(1)
 

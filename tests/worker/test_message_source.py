@@ -1,4 +1,4 @@
-"""What a worker does with messages, line by line of the table in the design."""
+"""What a worker does with messages, for each row of the table in the design."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import Job
 
-AGES = timedelta(days=1)
+DAY = timedelta(days=1)
 V = VISIBILITY.total_seconds()
 
 
@@ -63,12 +63,12 @@ def test_a_job_is_run_by_its_message_which_is_then_deleted() -> None:
     ("error", "status"),
     [
         (ValueError("again"), Status.ENQUEUED),
-        (Snooze(after=AGES), Status.ENQUEUED),
-        (Cancel("called off"), Status.CANCELED),
+        (Snooze(after=DAY), Status.ENQUEUED),
+        (Cancel("no longer wanted"), Status.CANCELED),
     ],
     ids=["retry", "snooze", "cancel"],
 )
-def test_the_message_goes_whatever_the_outcome_was_that_is_recorded(error: Exception, status: Status) -> None:
+def test_the_message_is_deleted_whatever_outcome_was_recorded(error: Exception, status: Status) -> None:
     rig = DeliveryRig()
     job_id = _sent(rig)
 
@@ -194,10 +194,10 @@ def test_a_message_of_a_finished_job_is_deleted() -> None:
     assert rig.job(job_id).attempt_count == 1
 
 
-def test_a_message_of_a_job_that_waits_far_longer_is_given_back_to_the_store() -> None:
+def test_a_message_of_a_job_that_is_due_much_later_is_declined() -> None:
     rig = DeliveryRig()
     job_id = _sent(rig)
-    rig.driver.reschedule([job_id], delay=AGES)
+    rig.driver.reschedule([job_id], delay=DAY)
 
     rig.worker({"run": _nothing})
     rig.run()
@@ -206,10 +206,10 @@ def test_a_message_of_a_job_that_waits_far_longer_is_given_back_to_the_store() -
     assert (rig.job(job_id).status, rig.job(job_id).attempt_count) == (Status.ENQUEUED, 0)
 
 
-def test_a_message_of_a_paused_queue_is_given_back_and_rings_again_when_that_is_over() -> None:
+def test_a_message_of_a_paused_queue_is_declined_and_resent_after_resume() -> None:
     rig = DeliveryRig()
     job_id = _sent(rig)
-    rig.driver.control.pause(["default"], by="a person")
+    rig.driver.control.pause(["default"], by="ops")
     rig.worker({"run": _nothing})
     rig.run()
     assert rig.left() == 0
@@ -226,7 +226,7 @@ def test_a_message_of_a_job_that_is_due_soon_waits_for_it() -> None:
     job_id = _sent(rig)
     rig.driver.reschedule([job_id], delay=timedelta(seconds=V - 1))
 
-    rig.worker({"run": _nothing}, overdue_after=AGES)
+    rig.worker({"run": _nothing}, overdue_after=DAY)
     rig.run(V - 2)
     assert (rig.left(), rig.job(job_id).attempt_count) == (1, 0)
     rig.run(3)
@@ -251,7 +251,7 @@ def test_a_message_of_a_job_that_another_worker_runs_is_left_for_as_long() -> No
     assert (rig.job(job_id).status, rig.job(job_id).attempt_count) == (Status.SUCCEEDED, 1)
 
 
-def test_a_message_of_a_job_that_nobody_handles_here_is_left_to_others() -> None:
+def test_a_message_of_a_type_without_a_handler_is_left_for_others() -> None:
     rig = DeliveryRig()
     job_id = _sent(rig, type="unheard.of")
     worker = rig.worker({"run": _nothing}, unknown_types="leave")
@@ -291,7 +291,7 @@ def test_a_message_that_comes_twice_in_one_batch_runs_its_job_once() -> None:
     assert rig.left() == 0
 
 
-def test_a_forged_message_of_another_queue_takes_no_room_for_ever() -> None:
+def test_a_forged_message_of_another_queue_keeps_no_slot() -> None:
     rig = DeliveryRig()
     other = rig.enqueue(queue="other")
     rig.enqueuer(queues=["other"]).tick()
@@ -331,13 +331,13 @@ def test_a_message_stays_hidden_for_as_long_as_its_job_runs() -> None:
     assert [copy.receive_count for copy in rig.service.queues["default"]] == [1]
 
 
-def test_messages_that_come_to_a_worker_which_stops_are_shown_to_others_at_once() -> None:
+def test_messages_received_by_a_stopping_worker_become_visible_immediately() -> None:
     rig = DeliveryRig()
     service = rig.service
     job_id = _sent(rig)
 
     class Late:
-        """Hands out messages just when the worker is told to stop."""
+        """Delivers messages just when the worker is asked to stop."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(service, name)
@@ -356,7 +356,7 @@ def test_messages_that_come_to_a_worker_which_stops_are_shown_to_others_at_once(
     assert worker.is_over
 
 
-def test_a_job_that_was_claimed_by_a_worker_which_stops_is_released_and_rings_again() -> None:
+def test_a_job_of_a_stopping_worker_is_released_and_its_message_resent() -> None:
     rig = DeliveryRig()
     job_id = _sent(rig)
     worker = rig.worker({"run": _long})
@@ -385,18 +385,17 @@ def test_while_messages_cannot_be_received_jobs_are_taken_from_the_store(caplog:
         rig.run(40)
 
     assert rig.job(job_id).status is Status.SUCCEEDED
-    told = [record.message for record in caplog.records if "messages" in record.message]
-    assert [message.split(":")[0] for message in told] == [
-        "no messages of queue default",
-        "messages of queue default come again",
-    ]
+    first, last = [record.message for record in caplog.records if record.message.startswith("queue default: ")]
+    assert first.startswith("queue default: SQS unavailable (")
+    assert first.endswith("); polling the store")
+    assert last == "queue default: messages arrive again"
 
 
 def test_a_job_whose_message_was_lost_is_taken_without_it() -> None:
     rig = DeliveryRig()
     job_id = rig.enqueue()
     [dispatch] = rig.driver.dispatch("default", limit=1, lock=timedelta(seconds=1), unclaimed=10)
-    rig.driver.record_dispatch([Sent(dispatch, AGES)])
+    rig.driver.record_dispatch([Sent(dispatch, DAY)])
 
     rig.worker({"run": _nothing})
     rig.run(FIRST.total_seconds() + 2)
@@ -404,7 +403,7 @@ def test_a_job_whose_message_was_lost_is_taken_without_it() -> None:
     assert rig.job(job_id).status is Status.SUCCEEDED
 
 
-def test_without_any_enqueuer_jobs_are_taken_all_the_same_once_they_are_overdue() -> None:
+def test_without_an_enqueuer_overdue_jobs_are_claimed_from_the_store() -> None:
     rig = DeliveryRig()
     jobs = [rig.enqueue() for _ in range(30)]
 

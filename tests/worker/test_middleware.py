@@ -1,4 +1,4 @@
-"""What may be put around handlers."""
+"""Middleware around handlers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskharbor.worker import Context
 
 
-def _plain(name: str, log: list[Any]) -> Any:
+def _sync(name: str, log: list[Any]) -> Any:
     def middleware(job: Job, ctx: Context, call_next: Any) -> Any:
         log.append((f"{name} in", threading.get_ident()))
         result = call_next(job, ctx)
@@ -51,18 +51,18 @@ def test_the_first_middleware_is_the_outermost(driver: Driver) -> None:
     log: list[Any] = []
     enqueue(driver, "greet")
 
-    drained(driver, {"greet": lambda _job: None}, middleware=[_plain("first", log), _plain("second", log)])
+    drained(driver, {"greet": lambda _job: None}, middleware=[_sync("first", log), _sync("second", log)])
 
-    assert [what for what, _ in log] == ["first in", "second in", "second out", "first out"]
+    assert [step for step, _ in log] == ["first in", "second in", "second out", "first out"]
 
 
-def test_plain_middleware_runs_in_the_thread_of_its_handler(driver: Driver) -> None:
+def test_sync_middleware_runs_in_the_thread_of_its_handler(driver: Driver) -> None:
     log: list[Any] = []
     enqueue(driver, "greet")
 
-    drained(driver, {"greet": lambda _: log.append(("handler", threading.get_ident()))}, middleware=[_plain("m", log)])
+    drained(driver, {"greet": lambda _: log.append(("handler", threading.get_ident()))}, middleware=[_sync("m", log)])
 
-    assert [what for what, _ in log] == ["m in", "handler", "m out"]
+    assert [step for step, _ in log] == ["m in", "handler", "m out"]
     assert len({thread for _, thread in log} - {threading.get_ident()}) == 1
 
 
@@ -76,30 +76,28 @@ def test_async_middleware_is_awaited_around_its_handler(driver: Driver) -> None:
 
     drained(driver, {"greet": greet}, middleware=[_async("m", log)])
 
-    assert [what for what, _ in log] == ["m in", "handler", "m out"]
+    assert [step for step, _ in log] == ["m in", "handler", "m out"]
     assert len({thread for _, thread in log}) == 1
 
 
-def test_a_pair_serves_handlers_of_both_colours(driver: Driver) -> None:
+def test_a_middleware_pair_supports_sync_and_async_handlers(driver: Driver) -> None:
     log: list[Any] = []
-    pair = (_plain("plain", log), _async("async", log))
+    pair = (_sync("sync", log), _async("async", log))
     enqueue(driver, "one")
     enqueue(driver, "two")
 
     drained(driver, {"one": lambda _job: None, "two": _async_handler}, middleware=[pair], concurrency=1)
 
-    assert sorted(what for what, _ in log) == ["async in", "async out", "plain in", "plain out"]
+    assert sorted(step for step, _ in log) == ["async in", "async out", "sync in", "sync out"]
 
 
 @pytest.mark.parametrize(
     ("handler", "middleware"),
-    [(_async_handler, _plain("m", [])), (print, _async("m", [])), (print, _AsyncObject())],
-    ids=["plain around async", "async around plain", "async object around plain"],
+    [(_async_handler, _sync("m", [])), (print, _async("m", [])), (print, _AsyncObject())],
+    ids=["sync around async", "async around sync", "async object around sync"],
 )
-def test_middleware_without_the_colour_of_the_handler_is_refused_when_that_is_registered(
-    handler: Any, middleware: Any
-) -> None:
-    with pytest.raises(UsageError, match=r"give a pair \(plain, async\) to serve both"):
+def test_middleware_of_the_wrong_kind_is_refused_at_registration(handler: Any, middleware: Any) -> None:
+    with pytest.raises(UsageError, match=r"pass a pair \(sync, async\) to support both"):
         worker_for(MemoryDriver(), {"greet": handler}, middleware=[middleware])
 
 

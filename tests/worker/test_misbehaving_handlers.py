@@ -1,4 +1,4 @@
-"""Handlers that do what none should: the next job must not notice."""
+"""Misbehaving handlers, which must not affect the next job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class _Unprintable(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("not even this")
+        raise RuntimeError("raised by __str__")
 
     __repr__ = __str__
 
@@ -37,10 +37,10 @@ class _OddlyMade(Exception):
         self.given = must, be
 
 
-def _knot() -> list[Any]:
-    knot: list[Any] = []
-    knot.append(knot)
-    return knot
+def _cyclic() -> list[Any]:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
 
 
 def _deep() -> list[Any]:
@@ -66,7 +66,7 @@ RETURNED: Final[dict[str, Any]] = {
     "object": object,
     "generator": lambda: (n for n in range(3)),
     "lock": threading.Lock,
-    "knot": _knot,
+    "cyclic": _cyclic,
     "deep": _deep,
     "not a number": lambda: float("nan"),
     "surrogate": lambda: "\udc80",
@@ -74,43 +74,43 @@ RETURNED: Final[dict[str, Any]] = {
 }
 
 
-def _tame(_job: Job) -> str:
-    return "tame"
+def _good(_job: Job) -> str:
+    return "good"
 
 
-async def _tame_async(_job: Job) -> str:
+async def _good_async(_job: Job) -> str:
     await asyncio.sleep(0)
-    return "tame"
+    return "good"
 
 
-def _survive(driver: Driver, wild: dict[str, Any], **fields: Any) -> dict[str, Job]:
-    """Run each wild handler and then tame ones, one at a time, and return what became of the former."""
-    handlers = {"tame": _tame, "tame.async": _tame_async}
+def _survive(driver: Driver, bad: dict[str, Any], **fields: Any) -> dict[str, Job]:
+    """Run each bad handler and then good ones, one at a time; return the jobs of the bad ones."""
+    handlers = {"good": _good, "good.async": _good_async}
     jobs = {}
     with running_worker(driver, handlers, concurrency=1) as worker:
-        for name, handler in wild.items():
-            worker.register("wild", handler)
-            jobs[name] = ended(driver, enqueue(driver, "wild", max_attempts=1, **fields))
-            tame = [enqueue(driver, job_type) for job_type in ("tame", "tame.async")]
-            assert {ended(driver, job_id).status for job_id in tame} == {Status.SUCCEEDED}, name
+        for name, handler in bad.items():
+            worker.register("bad", handler)
+            jobs[name] = ended(driver, enqueue(driver, "bad", max_attempts=1, **fields))
+            good = [enqueue(driver, job_type) for job_type in ("good", "good.async")]
+            assert {ended(driver, job_id).status for job_id in good} == {Status.SUCCEEDED}, name
     return jobs
 
 
-def _survives(driver: Driver, wild: Any, **fields: Any) -> Job:
-    return _survive(driver, {"it": wild}, **fields)["it"]
+def _job_of(driver: Driver, bad: Any, **fields: Any) -> Job:
+    return _survive(driver, {"it": bad}, **fields)["it"]
 
 
 def _raising(error: BaseException, *, is_async: bool) -> Any:
-    def plain(_job: Job) -> None:
+    def run(_job: Job) -> None:
         raise error
 
-    async def waiting(_job: Job) -> None:
+    async def run_async(_job: Job) -> None:
         raise error
 
-    return waiting if is_async else plain
+    return run_async if is_async else run
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_whatever_a_handler_raises_fails_its_own_attempt_and_no_other(driver: Driver, is_async: bool) -> None:
     jobs = _survive(driver, {name: _raising(error, is_async=is_async) for name, error in RAISED.items()})
 
@@ -131,8 +131,8 @@ def test_a_codec_that_breaks_on_a_result_fails_that_job_only(driver: Driver) -> 
         name = "json"  # what the jobs here are enqueued with
 
         def encode(self, value: object, *, context: bytes) -> bytes:  # noqa: ARG002  a codec's signature
-            if value == "wild":
-                raise RuntimeError("I do not like it")
+            if value == "bad":
+                raise RuntimeError("refused by a test")
             return b"fine"
 
         def decode(self, data: bytes, *, context: bytes) -> Any:  # noqa: ARG002  as above
@@ -141,74 +141,74 @@ def test_a_codec_that_breaks_on_a_result_fails_that_job_only(driver: Driver) -> 
         def digest(self, value: object) -> bytes:
             return repr(value).encode()
 
-    with running_worker(driver, {"wild": lambda _job: "wild", "tame": _tame}, concurrency=1, codec=Picky()):
-        wild, tame = enqueue(driver, "wild"), enqueue(driver, "tame")
+    with running_worker(driver, {"bad": lambda _job: "bad", "good": _good}, concurrency=1, codec=Picky()):
+        bad, good = enqueue(driver, "bad"), enqueue(driver, "good")
 
-        assert ended(driver, wild).dead_reason == "its result cannot be stored: RuntimeError"
-        assert ended(driver, tame).result == b"fine"
+        assert ended(driver, bad).dead_reason == "its result cannot be stored: RuntimeError"
+        assert ended(driver, good).result == b"fine"
 
 
-def test_a_thread_that_a_handler_leaves_behind_harms_nobody(driver: Driver) -> None:
+def test_a_thread_left_behind_by_a_handler_does_no_harm(driver: Driver) -> None:
     may_end = threading.Event()
 
     def leak(_job: Job) -> None:
         threading.Thread(target=may_end.wait, args=(LIMIT,), daemon=True).start()
 
-    job = _survives(driver, leak)
+    job = _job_of(driver, leak)
     may_end.set()
 
     assert job.status is Status.SUCCEEDED
 
 
-def test_a_task_that_a_handler_leaves_behind_and_that_tries_to_end_the_process_harms_nobody(driver: Driver) -> None:
+def test_a_leftover_asyncio_task_that_raises_system_exit_does_no_harm(driver: Driver) -> None:
     async def leave() -> None:
         raise SystemExit(3)
 
-    async def wild(_job: Job) -> None:
+    async def bad(_job: Job) -> None:
         task = asyncio.create_task(leave())
         await asyncio.wait([task])
         with pytest.raises(SystemExit):
             task.result()
 
-    assert _survives(driver, wild).status is Status.SUCCEEDED
+    assert _job_of(driver, bad).status is Status.SUCCEEDED
 
 
-def test_a_handler_that_stops_the_event_loop_harms_nobody(driver: Driver) -> None:
-    async def wild(_job: Job) -> None:
+def test_a_handler_that_stops_the_event_loop_does_no_harm(driver: Driver) -> None:
+    async def bad(_job: Job) -> None:
         asyncio.get_running_loop().stop()
 
-    assert _survives(driver, wild).status is Status.SUCCEEDED
+    assert _job_of(driver, bad).status is Status.SUCCEEDED
 
 
 def test_a_handler_that_swallows_its_cancellation_ends_as_it_likes(driver: Driver) -> None:
-    async def wild(_job: Job) -> str:
+    async def bad(_job: Job) -> str:
         try:
             await asyncio.sleep(LIMIT)
         except asyncio.CancelledError:
-            return "I go on"
-        return "nobody came"
+            return "not stopped"
+        return "not canceled"
 
-    job = _survives(driver, wild, timeout=timedelta(milliseconds=50))
+    job = _job_of(driver, bad, timeout=timedelta(milliseconds=50))
 
-    assert (job.status, job.result) == (Status.SUCCEEDED, b'"I go on"')
+    assert (job.status, job.result) == (Status.SUCCEEDED, b'"not stopped"')
 
 
 def test_a_handler_whose_own_task_was_cancelled_has_failed(driver: Driver) -> None:
-    async def wild(_job: Job) -> None:
+    async def bad(_job: Job) -> None:
         task = asyncio.create_task(asyncio.sleep(LIMIT))
         asyncio.get_running_loop().call_soon(task.cancel)
         await task
 
-    job = _survives(driver, wild)
+    job = _job_of(driver, bad)
 
     assert job.status is Status.DEAD
-    assert "not by this worker" in (job.last_error or "")
+    assert "this worker did not cancel it" in (job.last_error or "")
 
 
 def test_a_hook_that_raises_even_system_exit_changes_nothing(driver: Driver) -> None:
-    def hook(_fact: object) -> None:
+    def hook(_event: object) -> None:
         raise SystemExit(3)
 
-    with running_worker(driver, {"tame": _tame}, hooks=[hook]):
+    with running_worker(driver, {"good": _good}, hooks=[hook]):
         for _ in range(3):
-            assert ended(driver, enqueue(driver, "tame")).status is Status.SUCCEEDED
+            assert ended(driver, enqueue(driver, "good")).status is Status.SUCCEEDED

@@ -1,4 +1,4 @@
-"""What becomes of a job, by what its handler does."""
+"""The outcome of a job, depending on what its handler does."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_a_retry_waits_for_as_long_as_the_handler_asked(driver: Driver) -> None:
 
 
 def test_a_job_that_fails_at_first_succeeds_in_the_end(driver: Driver) -> None:
-    def third_time_lucky(job: Job) -> int:
+    def succeed_at_third(job: Job) -> int:
         if job.attempt_count < 3:
             raise Retry(after=NOW)
         return job.attempt_count
 
     job_id = enqueue(driver, "try", max_attempts=5)
 
-    drained(driver, {"try": third_time_lucky})
+    drained(driver, {"try": succeed_at_third})
 
     job = stored(driver, job_id)
     assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 3, b"3")
@@ -77,21 +77,21 @@ def test_a_job_that_fails_at_first_succeeds_in_the_end(driver: Driver) -> None:
 def test_a_worker_is_not_drained_while_a_job_that_just_failed_may_be_due_again(driver: Driver) -> None:
     def fail_at_first(job: Job) -> None:
         if job.attempt_count == 1:
-            threading.Event().wait(0.4)  # meanwhile the worker has looked for more, and found nothing
+            threading.Event().wait(0.4)  # meanwhile the worker polls, and finds nothing
             raise Retry(after=NOW)
 
-    def dawdle(fact: HookEvent) -> None:
-        if isinstance(fact, AttemptFailed):
-            threading.Event().wait(0.15)  # nothing is in hand now, and nobody has looked again
+    def delay(event: HookEvent) -> None:
+        if isinstance(event, AttemptFailed):
+            threading.Event().wait(0.15)  # no job is running now, and the source has not polled again
 
     job_id = enqueue(driver, "try")
 
-    drained(driver, {"try": fail_at_first}, hooks=[dawdle], poll=HOUR)
+    drained(driver, {"try": fail_at_first}, hooks=[delay], poll=HOUR)
 
     assert stored(driver, job_id).status is Status.SUCCEEDED
 
 
-def test_a_job_whose_attempts_are_spent_is_a_dead_letter_with_its_event(driver: Driver) -> None:
+def test_a_job_with_exhausted_attempts_is_a_dead_letter_with_its_event(driver: Driver) -> None:
     job_id = enqueue(driver, "fail", max_attempts=2)
 
     drained(driver, {"fail": _raising(Retry(after=NOW))})
@@ -123,15 +123,15 @@ def test_a_snoozed_job_comes_back_later_and_no_attempt_is_counted(driver: Driver
 
 
 def test_a_job_may_be_snoozed_until_a_moment(driver: Driver) -> None:
-    moment = datetime.now(UTC) + HOUR
+    until = datetime.now(UTC) + HOUR
     job_id = enqueue(driver, "nap")
 
-    drained(driver, {"nap": _raising(Snooze(until=moment))})
+    drained(driver, {"nap": _raising(Snooze(until=until))})
 
-    assert abs(stored(driver, job_id).scheduled_for - moment) < timedelta(seconds=5)
+    assert abs(stored(driver, job_id).scheduled_for - until) < timedelta(seconds=5)
 
 
-def test_a_handler_may_call_its_job_off(driver: Driver) -> None:
+def test_a_handler_may_cancel_its_job(driver: Driver) -> None:
     job_id = enqueue(driver, "stop")
 
     drained(driver, {"stop": _raising(Cancel("no longer wanted"))})
@@ -142,7 +142,7 @@ def test_a_handler_may_call_its_job_off(driver: Driver) -> None:
     assert attempt.failure.message == "no longer wanted"
 
 
-def test_a_handler_may_give_its_job_up(driver: Driver) -> None:
+def test_a_handler_may_make_its_job_a_dead_letter(driver: Driver) -> None:
     job_id = enqueue(driver, "stop", max_attempts=9)
 
     drained(driver, {"stop": _raising(DeadLetter("the account is gone"))})
@@ -151,7 +151,7 @@ def test_a_handler_may_give_its_job_up(driver: Driver) -> None:
     assert (job.status, job.dead_reason) == (Status.DEAD, "the account is gone")
 
 
-def test_a_job_that_nobody_handles_is_a_dead_letter_that_says_so(driver: Driver) -> None:
+def test_a_job_without_a_handler_becomes_a_dead_letter_with_that_reason(driver: Driver) -> None:
     job_id = enqueue(driver, "unheard.of")
 
     drained(driver, {"greet": print}, unhandled_after=NOW)
@@ -161,7 +161,7 @@ def test_a_job_that_nobody_handles_is_a_dead_letter_that_says_so(driver: Driver)
     assert job.dead_reason == "no handler for type 'unheard.of' is registered here"
 
 
-def test_a_job_that_nobody_handles_is_left_to_others_where_that_was_asked_for(driver: Driver) -> None:
+def test_a_job_without_a_handler_is_left_for_others_on_request(driver: Driver) -> None:
     other, ours = enqueue(driver, "unheard.of"), enqueue(driver, "greet")
 
     drained(driver, {"greet": lambda _job: None}, unknown_types="leave")
@@ -170,7 +170,7 @@ def test_a_job_that_nobody_handles_is_left_to_others_where_that_was_asked_for(dr
     assert (stored(driver, other).status.is_waiting, stored(driver, other).attempt_count) == (True, 0)
 
 
-def test_a_worker_takes_over_from_a_dead_one_only_what_it_can_run(driver: Driver) -> None:
+def test_a_worker_reclaims_only_jobs_that_it_has_handlers_for(driver: Driver) -> None:
     other, ours = enqueue(driver, "unheard.of"), enqueue(driver, "greet")
     driver.reserve("default", token=new_token(), worker="dead", lease=SOON, limit=2, overdue_after=HOUR)
 

@@ -1,4 +1,4 @@
-"""What a worker takes, how much of it, and how soon."""
+"""Which jobs a worker claims, how many, and how soon."""
 
 from __future__ import annotations
 
@@ -40,74 +40,74 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import ThreadLoop
 
-SELDOM: Final = timedelta(seconds=30)
+LONG_POLL: Final = timedelta(seconds=30)
 
 
-class Crowd:
-    """A handler that counts how many of it run at once, until it is told that this will do."""
+class ConcurrencyCounter:
+    """A handler that counts how many of its calls run at once, until `may_end` is set."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._here: list[str] = []
-        self.most: dict[str, int] = {}
+        self._running: list[str] = []
+        self.highest: dict[str, int] = {}
         self.may_end = threading.Event()
 
     def __call__(self, job: Job) -> None:
         with self._lock:
-            self._here.append(job.queue)
-            self.most["all"] = max(self.most.get("all", 0), len(self._here))
-            self.most[job.queue] = max(self.most.get(job.queue, 0), self._here.count(job.queue))
+            self._running.append(job.queue)
+            self.highest["all"] = max(self.highest.get("all", 0), len(self._running))
+            self.highest[job.queue] = max(self.highest.get(job.queue, 0), self._running.count(job.queue))
         assert self.may_end.wait(LIMIT)
         with self._lock:
-            self._here.remove(job.queue)
+            self._running.remove(job.queue)
 
 
-class Ledger:
-    """Notes how many jobs are out: taken, and not through their handlers."""
+class ClaimCounter:
+    """Counts the jobs that are claimed and whose handlers have not returned."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._out = 0
-        self.most_out = 0
+        self._claimed = 0
+        self.most_claimed = 0
 
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
         answer = call()
         if verb == "reserve":
             with self._lock:
-                self._out += len(answer)
-                self.most_out = max(self.most_out, self._out)
+                self._claimed += len(answer)
+                self.most_claimed = max(self.most_claimed, self._claimed)
         return answer
 
     def end(self, _job: Job) -> None:
         with self._lock:
-            self._out -= 1
+            self._claimed -= 1
 
 
 def test_no_more_jobs_run_at_once_than_allowed(driver: Driver) -> None:
-    crowd = Crowd()
+    counter = ConcurrencyCounter()
     jobs = [enqueue(driver, "run") for _ in range(12)]
 
-    with running_worker(driver, {"run": crowd}, concurrency=3):
-        wait_until(lambda: crowd.most.get("all") == 3)
+    with running_worker(driver, {"run": counter}, concurrency=3):
+        wait_until(lambda: counter.highest.get("all") == 3)
         waiting = [stored(driver, job_id).status.is_waiting for job_id in jobs].count(True)
-        crowd.may_end.set()
+        counter.may_end.set()
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
-    assert waiting == 9  # none was taken that could not run
-    assert crowd.most["all"] == 3
+    assert waiting == 9  # no job was claimed that could not run
+    assert counter.highest["all"] == 3
 
 
-def test_no_job_is_taken_before_there_is_room_for_it(driver: Driver) -> None:
-    ledger = Ledger()
+def test_no_job_is_claimed_before_a_slot_is_free(driver: Driver) -> None:
+    claims = ClaimCounter()
     jobs = [enqueue(driver, "run") for _ in range(40)]
 
-    with running_worker(meddled(driver, ledger), {"run": ledger.end}, concurrency=4):
+    with running_worker(meddled(driver, claims), {"run": claims.end}, concurrency=4):
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
-    assert ledger.most_out <= 4
+    assert claims.most_claimed <= 4
 
 
-def test_room_is_made_as_soon_as_an_outcome_is_on_its_way(driver: Driver) -> None:
+def test_a_slot_is_freed_as_soon_as_its_outcome_is_sent(driver: Driver) -> None:
     hold = Hold("settle")
     hold.is_on.set()
     jobs = [enqueue(driver, "run") for _ in range(2)]
@@ -119,7 +119,7 @@ def test_room_is_made_as_soon_as_an_outcome_is_on_its_way(driver: Driver) -> Non
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
 
-def test_a_store_that_takes_no_outcomes_gives_no_more_jobs(driver: Driver) -> None:
+def test_no_more_jobs_are_claimed_while_the_store_rejects_outcomes(driver: Driver) -> None:
     outage = Outage("settle")
     outage.begin()
     jobs = [enqueue(driver, "run") for _ in range(9)]
@@ -135,41 +135,41 @@ def test_a_store_that_takes_no_outcomes_gives_no_more_jobs(driver: Driver) -> No
 
 
 def test_each_queue_has_a_limit_of_its_own(driver: Driver) -> None:
-    crowd = Crowd()
+    counter = ConcurrencyCounter()
     jobs = [enqueue(driver, "run", queue=queue) for queue in ("mail", "default") for _ in range(6)]
 
-    with running_worker(driver, {"run": crowd}, queues={"mail": 1, "default": 3}, concurrency=10):
-        wait_until(lambda: crowd.most == {"all": 4, "mail": 1, "default": 3})
-        crowd.may_end.set()
+    with running_worker(driver, {"run": counter}, queues={"mail": 1, "default": 3}, concurrency=10):
+        wait_until(lambda: counter.highest == {"all": 4, "mail": 1, "default": 3})
+        counter.may_end.set()
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
-    assert crowd.most == {"all": 4, "mail": 1, "default": 3}
+    assert counter.highest == {"all": 4, "mail": 1, "default": 3}
 
 
 def test_the_limits_of_all_queues_together_do_not_exceed_that_of_the_worker(driver: Driver) -> None:
-    crowd = Crowd()
+    counter = ConcurrencyCounter()
     jobs = [enqueue(driver, "run", queue=queue) for queue in ("mail", "default") for _ in range(4)]
 
-    with running_worker(driver, {"run": crowd}, queues={"mail": 3, "default": 3}, concurrency=4):
-        wait_until(lambda: crowd.most.get("all") == 4)
+    with running_worker(driver, {"run": counter}, queues={"mail": 3, "default": 3}, concurrency=4):
+        wait_until(lambda: counter.highest.get("all") == 4)
         waiting = [stored(driver, job_id).status.is_waiting for job_id in jobs].count(True)
-        crowd.may_end.set()
+        counter.may_end.set()
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
     assert waiting == 4
-    assert crowd.most["all"] == 4
+    assert counter.highest["all"] == 4
 
 
 def test_a_busy_queue_does_not_starve_another(driver: Driver, request: pytest.FixtureRequest) -> None:
-    # By messages a thread of each queue's own may take a moment to start; test_deliveries.py has that in virtual time.
-    soon = 15 if BY_MESSAGES in request.node.name else 4
+    # With messages the thread of each queue starts late; test_message_source.py checks this in virtual time.
+    first = 15 if BY_MESSAGES in request.node.name else 4
     ran: list[str] = []
     for queue in ["busy"] * 30 + ["quiet"] * 3:
         enqueue(driver, "run", queue=queue)
 
     drained(driver, {"run": lambda job: ran.append(job.queue)}, queues=["busy", "quiet"], concurrency=1)
 
-    assert "quiet" in ran[:soon]
+    assert "quiet" in ran[:first]
     assert len(ran) == 33
 
 
@@ -182,7 +182,7 @@ def test_jobs_of_other_queues_are_left_alone(driver: Driver) -> None:
 
 
 def test_a_paused_queue_gives_nothing(driver: Driver) -> None:
-    driver.control.pause(["default"], by="a person")
+    driver.control.pause(["default"], by="ops")
     job_id = enqueue(driver, "run")
 
     drained(driver, {"run": lambda _job: None})
@@ -191,15 +191,15 @@ def test_a_paused_queue_gives_nothing(driver: Driver) -> None:
 
 
 def test_a_job_starts_long_before_the_next_poll(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", LONG_POLL)
     started: list[float] = []
 
-    with running_worker(driver, {"run": lambda _job: started.append(time.monotonic())}, poll=SELDOM):
-        ended(driver, enqueue(driver, "run"))  # by now it has looked, and the next look is far away
+    with running_worker(driver, {"run": lambda _job: started.append(time.monotonic())}, poll=LONG_POLL):
+        ended(driver, enqueue(driver, "run"))  # by now it has polled, and the next poll is far away
         enqueued = time.monotonic()
         ended(driver, enqueue(driver, "run"))
 
-    assert started[-1] - enqueued < SELDOM.total_seconds() / 10
+    assert started[-1] - enqueued < LONG_POLL.total_seconds() / 10
 
 
 def test_a_job_whose_time_has_come_is_found_by_polling(driver: Driver) -> None:
@@ -213,58 +213,58 @@ def test_a_worker_that_is_full_takes_the_next_job_as_soon_as_one_ends(driver: Dr
     jobs = [enqueue(driver, "run") for _ in range(20)]
     start = time.monotonic()
 
-    worker_for(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM).drain(LONG)
+    worker_for(driver, {"run": lambda _job: None}, concurrency=1, poll=LONG_POLL).drain(LONG)
 
     assert {stored(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
-    assert time.monotonic() - start < SELDOM.total_seconds() / 2
+    assert time.monotonic() - start < LONG_POLL.total_seconds() / 2
 
 
 def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_ends(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", LONG_POLL)
     jobs = [enqueue(driver, "run") for _ in range(20)]
 
-    with running_worker(driver, {"run": lambda _job: None}, concurrency=1, poll=SELDOM):
+    with running_worker(driver, {"run": lambda _job: None}, concurrency=1, poll=LONG_POLL):
         wait_until(lambda: all(stored(driver, job_id).status is Status.SUCCEEDED for job_id in jobs), limit=LIMIT)
 
 
-def test_a_worker_that_has_room_leaves_the_store_alone_when_a_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", SELDOM)
-    driver, looks = MemoryDriver(), list[str]()
+def test_a_worker_with_free_slots_does_not_poll_when_a_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.worker.polling_source.MIN_POLL_PAUSE", LONG_POLL)
+    driver, polls = MemoryDriver(), list[str]()
 
     def note(verb: str, call: Callable[[], Any]) -> Any:
-        looks.extend([verb] if verb == "reserve" else [])
+        polls.extend([verb] if verb == "reserve" else [])
         return call()
 
-    with running_worker(meddled(driver, note), {"run": lambda _job: None}, concurrency=2, poll=SELDOM):
+    with running_worker(meddled(driver, note), {"run": lambda _job: None}, concurrency=2, poll=LONG_POLL):
         ended(driver, enqueue(driver, "run"))
-        wait_until(lambda: bool(looks))
-        threading.Event().wait(0.1)  # until it has looked as often as it does at its start
-        before = len(looks)
+        wait_until(lambda: bool(polls))
+        threading.Event().wait(0.1)  # until the polls of its start are done
+        before = len(polls)
         ended(driver, enqueue(driver, "run"))
         threading.Event().wait(0.1)
 
-        assert len(looks) == before + 1
+        assert len(polls) == before + 1
 
 
-def test_room_that_is_made_while_the_store_is_asked_is_used_at_once() -> None:
+def test_a_slot_freed_during_a_poll_is_used_immediately() -> None:
     driver, runtime = MemoryDriver(), ThreadRuntime(sync_threads=1)
-    executions = ExecutionSlots(runtime, concurrency=2, queues={"full": 1, "other": 1})
+    slots = ExecutionSlots(runtime, concurrency=2, queues={"full": 1, "other": 1})
     enqueue(driver, "run", queue="full")
     [claim] = driver.reserve("full", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
     execution = Execution(claim, ends_at=time.monotonic() + LIMIT, times_out_at=None)
-    executions.fill("full", executions.acquire("full", 1), [execution])
+    slots.fill("full", slots.acquire("full", 1), [execution])
 
     def end_the_job(verb: str, call: Callable[[], Any]) -> Any:
         assert verb == "reserve"
-        executions.remove([execution])
+        slots.remove([execution])
         return call()
 
-    config = worker_config(LONG, queues={"other": 1, "full": 1}, poll=SELDOM)  # the last queue is polled first
+    config = worker_config(LONG, queues={"other": 1, "full": 1}, poll=LONG_POLL)  # the last queue is polled first
     store = meddled(driver, end_the_job)
 
-    assert polling_source(runtime, store, executions, StageRecorder(), config, types=["run"]).tick() == timedelta(0)
+    assert polling_source(runtime, store, slots, StageRecorder(), config, types=["run"]).tick() == timedelta(0)
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
         worker_for(MemoryDriver(), {}, **options)
 
 
-def test_a_worker_whose_first_job_ends_while_it_still_starts_goes_on() -> None:
+def test_a_worker_continues_if_its_first_job_ends_during_the_start() -> None:
     driver, ran = MemoryDriver(), list[str]()
 
     class SlowToStart(ThreadRuntime):
         def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
             loop = super().serve(name, tick)
-            if name == "source":  # it is at work, and nobody can call it yet
+            if name == "source":  # it runs, and cannot be woken yet
                 wait_until(lambda: stored(driver, first).status is Status.SUCCEEDED)
             return loop
 
@@ -296,7 +296,7 @@ def test_a_worker_whose_first_job_ends_while_it_still_starts_goes_on() -> None:
     options: dict[str, Any] = {"concurrency": 1, "runtime": SlowToStart(sync_threads=1), "poll": timedelta(minutes=1)}
 
     def run(job: Job) -> None:
-        threading.Event().wait(0.1)  # until the intake has found that there is no room, and rests
+        threading.Event().wait(0.1)  # until the source has found no free slot, and pauses
         ran.append(str(job.id))
 
     with running_worker(driver, {"run": run}, **options):

@@ -1,4 +1,4 @@
-"""How often a worker looks for leases that have ended."""
+"""How often a worker scans for expired leases."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.support.stages import StageRecorder, claimer, worker_config
 LEASE = timedelta(seconds=5)
 
 
-class Scene:
-    """A queue, a worker that dies with all it takes, and one that takes over."""
+class ReclaimRig:
+    """A queue, a worker that dies with its jobs, and one that reclaims them."""
 
     def __init__(self) -> None:
         self._clock = ManualClock()
         self._driver = MemoryDriver(clock=self._clock)
         self.now = 1_000.0
         runtime: Any = SimpleNamespace(monotonic=lambda: self.now, token=new_token)
-        executions: Any = SimpleNamespace(
-            fill=lambda *_: None, acquire=lambda _queue, most: most, mark_lost=lambda _ids: None
+        slots: Any = SimpleNamespace(
+            fill=lambda *_: None, acquire=lambda _queue, limit: limit, mark_lost=lambda _ids: None
         )
-        config = worker_config(LEASE, worker="heir")
-        self._claimer = claimer(runtime, self._driver, executions, StageRecorder(), config, types=["greet"])
+        config = worker_config(LEASE, worker="w")
+        self._claimer = claimer(runtime, self._driver, slots, StageRecorder(), config, types=["greet"])
 
     def insert(self) -> JobId:
         job = new_job()
@@ -36,7 +36,7 @@ class Scene:
         return job.id
 
     def abandon(self, count: int) -> list[JobId]:
-        """Leave jobs behind whose lease is over."""
+        """Insert jobs whose lease has expired."""
         jobs = [self.insert() for _ in range(count)]
         self._driver.reserve(
             "default", token=new_token(), worker="doomed", lease=LEASE, limit=count, overdue_after=LEASE
@@ -44,31 +44,31 @@ class Scene:
         self._clock.advance(LEASE)
         return jobs
 
-    def take(self, room: int) -> list[JobId]:
-        return [claim.job.id for claim in self._claimer.reserve("default", room)]
+    def claim(self, slots: int) -> list[JobId]:
+        return [each.job.id for each in self._claimer.reserve("default", slots)]
 
 
-def test_ended_leases_are_looked_for_now_and_then() -> None:
-    scene = Scene()
-    assert scene.take(5) == []
-    abandoned, due = scene.abandon(2), scene.insert()
+def test_expired_leases_are_scanned_for_at_an_interval() -> None:
+    rig = ReclaimRig()
+    assert rig.claim(5) == []
+    abandoned, due = rig.abandon(2), rig.insert()
 
-    assert scene.take(5) == [due]  # it does not wait for a look
-    scene.now += RECLAIM_INTERVAL_SECONDS
-    assert scene.take(5) == abandoned
-
-
-def test_where_one_look_was_not_enough_the_next_follows_at_once() -> None:
-    scene = Scene()
-    first, second, third = scene.abandon(3)
-
-    assert [scene.take(1), scene.take(1), scene.take(1)] == [[first], [second], [third]]
+    assert rig.claim(5) == [due]  # it does not wait for a scan
+    rig.now += RECLAIM_INTERVAL_SECONDS
+    assert rig.claim(5) == abandoned
 
 
-def test_where_nothing_is_due_a_look_waits_for_nothing() -> None:
-    scene = Scene()
-    assert scene.take(5) == []
+def test_a_scan_that_filled_all_slots_is_repeated_immediately() -> None:
+    rig = ReclaimRig()
+    first, second, third = rig.abandon(3)
 
-    abandoned = scene.abandon(2)
+    assert [rig.claim(1), rig.claim(1), rig.claim(1)] == [[first], [second], [third]]
 
-    assert scene.take(5) == abandoned
+
+def test_expired_leases_are_scanned_for_immediately_if_no_job_is_due() -> None:
+    rig = ReclaimRig()
+    assert rig.claim(5) == []
+
+    abandoned = rig.abandon(2)
+
+    assert rig.claim(5) == abandoned

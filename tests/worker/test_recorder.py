@@ -28,7 +28,7 @@ MINUTE: Final = timedelta(minutes=1)
 
 
 class ManualRuntime(ThreadRuntime):
-    """Its monotonic clock moves when a test says so."""
+    """A runtime whose monotonic clock a test advances."""
 
     def __init__(self) -> None:
         super().__init__(sync_threads=1)
@@ -39,7 +39,7 @@ class ManualRuntime(ThreadRuntime):
 
 
 class Store(MemoryDriver):
-    """Answers a settle as a test says: *meddle* gets the settlements, and may raise or answer for some of them."""
+    """A store whose settle a test changes: *meddle* gets each settlement, and may raise or return its answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,14 +48,16 @@ class Store(MemoryDriver):
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Any]:
         self.calls.append([each.lease.job_id for each in settlements])
-        said = {each.lease.job_id: self.meddle(each) for each in settlements}
-        kept = [each for each in settlements if said[each.lease.job_id] is None]
+        changed = {each.lease.job_id: self.meddle(each) for each in settlements}
+        kept = [each for each in settlements if changed[each.lease.job_id] is None]
         answers = iter(super().settle(kept))
-        return [next(answers) if said[each.lease.job_id] is None else said[each.lease.job_id] for each in settlements]
+        return [
+            next(answers) if changed[each.lease.job_id] is None else changed[each.lease.job_id] for each in settlements
+        ]
 
 
 class Rig:
-    """A recorder with *jobs* in hand, the ticks that its loop would make, and what it reported."""
+    """A recorder with *jobs* running, the ticks of its loop, and what it reported."""
 
     def __init__(self, *, jobs: int = 1, ends_at: float = inf) -> None:
         self.store, self.runtime = Store(), ManualRuntime()
@@ -65,22 +67,22 @@ class Rig:
             "default", token=new_token(), worker="w", lease=MINUTE, limit=jobs, overdue_after=MINUTE
         )
         by_id = {claim.job.id: Execution(claim, ends_at=ends_at, times_out_at=None) for claim in claims}
-        self.in_hand = [by_id[job_id] for job_id in self.ids]
-        self.hands = ExecutionSlots(self.runtime, concurrency=jobs, queues={"default": jobs})
-        self.hands.fill("default", self.hands.acquire("default", jobs), self.in_hand)
+        self.executions = [by_id[job_id] for job_id in self.ids]
+        self.slots = ExecutionSlots(self.runtime, concurrency=jobs, queues={"default": jobs})
+        self.slots.fill("default", self.slots.acquire("default", jobs), self.executions)
         self.stages = StageRecorder()
-        self.recorder = Recorder(self.runtime, self.store, self.hands, self.stages.loops, self.stages.hooks)
+        self.recorder = Recorder(self.runtime, self.store, self.slots, self.stages.loops, self.stages.hooks)
 
     @property
-    def told(self) -> list[tuple[JobId, Outcome | None, Any]]:
+    def reported(self) -> list[tuple[JobId, Outcome | None, Any]]:
         return [(execution.claim.job.id, outcome, answer) for execution, outcome, answer in self.stages.answers]
 
     def end(self, *numbers: int, outcome: Outcome | None = None) -> None:
         for number in numbers:
-            self.recorder.put(self.in_hand[number], outcome or Outcome.ack())
+            self.recorder.put(self.executions[number], outcome or Outcome.ack())
 
     def run(self, seconds: float) -> None:
-        """Tick as a loop does, for so long by the manual clock."""
+        """Tick as a loop does, for *seconds* of the manual clock."""
         until = self.runtime.seconds + seconds
         while True:
             pause = self.recorder.tick().total_seconds()
@@ -94,17 +96,17 @@ class Rig:
         return [jobs[job_id].status for job_id in self.ids]
 
 
-def test_only_the_first_outcome_of_an_attempt_is_recorded_and_told() -> None:
+def test_only_the_first_outcome_of_an_attempt_is_recorded_and_reported() -> None:
     rig = Rig()
     release, ack = Outcome.release(), Outcome.ack()
 
-    rig.recorder.put(rig.in_hand[0], release)
-    rig.recorder.put(rig.in_hand[0], ack)
+    rig.recorder.put(rig.executions[0], release)
+    rig.recorder.put(rig.executions[0], ack)
     rig.recorder.tick()
     rig.recorder.tick()
 
     assert rig.stages.woken == ["recorder"]
-    assert [outcome for _, outcome, _ in rig.told] == [release]
+    assert [outcome for _, outcome, _ in rig.reported] == [release]
     assert rig.statuses() == [Status.PENDING]
 
 
@@ -118,27 +120,29 @@ def test_an_error_of_the_call_never_buries_and_the_outcome_is_recorded_when_it_e
     rig.store.meddle = fail
     rig.end(0, 1, 2)
     rig.run(20.0)
-    assert (rig.statuses(), rig.told, len(rig.hands)) == ([Status.PROCESSING] * 3, [], 3)
+    assert (rig.statuses(), rig.reported, len(rig.slots)) == ([Status.PROCESSING] * 3, [], 3)
     rig.store.meddle = lambda _settlement: None
     rig.run(2 * MAX_RETRY_SECONDS)
 
     assert rig.statuses() == [Status.SUCCEEDED] * 3
-    assert [answer for _, _, answer in rig.told] == [Settled(job_id, Status.SUCCEEDED) for job_id, _, _ in rig.told]
-    assert len(rig.hands) == 0
+    assert [answer for _, _, answer in rig.reported] == [
+        Settled(job_id, Status.SUCCEEDED) for job_id, _, _ in rig.reported
+    ]
+    assert len(rig.slots) == 0
 
 
 def test_a_failing_store_is_asked_again_at_growing_intervals() -> None:
-    rig, asked_at = Rig(), list[float]()
+    rig, called_at = Rig(), list[float]()
 
     def fail(_settlement: Settlement) -> None:
-        asked_at.append(rig.runtime.seconds)
+        called_at.append(rig.runtime.seconds)
         raise RuntimeError("58030")
 
     rig.store.meddle = fail
     rig.end(0)
     rig.run(10.0)
 
-    pauses = [after - before for before, after in pairwise(asked_at)]
+    pauses = [after - before for before, after in pairwise(called_at)]
     assert pauses[0] == pytest.approx(FIRST_RETRY_SECONDS)
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(MAX_RETRY_SECONDS)
@@ -153,40 +157,40 @@ def test_an_outcome_that_is_not_recorded_by_the_end_of_its_lease_is_given_up() -
     rig.store.meddle = fail
     rig.end(0)
     rig.run(2.5)
-    assert (rig.told, len(rig.hands)) == ([], 1)
+    assert (rig.reported, len(rig.slots)) == ([], 1)
     rig.run(2.0)
 
-    assert [(job_id, answer) for job_id, _, answer in rig.told] == [(rig.ids[0], None)]
-    assert (rig.statuses(), len(rig.hands)) == ([Status.PROCESSING], 0)
+    assert [(job_id, answer) for job_id, _, answer in rig.reported] == [(rig.ids[0], None)]
+    assert (rig.statuses(), len(rig.slots)) == ([Status.PROCESSING], 0)
 
 
-def test_a_locked_row_is_tried_again_apart_and_its_neighbours_are_let_go_at_once() -> None:
+def test_a_locked_row_is_retried_separately_and_delays_no_other_outcome() -> None:
     rig = Rig(jobs=5)
     locked = rig.ids[1]
     rig.store.meddle = lambda each: Skipped(each.lease) if each.lease.job_id == locked else None
 
     rig.end(0, 1, 2)
     rig.recorder.tick()
-    assert [job_id for job_id, _, _ in rig.told] == [rig.ids[0], rig.ids[2]]
+    assert [job_id for job_id, _, _ in rig.reported] == [rig.ids[0], rig.ids[2]]
     rig.end(3, 4)
     rig.run(0.0)
-    assert {job_id for job_id, _, _ in rig.told} == {*rig.ids} - {locked}
+    assert {job_id for job_id, _, _ in rig.reported} == {*rig.ids} - {locked}
     rig.run(3.0)
     rig.store.meddle = lambda _settlement: None
     rig.run(2 * MAX_RETRY_SECONDS)
 
     assert rig.statuses() == [Status.SUCCEEDED] * 5
     assert [call for call in rig.store.calls[1:] if locked in call and len(call) > 1] == []
-    assert len(rig.store.calls) < 15, "a locked row is not asked for all the time"
+    assert len(rig.store.calls) < 15, "a locked row is retried too often"
 
 
-def test_slots_beside_a_locked_row_are_free_as_soon_as_their_outcomes_are_on_their_way() -> None:
+def test_a_locked_row_does_not_delay_the_freeing_of_other_slots() -> None:
     rig, free = Rig(jobs=3), list[int]()
     locked = rig.ids[0]
 
     def skip(each: Settlement) -> Any:
-        free.append(rig.hands.acquire("default", 3))
-        rig.hands.fill("default", free[-1], [])
+        free.append(rig.slots.acquire("default", 3))
+        rig.slots.fill("default", free[-1], [])
         return Skipped(each.lease) if each.lease.job_id == locked else None
 
     rig.store.meddle = skip
@@ -212,7 +216,7 @@ def test_an_outcome_that_the_store_cannot_hold_buries_its_job_and_no_other() -> 
     assert rig.statuses() == [Status.SUCCEEDED, Status.DEAD, Status.SUCCEEDED]
     dead = rig.store.inspector.get([rig.ids[1]])[rig.ids[1]]
     assert dead.dead_reason == "its outcome cannot be recorded: NumericValueOutOfRange"
-    assert len(rig.told) == 3
+    assert len(rig.reported) == 3
 
 
 def test_a_burial_that_the_store_cannot_hold_either_is_tried_until_the_lease_ends() -> None:
@@ -221,27 +225,27 @@ def test_a_burial_that_the_store_cannot_hold_either_is_tried_until_the_lease_end
     rig.end(0)
     rig.run(12.0)
 
-    assert [answer for _, _, answer in rig.told] == [None]
+    assert [answer for _, _, answer in rig.reported] == [None]
     assert len(rig.store.calls) < 20
 
 
-def test_an_outcome_that_breaks_every_call_it_is_in_delays_the_others_for_moments_only() -> None:
+def test_an_outcome_that_breaks_every_call_delays_the_others_only_briefly() -> None:
     rig = Rig(jobs=16)
 
-    def choke(each: Settlement) -> None:
+    def fail_on_one(each: Settlement) -> None:
         if each.lease.job_id == rig.ids[5]:
             raise RuntimeError("unmapped")
 
-    rig.store.meddle = choke
+    rig.store.meddle = fail_on_one
     rig.end(*range(15))
     rig.run(5.0)
     assert [status for n, status in enumerate(rig.statuses()[:15]) if n != 5] == [Status.SUCCEEDED] * 14
-    asked = len(rig.store.calls)
+    calls = len(rig.store.calls)
     rig.end(15)
     rig.run(0.0)
 
     assert rig.statuses()[15] is Status.SUCCEEDED
-    assert rig.store.calls[asked:] == [[rig.ids[15]]]
+    assert rig.store.calls[calls:] == [[rig.ids[15]]]
 
 
 def test_no_outcome_is_lost_when_a_call_tries_to_end_the_thread() -> None:

@@ -1,4 +1,4 @@
-"""Outcomes: told when they are committed, and never before."""
+"""Outcomes are reported after their commit, never before."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ if TYPE_CHECKING:
 def _nothing(_job: Job) -> None: ...
 
 
-def test_a_success_is_told_only_after_its_commit(driver: Driver) -> None:
-    hold, facts = Hold("settle"), list[Any]()
+def test_a_success_is_reported_only_after_its_commit(driver: Driver) -> None:
+    hold, events = Hold("settle"), list[Any]()
     hold.is_on.set()
 
-    with running_worker(meddled(driver, hold), {"run": _nothing}, hooks=[facts.append]):
+    with running_worker(meddled(driver, hold), {"run": _nothing}, hooks=[events.append]):
         job_id = enqueue(driver, "run")
         assert hold.came.wait(LIMIT)
-        before = [type(fact) for fact in facts]
+        before = [type(event) for event in events]
         hold.may_go.set()
-        wait_until(lambda: len(facts) == 2)
+        wait_until(lambda: len(events) == 2)
 
     assert before == [JobClaimed]
-    assert isinstance(facts[1], JobSucceeded)
-    assert facts[1].job.id == job_id
+    assert isinstance(events[1], JobSucceeded)
+    assert events[1].job.id == job_id
 
 
-def test_an_outcome_whose_reply_was_lost_is_recorded_and_told_once(driver: Driver) -> None:
-    outage, facts = Outage("settle", commits=True), list[Any]()
+def test_an_outcome_whose_reply_was_lost_is_recorded_and_reported_once(driver: Driver) -> None:
+    outage, events = Outage("settle", commits=True), list[Any]()
     outage.begin()
 
-    with running_worker(meddled(driver, outage), {"run": _nothing}, hooks=[facts.append]):
+    with running_worker(meddled(driver, outage), {"run": _nothing}, hooks=[events.append]):
         job_id = enqueue(driver, "run")
         wait_until(lambda: len(outage.refused) > 0)
         assert stored(driver, job_id).status is Status.SUCCEEDED
-        assert [type(fact) for fact in facts] == [JobClaimed]
+        assert [type(event) for event in events] == [JobClaimed]
         outage.end()
-        wait_until(lambda: len(facts) == 2)
+        wait_until(lambda: len(events) == 2)
 
-    assert [type(fact) for fact in facts] == [JobClaimed, JobSucceeded]
+    assert [type(event) for event in events] == [JobClaimed, JobSucceeded]
 
 
-def test_failures_and_deaths_are_told_with_their_reason(driver: Driver) -> None:
-    facts = list[Any]()
+def test_failures_and_deaths_are_reported_with_their_reason(driver: Driver) -> None:
+    events = list[Any]()
 
-    with running_worker(driver, {"fail": lambda _job: 1 / 0}, hooks=[facts.append]):
+    with running_worker(driver, {"fail": lambda _job: 1 / 0}, hooks=[events.append]):
         enqueue(driver, "fail")
         enqueue(driver, "fail", max_attempts=1)
-        wait_until(lambda: len(facts) == 4)
+        wait_until(lambda: len(events) == 4)
 
-    [failed] = [fact for fact in facts if isinstance(fact, AttemptFailed)]
-    [dead] = [fact for fact in facts if isinstance(fact, JobDead)]
+    [failed] = [event for event in events if isinstance(event, AttemptFailed)]
+    [dead] = [event for event in events if isinstance(event, JobDead)]
     assert failed.failure.type == "ZeroDivisionError"
     assert dead.reason == "attempts exhausted"
 
 
-def test_a_worker_whose_store_is_away_keeps_what_it_has_takes_nothing_and_goes_on_afterwards(driver: Driver) -> None:
+def test_a_worker_keeps_its_jobs_during_an_outage_and_continues_afterwards(driver: Driver) -> None:
     outage, ran, may_end = Outage(), list[object](), threading.Event()
 
     def run(job: Job) -> None:
@@ -106,7 +106,7 @@ def test_an_outcome_that_could_not_be_recorded_before_its_lease_ended_is_made_ag
     assert job.attempt_count == 1 + len(driver.inspector.attempts([job_id]))
 
 
-def test_jobs_of_a_call_whose_reply_was_lost_run_all_the_same(driver: Driver) -> None:
+def test_jobs_of_a_claim_whose_reply_was_lost_still_run(driver: Driver) -> None:
     outage = Outage("reserve", commits=True)
     jobs = [enqueue(driver, "run") for _ in range(3)]
     outage.begin()
@@ -161,7 +161,7 @@ def test_a_success_survives_a_store_that_fails_in_unknown_ways(driver: Driver) -
     assert [(job.status, job.attempt_count) for job in ran] == [(Status.SUCCEEDED, 1)] * 4
 
 
-def test_of_attempts_that_end_at_the_same_moment_none_waits_for_the_next_to_be_recorded() -> None:
+def test_attempts_that_end_simultaneously_are_all_recorded_immediately() -> None:
     driver = MemoryDriver()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -176,21 +176,22 @@ def test_of_attempts_that_end_at_the_same_moment_none_waits_for_the_next_to_be_r
 
 
 def test_a_lease_that_ends_while_its_outcome_is_on_its_way_is_no_error(driver: Driver) -> None:
-    hold, facts = Hold("settle"), list[Any]()
+    hold, events = Hold("settle"), list[Any]()
     hold.is_on.set()
 
-    with running_worker(meddled(driver, hold), {"run": _nothing}, lease=SHORT, hooks=[facts.append]):
+    with running_worker(meddled(driver, hold), {"run": _nothing}, lease=SHORT, hooks=[events.append]):
         job_id = enqueue(driver, "run")
         assert hold.came.wait(LIMIT)
         expires_at = stored(driver, job_id).lease_expires_at
-        wait_until(lambda: stored(driver, job_id).lease_expires_at != expires_at)  # it is covered until it is committed
+        # The lease is extended until the outcome is committed.
+        wait_until(lambda: stored(driver, job_id).lease_expires_at != expires_at)
         hold.may_go.set()
-        wait_until(lambda: len(facts) == 2)
+        wait_until(lambda: len(events) == 2)
 
-    assert isinstance(facts[1], JobSucceeded)
+    assert isinstance(events[1], JobSucceeded)
 
 
-def test_a_worker_says_that_it_is_alive_and_what_it_runs(driver: Driver) -> None:
+def test_a_worker_records_that_it_is_alive_and_what_it_runs(driver: Driver) -> None:
     with running_worker(driver, {"b": _nothing, "a": _nothing}, queues=["mail"], concurrency=3, name="w-1"):
         wait_until(lambda: len(driver.inspector.workers()) == 1)
 

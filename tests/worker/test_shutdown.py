@@ -1,4 +1,4 @@
-"""How a worker ends: nothing is lost, and no attempt is burnt."""
+"""Shutdown of a worker: no job is lost, and no attempt is counted."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
 
 
-def _was_given_back(driver: Driver, job_id: JobId) -> bool:
+def _was_released(driver: Driver, job_id: JobId) -> bool:
     job = stored(driver, job_id)
     outcomes = [each.outcome for each in driver.inspector.attempts([job_id])]
     return (job.status.is_waiting, job.attempt_count, outcomes) == (True, 0, [AttemptOutcome.RELEASED])
 
 
 def _begun(count: int) -> tuple[list[Job], Any]:
-    """Return what has begun, and what waits until so many have."""
+    """Return a list for the jobs that have begun, and a function that waits for *count* of them."""
     began: list[Job] = []
     return began, lambda: wait_until(lambda: len(began) == count)
 
 
-def test_what_is_in_hand_may_end_within_the_grace(driver: Driver) -> None:
+def test_running_jobs_may_finish_within_the_grace(driver: Driver) -> None:
     may_end = threading.Event()
     began, wait = _begun(2)
 
@@ -48,7 +48,7 @@ def test_what_is_in_hand_may_end_within_the_grace(driver: Driver) -> None:
 
     async def run_async(job: Job) -> None:
         began.append(job)
-        while not may_end.is_set():  # noqa: ASYNC110  it belongs to a thread
+        while not may_end.is_set():  # noqa: ASYNC110  a threading event
             await asyncio.sleep(0.005)
 
     worker = worker_for(driver, {"run": run, "run.async": run_async})
@@ -64,7 +64,7 @@ def test_what_is_in_hand_may_end_within_the_grace(driver: Driver) -> None:
     assert (stored(driver, late).status.is_waiting, stored(driver, late).attempt_count) == (True, 0)
 
 
-def test_what_does_not_end_within_the_grace_is_given_back_and_no_attempt_is_burnt(driver: Driver) -> None:
+def test_jobs_that_outlast_the_grace_are_released_and_count_no_attempt(driver: Driver) -> None:
     began, wait = _begun(3)
 
     async def run_async(job: Job) -> None:
@@ -85,7 +85,7 @@ def test_what_does_not_end_within_the_grace_is_given_back_and_no_attempt_is_burn
     worker.stop(timedelta(seconds=0.1))
 
     assert time.monotonic() - start < 5
-    assert all(_was_given_back(driver, job_id) for job_id in jobs)
+    assert all(_was_released(driver, job_id) for job_id in jobs)
 
 
 def test_a_thread_that_is_stuck_does_not_keep_a_worker_from_stopping(driver: Driver) -> None:
@@ -102,12 +102,12 @@ def test_a_thread_that_is_stuck_does_not_keep_a_worker_from_stopping(driver: Dri
     job_id = enqueue(driver, "run")
     wait()
     worker.stop(NOW)
-    was_given_back = _was_given_back(driver, job_id)
+    was_released = _was_released(driver, job_id)
     may_end.set()
     assert ran.wait(LIMIT)
 
-    assert was_given_back
-    assert _was_given_back(driver, job_id)  # what the thread returned in the end changed nothing
+    assert was_released
+    assert _was_released(driver, job_id)  # the late return of the handler changed nothing
 
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
@@ -129,10 +129,10 @@ def test_a_task_that_swallows_its_cancellation_does_not_keep_a_worker_from_stopp
     wait()
     worker.stop(NOW)
 
-    assert _was_given_back(driver, job_id)
+    assert _was_released(driver, job_id)
 
 
-def test_jobs_that_were_asked_for_before_and_came_after_are_given_back(driver: Driver) -> None:
+def test_jobs_claimed_before_the_stop_and_received_after_it_are_released(driver: Driver) -> None:
     hold, ran = Hold("reserve", "claim"), list[Any]()
     worker = worker_for(meddled(driver, hold), {"run": ran.append})
     hold.is_on.set()
@@ -144,10 +144,10 @@ def test_jobs_that_were_asked_for_before_and_came_after_are_given_back(driver: D
 
     worker.stop(LONG)
     assert ran == []
-    assert _was_given_back(driver, job_id)
+    assert _was_released(driver, job_id)
 
 
-def test_jobs_of_a_call_whose_reply_was_lost_are_given_back(driver: Driver) -> None:
+def test_jobs_of_a_claim_whose_reply_was_lost_are_released(driver: Driver) -> None:
     outage, ran = Outage("reserve", "claim", "read_back", commits=True), list[Any]()
     worker = worker_for(meddled(driver, outage), {"run": ran.append})
     outage.begin()
@@ -159,7 +159,7 @@ def test_jobs_of_a_call_whose_reply_was_lost_are_given_back(driver: Driver) -> N
 
     worker.stop(LONG)
     assert ran == []
-    assert _was_given_back(driver, job_id)
+    assert _was_released(driver, job_id)
 
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
@@ -201,54 +201,54 @@ def test_a_store_that_takes_heartbeats_but_no_outcomes_does_not_keep_a_worker_fr
 
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
-def test_a_job_is_given_back_once_however_long_that_takes(driver: Driver) -> None:
-    hold, facts = Hold("settle"), list[Any]()
+def test_a_job_is_released_once_however_long_that_takes(driver: Driver) -> None:
+    hold, events = Hold("settle"), list[Any]()
     began, wait = _begun(1)
 
     async def run(job: Job) -> None:
         began.append(job)
         await asyncio.sleep(LIMIT)
 
-    worker = worker_for(meddled(driver, hold), {"run": run}, hooks=[facts.append])
+    worker = worker_for(meddled(driver, hold), {"run": run}, hooks=[events.append])
     worker.start()
     job_id = enqueue(driver, "run")
     wait()
     hold.is_on.set()
     worker.begin_stop(NOW)
     assert hold.came.wait(LIMIT)
-    end = time.monotonic() + 1.2  # by then it would have been given back by force
+    end = time.monotonic() + 1.2  # by then the worker would have released it without waiting for the handler
     wait_until(lambda: time.monotonic() > end)
     hold.may_go.set()
     worker.stop(NOW)
 
-    assert _was_given_back(driver, job_id)
-    assert [type(fact) for fact in facts] == [JobClaimed, AttemptReturned]
+    assert _was_released(driver, job_id)
+    assert [type(event) for event in events] == [JobClaimed, AttemptReturned]
 
 
-def test_nothing_is_said_of_a_stuck_job_whose_lease_is_known_to_be_lost() -> None:
-    driver, said = MemoryDriver(), list[str]()
-    began, knows, may_end = threading.Event(), threading.Event(), threading.Event()
+def test_no_outcome_is_sent_for_a_stuck_job_whose_lease_is_lost() -> None:
+    driver, calls = MemoryDriver(), list[str]()
+    began, saw_stop, may_end = threading.Event(), threading.Event(), threading.Event()
 
     def run(_job: Job, ctx: Any) -> None:
         began.set()
         wait_until(lambda: ctx.is_cancelled)
-        knows.set()
+        saw_stop.set()
         may_end.wait(LIMIT)
 
-    def listen(verb: str, call: Any) -> Any:
-        said.append(verb)
+    def note(verb: str, call: Any) -> Any:
+        calls.append(verb)
         return call()
 
-    worker = worker_for(meddled(driver, listen), {"run": run}, lease=SHORT, concurrency=1, janitor=False)
+    worker = worker_for(meddled(driver, note), {"run": run}, lease=SHORT, concurrency=1, janitor=False)
     worker.start()
     job_id = enqueue(driver, "run")
     assert began.wait(LIMIT)
     driver.maintenance.report_clock_jump(expected=driver.inspector.now() + LONG, lease=NOW)  # cuts every lease
-    assert knows.wait(LIMIT)
+    assert saw_stop.wait(LIMIT)
     worker.stop(NOW)
     may_end.set()
 
-    assert "settle" not in said
+    assert "settle" not in calls
     assert stored(driver, job_id).attempt_count == 1
 
 
@@ -286,10 +286,10 @@ def test_a_grace_may_be_cut_short(driver: Driver) -> None:
     worker.begin_stop(LONG)
     worker.stop(NOW)
 
-    assert _was_given_back(driver, job_id)
+    assert _was_released(driver, job_id)
 
 
-def test_threads_and_descriptors_are_given_back(driver: Driver) -> None:
+def test_threads_and_descriptors_are_released(driver: Driver) -> None:
     def once() -> tuple[int, int]:
         worker = worker_for(driver, {"run": lambda _job: None, "run.async": _nothing}, concurrency=4)
         for job_type in ("run", "run.async") * 2:
@@ -303,7 +303,7 @@ def test_threads_and_descriptors_are_given_back(driver: Driver) -> None:
     counts = [once() for _ in range(6)]
 
     assert counts[-1][0] <= threads + 1
-    assert counts[-1][1] <= descriptors + 10  # as many as a driver keeps connections; an event loop leaves 3 each time
+    assert counts[-1][1] <= descriptors + 10  # connections of the driver; a leaked event loop would add 3 each time
 
 
 async def _nothing(_job: Job) -> None: ...

@@ -1,4 +1,4 @@
-"""A claim whose reply took long has little left of its lease when it arrives."""
+"""A claim whose reply was slow has little of its lease left when it arrives."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a
     Client(driver).enqueue(JobRequest(type="greet"))
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    executions = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    slots = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
     stages = StageRecorder()
-    timeouts = TimeoutMonitor(runtime, executions, stages.loops, stages.stop, lease=LEASE)
-    heartbeat = LeaseHeartbeat(runtime, driver, executions, timeouts=timeouts, acks=None, config=worker_config(LEASE))
+    timeouts = TimeoutMonitor(runtime, slots, stages.loops, stages.stop, lease=LEASE)
+    heartbeat = LeaseHeartbeat(runtime, driver, slots, timeouts=timeouts, acks=None, config=worker_config(LEASE))
     heartbeat.tick()
 
     now = runtime.monotonic()
@@ -38,7 +38,7 @@ def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a
 
 
 class ReplyLostOnce(MemoryDriver):
-    """Takes jobs at the first call, and does not say so."""
+    """A driver whose first reserve commits, and loses its reply."""
 
     is_lost = False
 
@@ -54,13 +54,13 @@ def test_a_lease_that_was_read_back_counts_from_the_call_whose_reply_was_lost(mo
     driver = ReplyLostOnce()
     Client(driver).enqueue(JobRequest(type="greet"))
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    executions, stages = ExecutionSlots(runtime, concurrency=1, queues={"default": 1}), StageRecorder()
-    source = polling_source(runtime, driver, executions, stages, worker_config(LEASE), types=["greet"])
-    asked_at = runtime.monotonic()
+    slots, stages = ExecutionSlots(runtime, concurrency=1, queues={"default": 1}), StageRecorder()
+    source = polling_source(runtime, driver, slots, stages, worker_config(LEASE), types=["greet"])
+    called_at = runtime.monotonic()
     source.tick()
-    monkeypatch.setattr(runtime, "monotonic", lambda: asked_at + 3)
+    monkeypatch.setattr(runtime, "monotonic", lambda: called_at + 3)
 
     source.tick()
 
     [execution] = stages.started_jobs
-    assert execution.ends_at == pytest.approx(asked_at + 4.75)
+    assert execution.ends_at == pytest.approx(called_at + 4.75)

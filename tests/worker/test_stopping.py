@@ -1,4 +1,4 @@
-"""Attempts that shall end before they are done: timeouts, cancels, lost leases."""
+"""Attempts that must stop early: timeouts, cancels, lost leases."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from taskharbor.worker import Context
 
 BRIEF: Final = timedelta(milliseconds=50)
-PATIENCE: Final = timedelta(minutes=1)
+MINUTE: Final = timedelta(minutes=1)
 
 
 class Endless:
-    """A handler that goes on until it is stopped, and tells what it saw."""
+    """A handler that runs until it is stopped, and records what it saw."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
         self.stopped = threading.Event()
         self.may_end = threading.Event()
 
-    def plain(self, _job: Job, ctx: Context) -> None:
+    def sync(self, _job: Job, ctx: Context) -> None:
         self.began.set()
         try:
             while not self.may_end.wait(0.005):
@@ -47,7 +47,7 @@ class Endless:
             self.stopped.set()
             raise
 
-    async def waits(self, _job: Job, _ctx: Context) -> None:
+    async def coroutine(self, _job: Job, _ctx: Context) -> None:
         self.began.set()
         try:
             await asyncio.sleep(LIMIT)
@@ -55,24 +55,24 @@ class Endless:
             self.stopped.set()
             raise
 
-    def deaf(self, _job: Job) -> str:
+    def uninterruptible(self, _job: Job) -> str:
         self.began.set()
         assert self.may_end.wait(LIMIT)
-        return "done all the same"
+        return "done"
 
-    def of(self, colour: str) -> Callable[..., Any]:
-        return self.waits if colour == "async" else self.plain
+    def of(self, kind: str) -> Callable[..., Any]:
+        return self.coroutine if kind == "async" else self.sync
 
 
-@pytest.fixture(params=["plain", "async"])
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_handler_that_runs_longer_than_its_job_may_is_stopped(driver: Driver, colour: str) -> None:
+def test_a_handler_that_runs_longer_than_its_job_may_is_stopped(driver: Driver, kind: str) -> None:
     endless = Endless()
 
-    with running_worker(driver, {"run": endless.of(colour)}):
+    with running_worker(driver, {"run": endless.of(kind)}):
         job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
         job = ended(driver, job_id)
 
@@ -88,11 +88,11 @@ def test_a_handler_within_its_timeout_is_left_alone(driver: Driver) -> None:
 
 
 def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_heartbeat(
-    driver: Driver, colour: str
+    driver: Driver, kind: str
 ) -> None:
     endless = Endless()
 
-    with running_worker(driver, {"run": endless.of(colour)}, lease=SHORT):
+    with running_worker(driver, {"run": endless.of(kind)}, lease=SHORT):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         assert driver.cancel([job_id]) == [Transitioned(job_id, Status.PROCESSING)]
@@ -106,7 +106,7 @@ def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_hea
 def test_a_success_wins_over_a_cancel_that_was_requested(driver: Driver) -> None:
     endless = Endless()
 
-    with running_worker(driver, {"run": endless.deaf}):
+    with running_worker(driver, {"run": endless.uninterruptible}):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         driver.cancel([job_id])
@@ -120,7 +120,7 @@ def test_a_cancellation_that_comes_before_a_tasks_first_step_is_not_lost(driver:
 
     async def block(_job: Job) -> None:
         began.set()
-        may_go.wait(LIMIT)  # the event loop gets nowhere meanwhile
+        may_go.wait(LIMIT)  # blocks the event loop
 
     async def run(_job: Job) -> None:
         ran.set()
@@ -131,7 +131,7 @@ def test_a_cancellation_that_comes_before_a_tasks_first_step_is_not_lost(driver:
         job_id = enqueue(driver, "run")
         wait_until(lambda: stored(driver, job_id).status is Status.PROCESSING)
         driver.cancel([job_id])
-        for _ in range(2):  # the first heartbeat after the cancel brings the news; before the second it is heeded
+        for _ in range(2):  # the first heartbeat reads the cancel; before the second the handler is stopped
             _wait_for_heartbeat(driver, job_id)
         may_go.set()
         job = ended(driver, job_id)
@@ -146,83 +146,84 @@ def _wait_for_heartbeat(driver: Driver, job_id: Any) -> None:
     wait_until(lambda: stored(driver, job_id).lease_expires_at != expires_at)
 
 
-def _steal(driver: Driver) -> Claim:
-    """Take the job of a worker that is silent, once its lease is over."""
-    stolen: list[Claim] = []
+def _reclaim(driver: Driver) -> Claim:
+    """Reclaim the job of a silent worker after its lease has expired."""
+    reclaimed: list[Claim] = []
 
-    def take() -> bool:
-        stolen.extend(
-            driver.reserve(
-                "default", token=new_token(), worker="thief", lease=PATIENCE, limit=1, overdue_after=PATIENCE
-            )
+    def reserve() -> bool:
+        reclaimed.extend(
+            driver.reserve("default", token=new_token(), worker="other", lease=MINUTE, limit=1, overdue_after=MINUTE)
         )
-        return bool(stolen)
+        return bool(reclaimed)
 
-    wait_until(take)
-    return stolen[0]
+    wait_until(reserve)
+    return reclaimed[0]
 
 
-def test_a_handler_whose_lease_was_lost_is_stopped_at_once_and_records_nothing(driver: Driver, colour: str) -> None:
-    endless, hold, facts = Endless(), Hold("extend"), list[Any]()
+def test_a_handler_whose_lease_was_lost_is_stopped_at_once_and_records_nothing(driver: Driver, kind: str) -> None:
+    endless, hold, events = Endless(), Hold("extend"), list[Any]()
     hold.is_on.set()
     silent = meddled(driver, hold)
 
     with running_worker(
-        silent, {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False, hooks=[facts.append]
+        silent, {"run": endless.of(kind)}, lease=SHORT, concurrency=1, janitor=False, hooks=[events.append]
     ):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
-        stolen = _steal(driver)
+        reclaimed = _reclaim(driver)
         hold.may_go.set()
         assert endless.stopped.wait(LIMIT)
-        wait_until(lambda: any(isinstance(fact, AttemptLost) for fact in facts))
+        wait_until(lambda: any(isinstance(event, AttemptLost) for event in events))
         job = stored(driver, job_id)
 
-    assert (job.status, job.lease_token, job.attempt_count) == (Status.PROCESSING, stolen.lease.token, 2)
+    assert (job.status, job.lease_token, job.attempt_count) == (Status.PROCESSING, reclaimed.lease.token, 2)
     assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.LOST]
-    assert driver.settle([Settlement(stolen.lease, Outcome.ack(b"2"))]) == [Settled(job_id, Status.SUCCEEDED)]
+    assert driver.settle([Settlement(reclaimed.lease, Outcome.ack(b"2"))]) == [Settled(job_id, Status.SUCCEEDED)]
 
 
 def test_what_a_handler_returns_after_its_lease_was_lost_is_thrown_away(driver: Driver) -> None:
-    endless, hold, facts = Endless(), Hold("extend"), list[Any]()
+    endless, hold, events = Endless(), Hold("extend"), list[Any]()
     hold.is_on.set()
 
     with running_worker(
-        meddled(driver, hold), {"run": endless.deaf}, lease=SHORT, concurrency=1, janitor=False, hooks=[facts.append]
+        meddled(driver, hold),
+        {"run": endless.uninterruptible},
+        lease=SHORT,
+        concurrency=1,
+        janitor=False,
+        hooks=[events.append],
     ):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
-        stolen = _steal(driver)
+        reclaimed = _reclaim(driver)
         endless.may_end.set()
-        wait_until(lambda: any(isinstance(fact, AttemptLost) for fact in facts))
+        wait_until(lambda: any(isinstance(event, AttemptLost) for event in events))
         hold.may_go.set()
 
-    driver.settle([Settlement(stolen.lease, Outcome.ack(b'"of the thief"'))])
-    assert stored(driver, job_id).result == b'"of the thief"'
+    driver.settle([Settlement(reclaimed.lease, Outcome.ack(b'"of the other"'))])
+    assert stored(driver, job_id).result == b'"of the other"'
 
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
-def test_a_handler_is_stopped_before_its_lease_ends_when_the_store_is_away(driver: Driver, colour: str) -> None:
+def test_a_handler_is_stopped_before_its_lease_ends_when_the_store_is_away(driver: Driver, kind: str) -> None:
     endless, outage = Endless(), Outage("extend")
     outage.begin()
 
-    with running_worker(
-        meddled(driver, outage), {"run": endless.of(colour)}, lease=SHORT, concurrency=1, janitor=False
-    ):
+    with running_worker(meddled(driver, outage), {"run": endless.of(kind)}, lease=SHORT, concurrency=1, janitor=False):
         job_id = enqueue(driver, "run")
         assert endless.stopped.wait(LIMIT)
         job = stored(driver, job_id)
 
         assert job.lease_expires_at is not None
         assert driver.inspector.now() < job.lease_expires_at
-        assert len(outage.refused) > 1  # it was tried more than once
+        assert len(outage.refused) > 1  # it was retried
 
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
 def test_a_beat_that_fails_now_and_then_costs_no_lease(driver: Driver) -> None:
     endless, outage = Endless(), Outage("extend")
 
-    with running_worker(meddled(driver, outage), {"run": endless.deaf}, lease=SHORT, concurrency=1):
+    with running_worker(meddled(driver, outage), {"run": endless.uninterruptible}, lease=SHORT, concurrency=1):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT)
         for _ in range(3):

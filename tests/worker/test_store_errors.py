@@ -1,4 +1,4 @@
-"""Whatever any call of the store raises, every service goes on, and all jobs end as they should."""
+"""Whatever a store call raises, every service continues, and all jobs end as they should."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
 
 LEASE: Final = timedelta(seconds=5)
-TROUBLE: Final = 4.0  # seconds; shorter than a lease
+OUTAGE_SECONDS: Final = 4.0  # shorter than a lease
 POLLED: Final = (
     "reserve", "read_back", "settle", "extend", "save_progress", "now", "claim_duty", "expire", "bury", "roll_up",
     "record_worker", "due_schedules", "prune", "prune_audit", "prune_workers",
 )  # fmt: skip
-RUNG: Final = (
+WITH_MESSAGES: Final = (
     "claim",
     "dispatch",
     "record_dispatch",
@@ -44,12 +44,12 @@ RUNG: Final = (
     "settle_outbox",
 )
 NEEDS: Final = {"read_back": "reserve"}
-"""What must fail, too, for a verb to be asked for."""
+"""Verbs that must fail too, so that the key is called."""
 ERRORS: Final = (RuntimeError("SQLSTATE 58030"), KeyError(b"PENDING"), StoreUnavailable("away"))
 
 
 class Broken:
-    """A driver of which one verb raises for a while: before it does anything, or after."""
+    """A driver with one verb that raises for a while, before or after it takes effect."""
 
     def __init__(self, inner: object, gate: Gate) -> None:
         self._inner, self._gate = inner, gate
@@ -68,7 +68,7 @@ class Gate:
 
     def __call__(self, verb: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         self._world.spend(0.001)
-        is_on = self._world.now < TROUBLE
+        is_on = self._world.now < OUTAGE_SECONDS
         self.answered += verb == self._verb and not is_on
         if not is_on or verb not in {self._verb, NEEDS.get(self._verb)}:
             return call(*given, **named)
@@ -79,14 +79,14 @@ class Gate:
 
 
 class Rig:
-    """A worker, and with messages an enqueuer, in virtual time, on a store of which one verb raises at first."""
+    """A worker, and with messages an enqueuer, in virtual time, on a store with one verb that raises at first."""
 
-    def __init__(self, verb: str, error: Exception, *, commits: bool, rings: bool) -> None:
+    def __init__(self, verb: str, error: Exception, *, commits: bool, uses_messages: bool) -> None:
         self.world = World(1)
         self.store = MemoryDriver(clock=SimulatedClock(self.world))
         self.gate = Gate(self.world, verb, error, commits=commits)
         driver = cast("Driver", Broken(self.store, self.gate))
-        service = QueueService(lambda: self.world.now, Random(1)) if rings else None
+        service = QueueService(lambda: self.world.now, Random(1)) if uses_messages else None
         process = Process(self.world, "w1")
         runtime = SimulatedRuntime(process, failed=lambda _part, _error: None)
         self.worker = Worker(
@@ -123,18 +123,18 @@ class Rig:
         return self.store.inspector.get([job_id])[job_id]
 
 
-CASES: Final = [(verb, False) for verb in POLLED] + [(verb, True) for verb in RUNG]
+CASES: Final = [(verb, False) for verb in POLLED] + [(verb, True) for verb in WITH_MESSAGES]
 
 
 @pytest.mark.parametrize("commits", [False, True])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize(("verb", "rings"), CASES)
-def test_every_service_goes_on_whatever_a_call_of_the_store_raises(
-    verb: str, rings: bool, error: Exception, commits: bool
+@pytest.mark.parametrize(("verb", "uses_messages"), CASES)
+def test_every_service_continues_whatever_a_store_call_raises(
+    verb: str, uses_messages: bool, error: Exception, commits: bool
 ) -> None:
-    rig = Rig(verb, error, commits=commits, rings=rings)
+    rig = Rig(verb, error, commits=commits, uses_messages=uses_messages)
     early = [rig.enqueue("slow", 2.5), rig.enqueue("slow", 0.1), rig.enqueue("fail", max_attempts=1)]
-    rig.world.run(TROUBLE + 1.0)
+    rig.world.run(OUTAGE_SECONDS + 1.0)
     raised = rig.gate.raised
     late = [rig.enqueue("slow", 6.0), rig.enqueue("fail", max_attempts=1)]
     rig.world.run(120.0)

@@ -1,4 +1,4 @@
-"""Sync handlers that run past their timeout: no thread can be stopped from outside."""
+"""Sync handlers that run past their timeout: Python cannot stop a thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BRIEF: Final = timedelta(milliseconds=50)
 SECOND: Final = timedelta(seconds=1)
 IN_MEMORY: Final = pytest.mark.parametrize("driver", ["memory", BY_MESSAGES], indirect=True)
-"""Where a lease must be kept and then end in time, a slow disk would decide the test."""
+"""Only in memory: on a slow disk the lease might expire too early."""
 
 
 def test_at_the_timeout_the_log_names_the_job_and_shows_the_stack_once(
@@ -70,12 +70,12 @@ def test_a_slot_is_lost_one_lease_after_the_timeout_and_free_when_the_handler_re
     [execution] = rig.start()
 
     rig.pass_time(28.9)
-    before = rig.hands.lost_slots
+    before = rig.slots.lost_slots
     rig.pass_time(0.2)
-    lost = rig.hands.lost_slots
+    lost = rig.slots.lost_slots
     rig.end()
 
-    assert (before, lost, rig.hands.lost_slots) == (0, 1, 0)
+    assert (before, lost, rig.slots.lost_slots) == (0, 1, 0)
     assert rig.changes == [1, 0]
     assert "1 of 4 slots lost" in caplog.text
     assert f"job {execution.claim.job.id} (greet): its handler returned" in caplog.text
@@ -194,14 +194,14 @@ def test_a_worker_that_lost_half_of_its_slots_finishes_what_runs_and_ends(driver
 
     worker = worker_for(driver, {"run": stuck, "slow": slow}, lease=SECOND, concurrency=2, grace=LONG)
     worker.start()
-    neighbour = enqueue(driver, "slow")
+    neighbor = enqueue(driver, "slow")
     job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
     wait_until(lambda: worker.is_exhausted)
     late = enqueue(driver, "slow")
     other.set()
     wait_until(lambda: worker.is_over)
 
-    assert stored(driver, neighbour).status is Status.SUCCEEDED
+    assert stored(driver, neighbor).status is Status.SUCCEEDED
     assert stored(driver, late).attempt_count == 0
     assert stored(driver, job_id).status is Status.DEAD
     assert _outcomes(driver, job_id) == [AttemptOutcome.TIMED_OUT]

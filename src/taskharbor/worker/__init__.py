@@ -1,4 +1,4 @@
-"""Running jobs."""
+"""The worker: claims jobs, runs their handlers and records the outcomes."""
 
 from taskharbor.worker.context import AttemptStopped, Context, current_attempt
 from taskharbor.worker.worker import Worker

@@ -1,4 +1,4 @@
-"""Asking the store for jobs, and putting what it gave into hands."""
+"""Claims jobs from the store and starts their executions."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     Answer = TypeVar("Answer", bound=Claim | Refused)
 
 RECLAIM_INTERVAL_SECONDS: Final = 0.05
-"""Seconds after a look for ended leases in which a job that is due does not wait for another one."""
+"""After a scan for expired leases, claims from the same queue skip it for this long unless they find no due job."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingClaim:
-    """A call for jobs: of which queue, with how much room, since when, and for which messages."""
+    """A claim whose reply has not been processed: its queue, acquired slots, start time and messages."""
 
     queue: str
-    room: int
-    asked_at: float
+    slots: int
+    requested_at: float
     received: Mapping[JobId, ReceivedMessage] = field(default_factory=dict)
 
 
 class Claimer:
-    """Takes jobs into room that was set aside for them.
+    """Claims jobs for slots that the source has acquired.
 
-    A call whose reply was lost may have taken some. It keeps its room, until they are read
-    back by the call's token: whoever uses this does so before anything else is taken.
+    A claim whose reply was lost may have taken effect. It keeps its slots until its jobs are read
+    back by its token. Sources call `read_back` before they claim anything else.
     """
 
     def __init__(
@@ -70,34 +70,34 @@ class Claimer:
         self._handlers = handlers
         self._config = config
         self._lease_seconds = config.lease.total_seconds()
-        self._lost: dict[Token, PendingClaim] = {}
-        self._looks_at: dict[str, float] = {}
+        self._pending: dict[Token, PendingClaim] = {}
+        self._next_reclaim_at: dict[str, float] = {}
 
     @property
     def has_no_pending(self) -> bool:
-        """Whether every call was answered."""
-        return not self._lost
+        """Whether no claim waits to be read back."""
+        return not self._pending
 
-    def reserve(self, queue: str, room: int, *, overdue_only: bool = False) -> list[Claim]:
-        """Lease due jobs of *queue*, as many as there are free slots; with *overdue_only* only overdue ones."""
-        now, may_look = self._runtime.monotonic(), self._guard.may_reclaim()
-        looks = may_look and now >= self._looks_at.get(queue, 0.0)
-        claims = self._reserve(queue, room, overdue_only=overdue_only, reclaim=looks)
-        if not claims and may_look and not looks and (room := self._slots.acquire(queue, room)):
-            looks = True
-            claims = self._reserve(queue, room, overdue_only=overdue_only, reclaim=True)
-        if looks and len(claims) < room:
-            self._looks_at[queue] = now + RECLAIM_INTERVAL_SECONDS
+    def reserve(self, queue: str, slots: int, *, overdue_only: bool = False) -> list[Claim]:
+        """Lease up to *slots* due jobs of *queue*; with *overdue_only*, only overdue ones."""
+        now, may_reclaim = self._runtime.monotonic(), self._guard.may_reclaim()
+        reclaim = may_reclaim and now >= self._next_reclaim_at.get(queue, 0.0)
+        claims = self._reserve(queue, slots, overdue_only=overdue_only, reclaim=reclaim)
+        if not claims and may_reclaim and not reclaim and (slots := self._slots.acquire(queue, slots)):
+            reclaim = True
+            claims = self._reserve(queue, slots, overdue_only=overdue_only, reclaim=True)
+        if reclaim and len(claims) < slots:
+            self._next_reclaim_at[queue] = now + RECLAIM_INTERVAL_SECONDS
         return claims
 
-    def _reserve(self, queue: str, room: int, *, overdue_only: bool, reclaim: bool) -> list[Claim]:
-        def ask(token: Token) -> list[Claim]:
+    def _reserve(self, queue: str, slots: int, *, overdue_only: bool, reclaim: bool) -> list[Claim]:
+        def call_driver(token: Token) -> list[Claim]:
             return self._driver.reserve(
                 queue,
                 token=token,
                 worker=self._config.worker,
                 lease=self._config.lease,
-                limit=room,
+                limit=slots,
                 overdue_after=self._config.overdue_after,
                 overdue_only=overdue_only,
                 types=self._handlers.types,
@@ -105,12 +105,12 @@ class Claimer:
                 reclaim=reclaim,
             )
 
-        return self._ask(ask, queue, room, {})
+        return self._claim(call_driver, queue, slots, {})
 
-    def claim(self, queue: str, room: int, received: Sequence[ReceivedMessage]) -> list[Claim | Refused]:
-        """Take the jobs that these messages ring for, in one statement."""
+    def claim(self, queue: str, slots: int, received: Sequence[ReceivedMessage]) -> list[Claim | Refused]:
+        """Claim the jobs that these messages name, in one statement."""
 
-        def ask(token: Token) -> list[Claim | Refused]:
+        def call_driver(token: Token) -> list[Claim | Refused]:
             return self._driver.claim(
                 [each.message.job_id for each in received],
                 queue=queue,
@@ -122,55 +122,61 @@ class Claimer:
                 reclaim=self._guard.may_reclaim(),
             )
 
-        # Of a job that came twice the first one is claimed.
-        return self._ask(ask, queue, room, {each.message.job_id: each for each in reversed(received)})
+        # If two messages name one job, the first message is the one that claimed it.
+        return self._claim(call_driver, queue, slots, {each.message.job_id: each for each in reversed(received)})
 
-    def _ask(
-        self, ask: Callable[[Token], list[Answer]], queue: str, room: int, received: Mapping[JobId, ReceivedMessage]
+    def _claim(
+        self,
+        call_driver: Callable[[Token], list[Answer]],
+        queue: str,
+        slots: int,
+        received: Mapping[JobId, ReceivedMessage],
     ) -> list[Answer]:
         token = self._runtime.token()
-        asked_at = self._runtime.monotonic()
+        requested_at = self._runtime.monotonic()
         try:
-            answers = ask(token)
-        except Exception:  # whatever it was, the call may have taken effect; its token is not used again
-            self._lost[token] = PendingClaim(queue, room, asked_at, received)
+            answers = call_driver(token)
+        except Exception:  # the claim may have taken effect; its token is not used again
+            self._pending[token] = PendingClaim(queue, slots, requested_at, received)
             raise
         except BaseException:
-            self._slots.fill(queue, room, [])
+            self._slots.fill(queue, slots, [])
             raise
-        self._take(PendingClaim(queue, room, asked_at, received), [each for each in answers if isinstance(each, Claim)])
+        self._accept(
+            PendingClaim(queue, slots, requested_at, received), [each for each in answers if isinstance(each, Claim)]
+        )
         return answers
 
     def read_back(self) -> list[ReceivedMessage]:
-        """Find out what calls took whose reply was lost; return the messages that got no job."""
-        if not self._lost:
+        """Start the jobs of claims whose reply was lost; return the messages that claimed no job."""
+        if not self._pending:
             return []
-        held = self._driver.read_back(list(self._lost))
+        held = self._driver.read_back(list(self._pending))
         unclaimed: list[ReceivedMessage] = []
-        while self._lost:
-            token, lost = self._lost.popitem()
+        while self._pending:
+            token, call = self._pending.popitem()
             claims = [claim for claim in held if claim.lease.token == token]
-            unclaimed += [each for each in lost.received.values() if each.message.job_id not in _ids(claims)]
-            self._take(lost, claims)
+            unclaimed += [each for each in call.received.values() if each.message.job_id not in _job_ids(claims)]
+            self._accept(call, claims)
         return unclaimed
 
     def drop_expired(self) -> None:
-        """Let go of calls that hold nothing any more, whatever they took: the leases have ended."""
-        over = self._runtime.monotonic() - self._lease_seconds
-        self._lost = {token: lost for token, lost in self._lost.items() if lost.asked_at > over}
+        """Drop claims that are older than a lease: whatever they claimed has expired."""
+        oldest = self._runtime.monotonic() - self._lease_seconds
+        self._pending = {token: call for token, call in self._pending.items() if call.requested_at > oldest}
 
-    def _take(self, call: PendingClaim, claims: Sequence[Claim]) -> None:
-        ends_at = call.asked_at + self._lease_seconds - self._config.lease_margin_seconds
+    def _accept(self, call: PendingClaim, claims: Sequence[Claim]) -> None:
+        ends_at = call.requested_at + self._lease_seconds - self._config.lease_margin_seconds
         now = self._runtime.monotonic()
         executions = [self._execution(claim, call, now=now, ends_at=ends_at) for claim in claims]
         self._slots.mark_lost([claim.job.id for claim in claims])
-        self._slots.fill(call.queue, call.room, executions)
+        self._slots.fill(call.queue, call.slots, executions)
         if executions:
             self._start(executions)
 
     def _start(self, executions: list[Execution]) -> None:
         self._hooks.claimed(executions)
-        if self._stop.is_set:  # they were requested before the stop, and arrived after it
+        if self._stop.is_set:  # claimed before the stop, arrived after it
             for execution in executions:
                 self._executor.release(execution)
             return
@@ -190,5 +196,5 @@ class Claimer:
         )
 
 
-def _ids(claims: Sequence[Claim]) -> set[JobId]:
+def _job_ids(claims: Sequence[Claim]) -> set[JobId]:
     return {claim.job.id for claim in claims}

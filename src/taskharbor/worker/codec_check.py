@@ -1,4 +1,4 @@
-"""Whether a worker has the codec that the payloads in its store are written with."""
+"""Checks that a worker has the codec that wrote the payloads in its store."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RETRY_PAUSE: Final = timedelta(seconds=1)
 
 
 class CodecCheck:
-    """Lets a worker claim nothing before its codec was compared with the store's.
+    """Prevents claims until the worker's codec was compared with the store's.
 
-    Without it, every job that the worker claims would fail as not decodable.
+    Otherwise every job that a worker with another codec claims would fail as not decodable.
     """
 
     def __init__(self, driver: Driver, codec: Codec, stop: StopRequest) -> None:
@@ -42,11 +42,11 @@ class CodecCheck:
             self._is_done = True
 
     def guarded(self, ticks: Mapping[str, Callable[[], timedelta]]) -> Mapping[str, Callable[[], timedelta]]:
-        """Return *ticks*, which claim jobs, so that they do so after the check."""
+        """Return the claiming *ticks*, changed so that they claim only after the check."""
         return ticks if self._is_done else {name: self._guarded(tick) for name, tick in ticks.items()}
 
     def raise_refusal(self) -> None:
-        """Raise the mismatch that was found after the start, if there was one."""
+        """Raise the mismatch that was found after the start, if any."""
         if self.refusal is not None:
             raise self.refusal
 
@@ -57,8 +57,8 @@ class CodecCheck:
         try:
             self.begin()
         except CodecMismatch as error:
-            _LOG.error("worker stops: %s", error)
+            _LOG.error("stopping worker: %s", error)
             self.refusal = error
             self._stop.set()
-            return True  # the tick learns that it must end
+            return True  # run the tick once more: it sees the stop request
         return self._is_done

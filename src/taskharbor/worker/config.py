@@ -1,4 +1,4 @@
-"""The rules that the options of a worker keep."""
+"""Options of a worker: defaults, checks and the frozen configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WorkerOptions(TypedDict, total=False):
-    """What `Harbor.worker` takes besides queues and hooks; `Worker` says what each means."""
+    """Options of `Harbor.worker` besides queues and hooks. `Worker` documents them."""
 
     concurrency: int | None
     lease: timedelta
@@ -49,21 +49,21 @@ LEASE: Final = timedelta(seconds=30)
 GRACE: Final = timedelta(seconds=25)
 POLL: Final = timedelta(seconds=1)
 RECEIVE_WAIT: Final = timedelta(seconds=2)
-"""How long one receive waits for messages. A stopping worker waits for it, or the last messages would stay hidden."""
+"""How long one receive waits for messages. A stopping worker waits for it too: its messages must not stay hidden."""
 LEASE_MARGIN_FRACTION: Final = 0.05
-"""The fraction of a lease by which a worker treats it as expired early: two clocks never run at the same speed."""
+"""How much earlier a worker treats a lease as expired: two clocks never run at the same speed."""
 CONCURRENCY: Final = 16
-SHORTEST_LEASE: Final = timedelta(milliseconds=100)
+MIN_LEASE: Final = timedelta(milliseconds=100)
 UNHANDLED_AFTER: Final = timedelta(minutes=5)
-"""How long a due job of a type without a handler here is left for other workers: longer than a rolling deploy."""
+"""How long due jobs of a type without a handler are left for other workers: longer than a rolling deploy."""
 VISIBILITY: Final = timedelta(seconds=60)
 MAX_VISIBILITY: Final = timedelta(hours=12)
-"""What SQS allows."""
+"""The limit of SQS."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryConfig:
-    """How a worker receives messages."""
+    """The checked options of message delivery."""
 
     transport: Transport
     visibility: timedelta
@@ -72,7 +72,7 @@ class DeliveryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """The checked options of a worker. *queues* maps each queue to the most of its jobs that run at once."""
+    """The checked options of a worker. *queues* maps each queue to its concurrency limit."""
 
     worker: str
     queues: Mapping[str, int]
@@ -93,28 +93,28 @@ class WorkerConfig:
 
 
 def limits_of(queues: Queues, concurrency: int | None) -> tuple[dict[str, int], int]:
-    """Return how many jobs of each queue, and of all together, may run at once."""
+    """Return the concurrency limit of each queue, and the total."""
     if isinstance(queues, Mapping):
-        in_all = sum(queues.values()) if queues else CONCURRENCY
-        return dict(queues), in_all if concurrency is None else concurrency
-    in_all = CONCURRENCY if concurrency is None else concurrency
-    return dict.fromkeys(queues, in_all), in_all
+        total = sum(queues.values()) if queues else CONCURRENCY
+        return dict(queues), total if concurrency is None else concurrency
+    total = CONCURRENCY if concurrency is None else concurrency
+    return dict.fromkeys(queues, total), total
 
 
 def check_options(queues: Mapping[str, int], concurrency: int, lease: timedelta, heartbeat: timedelta) -> None:
-    """Raise `UsageError` where an option breaks its rule."""
+    """Raise `UsageError` if an option is invalid."""
     for name, limit in {**queues, "concurrency": concurrency}.items():
         if limit < 1:
-            raise UsageError(Problem(field=name, value=str(limit), rule="at least 1 job must run at once"))
+            raise UsageError(Problem(field=name, value=str(limit), rule="must be at least 1"))
     if not queues:
-        raise UsageError(Problem(field="queues", value="none", rule="name at least one"))
+        raise UsageError(Problem(field="queues", value="none", rule="name at least one queue"))
     for name in queues:
         if QUEUE_PATTERN.fullmatch(name) is None:
             raise UsageError(Problem(field="queue", value=repr(name), rule=f"must match {QUEUE_PATTERN.pattern}"))
-    if lease < SHORTEST_LEASE:
-        raise UsageError(Problem(field="lease", value=str(lease), rule=f"at least {SHORTEST_LEASE}"))
+    if lease < MIN_LEASE:
+        raise UsageError(Problem(field="lease", value=str(lease), rule=f"must be at least {MIN_LEASE}"))
     if not timedelta(0) < heartbeat <= lease / 3:
-        rule = f"at most a third of the lease, {lease / 3}: two beats may fail before it runs out"
+        rule = f"must be at most a third of the lease, {lease / 3}: two heartbeats may fail before it expires"
         raise UsageError(Problem(field="heartbeat", value=str(heartbeat), rule=rule))
 
 
@@ -126,22 +126,22 @@ def delivery_config(
     lease: timedelta,
     heartbeat: timedelta,
 ) -> DeliveryConfig | None:
-    """Return how messages are received, or None without a *transport*."""
+    """Return the checked delivery options, or None without a *transport*."""
     if transport is None:
         return None
     return DeliveryConfig(transport, checked_visibility(visibility, lease, heartbeat), receive_wait)
 
 
 def checked_visibility(visibility: timedelta | None, lease: timedelta, heartbeat: timedelta) -> timedelta:
-    """Return how long messages are hidden: as asked for, else for a minute or for one lease if that is longer.
+    """Return how long messages are hidden. The default is a minute, or one lease if that is longer.
 
-    Raise `UsageError` if a message would be delivered again before the heartbeat renews that.
+    Raise `UsageError` if a message would be delivered again before the heartbeat extends its visibility.
     """
     hidden_for = min(max(VISIBILITY, lease), MAX_VISIBILITY) if visibility is None else visibility
     if hidden_for <= heartbeat:
         rule = (
-            f"longer than the heartbeat, {heartbeat}, which renews it, or other workers receive the messages of"
-            " running jobs: raise visibility, or shorten heartbeat or lease"
+            f"must be longer than the heartbeat ({heartbeat}), or other workers receive the messages of running jobs;"
+            " raise visibility, or shorten heartbeat or lease"
         )
         raise UsageError(Problem(field="visibility", value=str(hidden_for), rule=rule))
     return hidden_for

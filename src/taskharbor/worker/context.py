@@ -1,4 +1,4 @@
-"""What a handler knows of its attempt, beside the job, and what it can say about it."""
+"""The context that a handler receives, and the writer of its progress."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 WRITE_INTERVAL: Final = timedelta(milliseconds=250)
-IDLE: Final = timedelta(seconds=60)
+IDLE_PAUSE: Final = timedelta(seconds=60)
 MAX_NOTE_CHARS: Final = 500
 MAX_COUNT: Final = 2**63 - 1
 MAX_SHOWN_CHARS: Final = 80
 
 
 class ProgressWriter:
-    """Keeps the last word of each handler, and stores all of them in one statement, at most once in a while."""
+    """Collects the newest progress of each attempt, and saves all in one statement at most every `WRITE_INTERVAL`."""
 
     def __init__(self, runtime: Runtime, driver: Driver, loops: ServiceLoops) -> None:
         self._driver = driver
         self._loops = loops
         self._lock = runtime.lock()
-        self._said: dict[Execution, Progress] = {}
-        self._rests = False
+        self._unsaved: dict[Execution, Progress] = {}
+        self._is_scheduled = False  # whether a tick comes without a wake
 
     def save(self, execution: Execution, progress: Progress) -> None:
         with self._lock:
-            self._said[execution] = progress
-            rests, self._rests = self._rests, True
-        if not rests:
+            self._unsaved[execution] = progress
+            is_scheduled, self._is_scheduled = self._is_scheduled, True
+        if not is_scheduled:
             self._loops.wake("progress")
 
     def tick(self) -> timedelta:
         with self._lock:
-            said, self._said = self._said, {}
-            self._rests = bool(said)
-        if not said:
-            return IDLE
+            unsaved, self._unsaved = self._unsaved, {}
+            self._is_scheduled = bool(unsaved)
+        if not unsaved:
+            return IDLE_PAUSE
         try:
-            self._driver.save_progress([(execution.claim.lease, progress) for execution, progress in said.items()])
+            self._driver.save_progress([(execution.claim.lease, progress) for execution, progress in unsaved.items()])
         except StoreUnavailable as error:
-            _LOG.warning("cannot store how far %d jobs are: %s", len(said), error)
+            _LOG.warning("progress of %d jobs not saved: %s", len(unsaved), error)
         return WRITE_INTERVAL
 
 
 class AttemptStopped(Exception):
-    """Raised by `Context.raise_if_cancelled`: the attempt shall end now. Let it pass."""
+    """Raised by `Context.raise_if_cancelled` when the attempt must stop. Do not catch it."""
 
 
 class NotCommitted(Exception):
@@ -76,7 +76,7 @@ class NotCommitted(Exception):
 
 
 class CurrentAttempt(NamedTuple):
-    """Which attempt this thread or task runs: for the user's own logs, and to fence effects."""
+    """The attempt that this thread or asyncio task runs: for the user's own logs, and to fence effects."""
 
     job_id: JobId
     attempt: int
@@ -88,7 +88,7 @@ current_attempt: Final[ContextVar[CurrentAttempt | None]] = ContextVar("taskharb
 
 @dataclass(slots=True)
 class HandlerServices:
-    """What all attempts of a worker share."""
+    """The objects that all attempts of a worker share."""
 
     driver: Driver
     codec: Codec
@@ -97,11 +97,11 @@ class HandlerServices:
 
 
 class Context:
-    """Tells a handler whether to go on, and the world how far it is.
+    """Gives a handler its job and lease, reports its progress, and says whether it must stop.
 
-    An attempt is asked to stop when its timeout has passed, its cancel was requested, its
-    lease is lost or its worker shuts down. Async handlers are canceled. Sync handlers must check
-    here, because no thread can be stopped from outside; what they return after the timeout does not count.
+    An attempt must stop when its timeout has passed, its cancel was requested, its lease is lost
+    or its worker shuts down. Async handlers are canceled. Sync handlers must check `is_cancelled`,
+    because Python cannot stop a thread. A result that is returned after the timeout does not count.
     """
 
     __slots__ = ("_execution", "_pack", "_services")
@@ -113,12 +113,12 @@ class Context:
 
     @property
     def claim(self) -> Claim:
-        """The job and the lease under which it runs."""
+        """The job and its lease."""
         return self._execution.claim
 
     @property
     def job(self) -> Job:
-        """The job that runs."""
+        """The running job."""
         return self._execution.claim.job
 
     @property
@@ -138,38 +138,39 @@ class Context:
 
     @property
     def state(self) -> Any:
-        """What the lifespan of the harbor has made ready: connections, clients, models."""
+        """The value that the harbor's lifespan yielded: connections, clients, models."""
         return self._services.state
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the attempt shall end."""
+        """Whether the attempt must stop."""
         return self._execution.stop_reason is not None
 
     def raise_if_cancelled(self) -> None:
-        """Raise `AttemptStopped` if the attempt shall end."""
+        """Raise `AttemptStopped` if the attempt must stop."""
         if self._execution.stop_reason is not None:
             raise AttemptStopped(self._execution.stop_reason.value)
 
     def progress(self, done: int, total: int | None = None, note: str = "") -> None:
-        """Say how far the work is. It is stored now and then, the last word first, and costs next to nothing.
+        """Report the progress of the attempt. The call returns immediately.
 
-        What is said just before the handler ends may not be stored any more.
+        The newest progress is saved every 250 ms. Progress that is reported just before the handler
+        returns may not be saved.
         """
         try:
             text = make_storable(note[:MAX_NOTE_CHARS], limit=MAX_NOTE_CHARS)
-            said = Progress(_count(done), None if total is None else _count(total), text)
-        except (TypeError, OverflowError) as error:  # one that no store takes would lose that of other jobs
-            rule = "give whole numbers of at most 64 bits for done and total, and text for the note"
+            progress = Progress(_count(done), None if total is None else _count(total), text)
+        except (TypeError, OverflowError) as error:  # the store would reject the batch, with the progress of other jobs
+            rule = "done and total must be integers of at most 64 bits, and note must be text"
             raise UsageError(Problem(field="progress", value=_shown(done, total, note), rule=rule)) from error
-        self._services.save(self._execution, said)
+        self._services.save(self._execution, progress)
 
     def complete_in(self, connection: Any, *, result: object = None) -> None:
-        """Settle the job as succeeded inside of your own transaction: its effects and this commit together.
+        """Settle the job as succeeded in your own transaction, so that its effects and its completion commit together.
 
-        *connection* is what `Task.using` takes too. Raises `LeaseLost` where the job is not yours any
-        more: let it pass, so that your transaction rolls back. What the handler returns is not looked
-        at any more; if the transaction does not commit, the attempt has failed.
+        *connection* is the same as for `Task.using`. Raises `LeaseLost` if this attempt no longer holds
+        the job: do not catch it, so that your transaction rolls back. The handler's return value is
+        ignored. If the transaction does not commit, the attempt fails.
         """
         from taskharbor.drivers import unwrap  # noqa: PLC0415  few handlers need it
 
@@ -177,14 +178,14 @@ class Context:
         self._completed(joined.settle([self._settlement(result)]))
 
     async def acomplete_in(self, connection: Any, *, result: object = None) -> None:
-        """Do the same in a transaction of an async connection or session."""
+        """Do the same as `complete_in`, in a transaction of an async connection or session."""
         from taskharbor.drivers import unwrap  # noqa: PLC0415  as above
 
         joined = unwrap.join(self._services.driver, "ajoin", await unwrap.aunwrap(connection))
         self._completed(await joined.settle([self._settlement(result)]))
 
     def use_result_encoder(self, pack: Callable[[object], object]) -> None:
-        """Let results of `complete_in` be stored as the task's own are."""
+        """Encode results of `complete_in` in the same way as the task's return value."""
         self._pack = pack
 
     def _settlement(self, result: object) -> Settlement:
@@ -210,5 +211,5 @@ def _count(value: int) -> int:
 def _shown(*values: object) -> str:
     try:
         return repr(values)[:MAX_SHOWN_CHARS]
-    except Exception:  # noqa: BLE001  a number of thousands of digits, or a user's own __repr__
+    except Exception:  # noqa: BLE001  an integer of thousands of digits, or a user's own __repr__
         return ", ".join(type(value).__name__ for value in values)

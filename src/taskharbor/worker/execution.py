@@ -1,4 +1,4 @@
-"""The jobs that a worker has in hand, from their claim to their committed outcome."""
+"""Executions, from the claim to the committed outcome, and the slots that limit them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 class StopReason(Enum):
-    """Why an attempt shall stop. One that came first stays, but for a lost lease, which beats all."""
+    """Why an attempt must stop. The first reason stays, but a lost lease replaces any other."""
 
-    CANCEL = "its cancel was requested"
-    TIMEOUT = "its timeout has passed"
-    SHUTDOWN = "its worker shuts down"
-    LOST = "its lease is lost"
+    CANCEL = "cancel requested"
+    TIMEOUT = "timed out"
+    SHUTDOWN = "worker shutting down"
+    LOST = "lease lost"
 
 
 class Execution:
-    """One job in hand. ``ends_at`` is when its lease is over at the latest, on this process's own clock.
+    """One attempt in memory. ``ends_at`` is when its lease expires at the latest, by this process's monotonic clock.
 
-    ``queue`` is where it was found, by the message in ``received`` or without one. A forged message
-    may name a job of another queue. ``thread`` is the thread that runs its handler; None if that is
-    async, has not begun or has returned.
+    ``queue`` is the queue that it was claimed from, and ``received`` is its message, if any. A forged
+    message may name a job of another queue. ``thread`` is the thread that runs a sync handler; None
+    if the handler is async, has not begun or has returned.
     """
 
     __slots__ = (
         "_stop",
         "claim",
         "ends_at",
-        "has_room",
+        "holds_slot",
         "is_completed",
         "is_settling",
         "is_slot_lost",
@@ -62,22 +62,22 @@ class Execution:
         self.ends_at = ends_at
         self.times_out_at = times_out_at
         self.is_settling = False
-        self.has_room = True  # until its outcome is on its way to the store
-        self.is_completed = False  # by its handler, in a transaction of the handler's own
+        self.holds_slot = True  # until its outcome is sent to the store
+        self.is_completed = False  # by `Context.complete_in`
         self.thread: int | None = None
         self.is_timed_out = False
-        self.is_slot_lost = False  # its sync handler runs on, long after its timeout
+        self.is_slot_lost = False  # its sync handler still runs one lease after its timeout
         self.stop_reason: StopReason | None = None
         self._stop: Callable[[], None] | None = None
 
     def set_stop(self, stop: Callable[[], None]) -> None:
-        """Learn how its handler is asked to stop; that may have been wished before."""
+        """Set the callback that stops the handler; call it now if a stop was requested before."""
         self._stop = stop
         if self.stop_reason is not None:
             stop()
 
     def clear_stop(self) -> None:
-        """Forget how it is stopped: that leads back here, and only a search for cycles would find such a ring."""
+        """Drop the stop callback; it forms a reference cycle."""
         self._stop = None
 
     def stop(self, reason: StopReason) -> None:
@@ -93,7 +93,7 @@ class Execution:
         self.stop(StopReason.TIMEOUT)
 
     def returned(self, now: float) -> bool:
-        """Note that its sync handler has returned or raised; tell whether that was after its timeout."""
+        """Record that its sync handler has returned or raised; return whether that was after its timeout."""
         self.thread = None
         is_late = self.times_out_at is not None and self.times_out_at <= now
         if is_late:
@@ -102,27 +102,28 @@ class Execution:
 
 
 class ExecutionSlots:
-    """All jobs in hand, and room for more: of all queues together, and of each."""
+    """The executions of a worker and its free slots, in total and for each queue."""
 
     def __init__(self, runtime: Runtime, *, concurrency: int, queues: Mapping[str, int]) -> None:
         self._lock = runtime.lock()
         self.concurrency: Final = concurrency
         self._limits: Final = queues
         self._by_queue = dict.fromkeys(queues, 0)
-        self._held: dict[Execution, None] = {}  # a job whose lease was lost may be in hand a second time
+        self._held: dict[Execution, None] = {}  # a job whose lease was lost may be claimed a second time
         self._reserved = self._settling = 0
         self.departures = 0
+        """How often executions freed their slots or were removed."""
         self.is_source_waiting = False
-        """Whether jobs may be left in the store for lack of slots, so that a freed slot must wake the source."""
+        """Whether the store may hold due jobs that found no free slot, so that a freed slot must wake the source."""
         self.is_draining = False
 
-    def acquire(self, queue: str, most: int) -> int:
-        """Set room aside for up to *most* jobs of *queue*, before they are asked for; return for how many."""
+    def acquire(self, queue: str, limit: int) -> int:
+        """Acquire up to *limit* slots for jobs of *queue* before they are claimed; return how many."""
         with self._lock:
-            room = max(0, min(self._free, self._limits[queue] - self._by_queue[queue], most))
-            self._reserved += room
-            self._by_queue[queue] += room
-            return room
+            slots = max(0, min(self._free, self._limits[queue] - self._by_queue[queue], limit))
+            self._reserved += slots
+            self._by_queue[queue] += slots
+            return slots
 
     def has_free(self, queue: str) -> bool:
         with self._lock:
@@ -130,7 +131,7 @@ class ExecutionSlots:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for a job of any queue."""
+        """Whether no slot is free for a job of any queue."""
         with self._lock:
             return self._free <= 0
 
@@ -140,31 +141,31 @@ class ExecutionSlots:
 
     @property
     def lost_slots(self) -> int:
-        """How many slots are kept by handlers that did not stop at their timeout."""
+        """How many slots are held by handlers that did not stop after their timeout."""
         with self._lock:
             return sum(execution.is_slot_lost for execution in self._held)
 
-    def fill(self, queue: str, room: int, executions: list[Execution]) -> None:
-        """Put *hands* into the room that was set aside, and give back the rest of it."""
+    def fill(self, queue: str, slots: int, executions: list[Execution]) -> None:
+        """Put *executions* into acquired slots, and free the rest of these slots."""
         with self._lock:
-            self._reserved -= room
-            self._by_queue[queue] -= room - len(executions)
+            self._reserved -= slots
+            self._by_queue[queue] -= slots - len(executions)
             self._held.update(dict.fromkeys(executions))
 
     def mark_lost(self, job_ids: Collection[JobId]) -> None:
-        """Stop the attempts of these jobs: they were taken anew, so the leases under which they run are over."""
-        numbers = {job_id.int for job_id in job_ids}  # a UUID takes three times as long to look up
+        """Stop the running attempts of these jobs: a new claim means that their leases were lost."""
+        numbers = {job_id.int for job_id in job_ids}  # a set lookup of a UUID takes three times as long
         for execution in self.all() if job_ids else ():
             if execution.claim.job.id.int in numbers:
                 execution.stop(StopReason.LOST)
 
     def free(self, executions: Iterable[Execution]) -> None:
-        """Give the room of *hands* to others: their handlers have ended, and their outcomes are on their way."""
+        """Free the slots of *executions* whose outcomes are being sent to the store."""
         with self._lock:
             self.departures += 1
             for execution in executions:
-                if execution in self._held and execution.has_room:
-                    execution.has_room = False
+                if execution in self._held and execution.holds_slot:
+                    execution.holds_slot = False
                     self._settling += 1
                     self._by_queue[execution.queue] -= 1
 
@@ -175,8 +176,8 @@ class ExecutionSlots:
                 if execution in self._held:
                     execution.clear_stop()
                     del self._held[execution]
-                    self._by_queue[execution.queue] -= execution.has_room
-                    self._settling -= not execution.has_room
+                    self._by_queue[execution.queue] -= execution.holds_slot
+                    self._settling -= not execution.holds_slot
 
     def all(self) -> list[Execution]:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Turning one claim into one outcome."""
+"""Runs handlers, and turns their results and errors into outcomes."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ if TYPE_CHECKING:
     from taskharbor.worker.handlers import Handler, HandlerRegistry
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
-START_RETRY_DELAY: Final = timedelta(seconds=1)  # for a job that could not be started
+START_RETRY_DELAY: Final = timedelta(seconds=1)  # of a job that could not be started
 
 
 class HandlerExited(Exception):
-    """A handler tried to end the process: that fails its attempt, and nobody else's."""
+    """A handler tried to end the process. Only its own attempt fails."""
 
 
 class HandlerCancelled(Exception):
-    """A handler ended as if it were cancelled, but nobody had asked: what it awaited was."""
+    """A handler raised `asyncio.CancelledError` although the worker did not cancel it."""
 
     def __str__(self) -> str:
-        return "the handler was cancelled, or awaited something that was; not by this worker"
+        return "the handler raised CancelledError, but this worker did not cancel it"
 
 
 class UnprintableError(Exception):
-    """A handler raised something that cannot even be described."""
+    """A handler raised an exception that cannot be formatted."""
 
-    def __init__(self, name: str, wild: str) -> None:
-        super().__init__(name, wild)
-        self.name, self.wild = name, wild
+    def __init__(self, name: str, raised: str) -> None:
+        super().__init__(name, raised)
+        self.name, self.raised = name, raised
 
     def __str__(self) -> str:
-        return f"a {self.name}, which raised {self.wild} on being looked at"
+        return f"{self.name} cannot be formatted: it raised {self.raised}"
 
 
 class OutcomeSink(Protocol):
     """The stage after the executor: a recorder."""
 
     def put(self, execution: Execution, outcome: Outcome | None) -> None:
-        """Record how the attempt ended; with None, only let it go."""
+        """Record the outcome of an attempt; with None, only free its slot."""
 
 
 class Executor:
-    """Runs handlers, and reports how each attempt ended; None where it must record nothing."""
+    """Runs handlers, and passes the outcome of each attempt to the recorder: None if there is nothing to record."""
 
     def __init__(
         self, runtime: Runtime, handlers: HandlerRegistry, recorder: OutcomeSink, services: HandlerServices
@@ -68,8 +68,8 @@ class Executor:
         self._services = services
 
     def start(self, executions: Sequence[Execution]) -> None:
-        """Begin the attempts, or report at once why not."""
-        for_loop: list[tuple[Execution, Handler]] = []
+        """Start the handlers. An attempt that cannot be started gets its outcome immediately."""
+        async_handlers: list[tuple[Execution, Handler]] = []
         for execution in executions:
             handler = self._handlers.get(execution.claim.job.type)
             if handler is None:
@@ -77,30 +77,30 @@ class Executor:
                     execution, Outcome.fail(f"no handler for type {execution.claim.job.type!r} is registered here")
                 )
             elif handler.is_async:
-                for_loop.append((execution, handler))
+                async_handlers.append((execution, handler))
             else:
                 self._start_sync(execution, handler)
-        if for_loop:
-            self._start_async(for_loop)
+        if async_handlers:
+            self._start_async(async_handlers)
 
     def _start_sync(self, execution: Execution, handler: Handler) -> None:
         try:
             self._runtime.run_sync(partial(self._run_sync, execution, handler))
-        except Exception:  # noqa: BLE001  there may be no thread left
+        except Exception:  # noqa: BLE001  no new thread can be started
             self._snooze([execution])
 
-    def _start_async(self, for_loop: Sequence[tuple[Execution, Handler]]) -> None:
-        """Hand over all of them at once: for each alone the loop's thread would have to be woken."""
-        executions = [execution for execution, _ in for_loop]
-        works = [
+    def _start_async(self, async_handlers: Sequence[tuple[Execution, Handler]]) -> None:
+        """Pass all handlers to the event loop in one call: each call wakes the loop's thread."""
+        executions = [execution for execution, _ in async_handlers]
+        coroutines = [
             (self._call_async(execution, handler), partial(self._report_cancelled, execution))
-            for execution, handler in for_loop
+            for execution, handler in async_handlers
         ]
         try:
-            runs = self._runtime.run_async(works)
+            runs = self._runtime.run_async(coroutines)
         except Exception:  # noqa: BLE001  as above
-            for work, _ in works:
-                work.close()
+            for coroutine, _ in coroutines:
+                coroutine.close()
             self._snooze(executions)
             return
         for execution, run in zip(executions, runs, strict=True):
@@ -115,17 +115,17 @@ class Executor:
         self._recorder.put(execution, self.stopped(execution))
 
     def _snooze(self, executions: Sequence[Execution]) -> None:
-        """Return jobs that could not be started, so that another worker can claim them."""
+        """Return jobs whose handlers could not be started, so that another worker can claim them."""
         for execution in executions:
-            _LOG.exception("cannot start job %s", execution.claim.job.id)
+            _LOG.exception("job %s not started; returned to its queue", execution.claim.job.id)
             self._recorder.put(execution, Outcome.snooze(after=START_RETRY_DELAY))
 
     def _may_begin(self, execution: Execution) -> bool:
-        """Tell whether a handler may begin, whose thread or loop may have been busy for long; else report why not."""
+        """Return whether the handler may begin; if not, record the outcome. Its thread or loop may have been busy."""
         if execution.stop_reason is not None:
             self._recorder.put(execution, self.stopped(execution))
         elif self._runtime.monotonic() >= execution.ends_at:
-            # Its lease may be over: nobody knows, and somebody else may have the job. If so, the store refuses this.
+            # The lease may have expired, and another worker may hold the job. If so, the store refuses the release.
             self._recorder.put(execution, Outcome.release())
         else:
             return True
@@ -134,7 +134,7 @@ class Executor:
     def _run_sync(self, execution: Execution, handler: Handler) -> None:
         if not self._may_begin(execution):
             return
-        # In a copy: what a handler leaves in a context variable must not meet the next one of this thread.
+        # In a copy: context variables that a handler sets must not leak into the next handler of this thread.
         copy_context().run(self._call_sync, execution, handler)
 
     def _call_sync(self, execution: Execution, handler: Handler) -> None:
@@ -142,7 +142,7 @@ class Executor:
         execution.thread = self._runtime.thread_id()
         try:
             result = handler.call(execution.claim.job, Context(execution, self._services))
-        except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
+        except BaseException as error:  # noqa: BLE001  whatever a handler raises fails only its attempt
             execution.returned(self._runtime.monotonic())
             self._recorder.put(execution, self._failed(execution, error))
         else:
@@ -152,14 +152,14 @@ class Executor:
     async def _call_async(self, execution: Execution, handler: Handler) -> None:
         if not self._may_begin(execution):
             return
-        current_attempt.set(_running(execution))  # in a context of its task's own
+        current_attempt.set(_running(execution))  # each asyncio task has its own context
         try:
             result = await handler.call(execution.claim.job, Context(execution, self._services))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
             self._recorder.put(execution, self._failed(execution, HandlerExited(repr(error))))
         except asyncio.CancelledError:
             self._report_cancelled(execution)
-        except BaseException as error:  # noqa: BLE001  whatever a handler raises fails its attempt, and nothing else
+        except BaseException as error:  # noqa: BLE001  whatever a handler raises fails only its attempt
             self._recorder.put(execution, self._failed(execution, error))
         else:
             self._recorder.put(execution, self._succeeded(execution, result))
@@ -171,7 +171,7 @@ class Executor:
         if execution.stop_reason is StopReason.LOST:
             return None
         if execution.is_completed:
-            # Refused if the handler's transaction has committed, and what became of the attempt if not.
+            # The store refuses this if the handler's transaction has committed; otherwise the attempt failed.
             return self._decided(execution, NotCommitted())
         if is_late:
             return self.stopped(execution)
@@ -180,7 +180,7 @@ class Executor:
             data = None if result is None else self._services.codec.encode(result, context=result_context(job.id))
         except PayloadNotEncodable as error:
             return Outcome.fail(f"its result cannot be stored: {error}")
-        except BaseException as error:  # noqa: BLE001  the codec and the result are a user's: an attempt must end
+        except BaseException as error:  # noqa: BLE001  user code in the codec or the result: the attempt needs an outcome
             return Outcome.fail(f"its result cannot be stored: {type(error).__name__}")
         return Outcome.ack(data)
 
@@ -188,7 +188,7 @@ class Executor:
         return self._decided(execution, error) if execution.stop_reason is None else self.stopped(execution)
 
     def stopped(self, execution: Execution) -> Outcome | None:
-        """Return the outcome of an attempt that ended because it was asked to."""
+        """Return the outcome of an attempt that was asked to stop; None if its lease is lost."""
         match execution.stop_reason:
             case StopReason.CANCEL:
                 return Outcome.cancel(StopReason.CANCEL.value)
@@ -204,8 +204,10 @@ class Executor:
         policy = self._handlers.policy(job.type)
         try:
             return decide_outcome(job, error, self._runtime.now(), policy=policy)
-        except BaseException as wild:  # noqa: BLE001  raised by the error itself, on being looked at: an attempt must end
-            return decide_outcome(job, UnprintableError(type(error).__name__, type(wild).__name__), self._runtime.now())
+        except BaseException as raised:  # noqa: BLE001  by methods of the error: the attempt needs an outcome
+            return decide_outcome(
+                job, UnprintableError(type(error).__name__, type(raised).__name__), self._runtime.now()
+            )
 
 
 def _running(execution: Execution) -> CurrentAttempt:

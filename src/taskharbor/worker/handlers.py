@@ -1,4 +1,4 @@
-"""What is put around handlers, and how it is folded into one call."""
+"""The handlers of a worker, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AsyncCall = Callable[["Job", "Context"], Awaitable[Any]]
 SyncMiddleware = Callable[["Job", "Context", SyncCall], Any]
 AsyncMiddleware = Callable[["Job", "Context", AsyncCall], Awaitable[Any]]
 Middleware = SyncMiddleware | AsyncMiddleware | tuple[SyncMiddleware, AsyncMiddleware]
-"""A ``def`` for plain handlers, which runs in their thread; an ``async def`` for async ones; or a pair of both."""
+"""A ``def`` for sync handlers, which runs in their thread; an ``async def`` for async ones; or a pair of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """What a worker runs for a type: the user's function inside of all middleware."""
+    """The callable that a worker runs for a type: the user's function inside all middleware."""
 
     call: Callable[[Any, Any], Any]
     is_async: bool
@@ -59,14 +59,14 @@ class HandlerRegistry:
 
 
 def handler(function: Callable[..., Any], middleware: Sequence[Middleware]) -> Handler:
-    """Fold *middleware* around *function*, the first one outermost.
+    """Wrap *function* in *middleware*, the first one outermost.
 
-    *function* takes a job, or a job and a context; what it is (``def`` or ``async def``)
-    decides where it runs, and all middleware must have that colour.
+    *function* takes a job, or a job and a context. If it is an ``async def``, it runs on the event
+    loop, otherwise in a thread. All middleware must be of the same kind.
     """
     is_async = _is_async(function)
     layers = [_of_same_kind(each, is_async=is_async) for each in middleware]
-    return Handler(reduce(_around, reversed(layers), _with_context(function)), is_async)
+    return Handler(reduce(_wrap, reversed(layers), _with_context(function)), is_async)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -74,7 +74,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
-def _around(inner: Callable[..., Any], layer: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(inner: Callable[..., Any], layer: Callable[..., Any]) -> Callable[..., Any]:
     return partial(_call, layer, inner)
 
 
@@ -89,15 +89,15 @@ def _of_same_kind(middleware: Middleware, *, is_async: bool) -> Callable[..., An
             return each
     missing = "async def" if is_async else "def"
     name = getattr(options[0], "__name__", repr(options[0]))
-    rule = f"the handler needs one that is {missing}; give a pair (plain, async) to serve both"
+    rule = f"the handler needs middleware that is {missing}; pass a pair (sync, async) to support both"
     raise UsageError(Problem(field="middleware", value=name, rule=rule))
 
 
 def _with_context(function: Callable[..., Any]) -> Callable[[Job, Context], Any]:
-    """Return *function* as one that takes a job and a context."""
+    """Return *function* as a callable of a job and a context."""
     signature = inspect.signature(function)
-    if _takes(signature, 2) and not _takes(signature, 1):
-        return function  # a second parameter that has a default is the user's own
+    if _accepts(signature, 2) and not _accepts(signature, 1):
+        return function  # a second parameter with a default is not the context
     try:
         signature.bind(None)
     except TypeError as error:
@@ -107,7 +107,7 @@ def _with_context(function: Callable[..., Any]) -> Callable[[Job, Context], Any]
     return lambda job, _ctx: function(job)
 
 
-def _takes(signature: inspect.Signature, count: int) -> bool:
+def _accepts(signature: inspect.Signature, count: int) -> bool:
     try:
         signature.bind(*[None] * count)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Telling hooks and the log what became of attempts."""
+"""Reports attempts to the log and to the user's hooks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskharbor.worker.message_acks import MessageAcks
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
-SHOWN: Final = 200  # characters of an error; all of it is kept with the attempt
+MAX_REASON_CHARS: Final = 200  # of a reason in a log line; the attempt has all of it
 
 
 class HookCaller:
@@ -43,7 +43,7 @@ class HookCaller:
         for hook in self._hooks:
             try:
                 hook(event)
-            except BaseException:  # noqa: BLE001  a hook is a user's function, and runs in threads of ours
+            except BaseException:  # noqa: BLE001  user code in a thread of the worker
                 _LOG.exception("hook failed on %r", event)
 
 
@@ -124,15 +124,17 @@ class AttemptHooks:
                 job.id,
                 job.type,
                 job.attempt_count,
-                answer or "its lease is lost",
+                answer or "lease lost",
                 advice,
             )
             self._call_hooks(hooks.AttemptLost(lease=execution.claim.lease))
             return
-        fact = _hook_event(execution, outcome, answer.status, self._runtime.now())
-        if isinstance(fact, hooks.JobDead):
+        event = _hook_event(execution, outcome, answer.status, self._runtime.now())
+        if isinstance(event, hooks.JobDead):
             log_death(
-                _LOG, fact, error=outcome.failure.type if outcome.failure and fact.reason == ATTEMPTS_EXHAUSTED else ""
+                _LOG,
+                event,
+                error=outcome.failure.type if outcome.failure and event.reason == ATTEMPTS_EXHAUSTED else "",
             )
         else:
             _LOG.info(
@@ -144,13 +146,13 @@ class AttemptHooks:
                 answer.status,
                 _cause(outcome),
             )
-        self._call_hooks(fact)
+        self._call_hooks(event)
 
 
 def _cause(outcome: Outcome) -> str:
-    """Return why it did not succeed, in part of a line: of an error its type alone, for its text may tell secrets."""
-    words = outcome.failure.type if outcome.failure else outcome.reason or ""
-    return f": {one_line(' '.join(words.split()), limit=SHOWN)}" if words else ""
+    """Return why the attempt did not succeed. Of an error only the type is logged: its text may contain secrets."""
+    text = outcome.failure.type if outcome.failure else outcome.reason or ""
+    return f": {one_line(' '.join(text.split()), limit=MAX_REASON_CHARS)}" if text else ""
 
 
 def _hook_event(execution: Execution, outcome: Outcome, status: Status, ended_at: datetime) -> HookEvent:

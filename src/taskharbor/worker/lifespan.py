@@ -1,4 +1,4 @@
-"""What handlers share while a worker runs: made ready before its first job, and given back after its last."""
+"""Lifespans: set up what handlers share before the first job, and tear it down after the last."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from taskharbor.runtime import Runtime
 
 Lifespan = Callable[[], Iterator[Any] | AsyncIterator[Any]]
-"""A function that yields once: before that it makes ready what it yields, after that it gives it back."""
+"""A generator function that yields once: it sets up the value before the yield, and tears it down after it."""
 _LOG: Final = logging.getLogger("taskharbor.worker")
 LIFESPAN_TIMEOUT: Final = timedelta(seconds=60)
 FINISHED: Final = object()
-_ANY_NUMBER: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
+_VARIADIC: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
 def check_lifespan(function: Callable[..., Any]) -> None:
-    """Raise `UsageError` where *function* cannot be a lifespan."""
+    """Raise `UsageError` if *function* cannot be a lifespan."""
     if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
-        rule = "write a function that yields: what it makes ready, once; it needs no @contextmanager"
+        rule = "must be a generator function that yields once, without @contextmanager"
         raise UsageError(Problem(field="lifespan", value=_name(function), rule=rule))
-    if any(each.default is each.empty and each.kind not in _ANY_NUMBER for each in _parameters(function)):
-        raise UsageError(Problem(field="lifespan", value=_name(function), rule="it is called without arguments"))
+    if any(each.default is each.empty and each.kind not in _VARIADIC for each in _parameters(function)):
+        raise UsageError(Problem(field="lifespan", value=_name(function), rule="must have no required parameters"))
 
 
 class LifespanRun:
@@ -38,44 +38,44 @@ class LifespanRun:
 
     def __init__(self, runtime: Runtime, function: Lifespan) -> None:
         self._runtime = runtime
-        self._made = function()
+        self._generator = function()
         self._name = _name(function)
 
     def enter(self) -> Any:
-        """Run it up to its yield, and return what that gives."""
+        """Run the lifespan to its yield, and return the yielded value."""
         try:
             return yielded(self._next(), self._name)
         except BaseException:
-            self._runtime.close()  # nobody will work with the event loop that an async one has started
+            self._runtime.close()  # stop the event loop that an async lifespan has started
             raise
 
     def leave(self) -> None:
-        """Run it to its end. Every job is settled or released by then, so an error is logged and changes nothing."""
+        """Run the lifespan to its end. All jobs are settled or released by then, so an error is only logged."""
         try:
             ended(self._next(), self._name)
-        except Exception:  # noqa: BLE001  a user's code
-            _LOG.exception("the lifespan did not end well")
+        except Exception:  # noqa: BLE001  user code
+            _LOG.exception("lifespan %s failed after its yield", self._name)
 
     def _next(self) -> Any:
-        if isinstance(self._made, Iterator):
-            return next(self._made, FINISHED)
-        return run_coroutine(self._runtime, astep(self._made), timeout=LIFESPAN_TIMEOUT)
+        if isinstance(self._generator, Iterator):
+            return next(self._generator, FINISHED)
+        return run_coroutine(self._runtime, astep(self._generator), timeout=LIFESPAN_TIMEOUT)
 
 
-async def astep(made: AsyncIterator[Any]) -> Any:
-    """Run an async lifespan up to its yield, and return what that gives; OVER at its end."""
-    return await anext(made, FINISHED)
+async def astep(generator: AsyncIterator[Any]) -> Any:
+    """Run an async lifespan to its yield, and return the yielded value; FINISHED at its end."""
+    return await anext(generator, FINISHED)
 
 
 def yielded(value: Any, name: str) -> Any:
-    """Return what a lifespan gave, if it gave something."""
+    """Return the yielded value; raise `UsageError` if the lifespan ended without a yield."""
     if value is FINISHED:
         raise UsageError(Problem(field="lifespan", value=name, rule="it must yield once"))
     return value
 
 
 def ended(value: Any, name: str) -> None:
-    """Raise `UsageError` where a lifespan gave something when it should have ended."""
+    """Raise `UsageError` if the lifespan yielded a second time."""
     if value is not FINISHED:
         raise UsageError(Problem(field="lifespan", value=name, rule="it must yield only once"))
 

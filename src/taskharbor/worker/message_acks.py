@@ -1,4 +1,4 @@
-"""What a worker with a queue service has besides: its messages."""
+"""Acknowledges messages: deletes them, or changes how long they stay hidden."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from taskharbor.worker.hooks import HookCaller
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
-IDLE: Final = timedelta(seconds=60)
+IDLE_PAUSE: Final = timedelta(seconds=60)
 ACK_LINGER_SECONDS: Final = 0.005
-"""Seconds in which others may join those that wait. Nobody waits for them: their jobs are settled."""
+"""How long the first message waits for others, to fill a batch. Their jobs are already settled."""
 PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """A message that could be read, as it arrived from *queue*."""
+    """A parsed message that was received from *queue*."""
 
     queue: str
     delivery: IncomingMessage
@@ -47,14 +47,14 @@ class ReceivedMessage:
 
 @dataclass(frozen=True, slots=True)
 class PendingAck:
-    """What to do with the message of this receipt handle, and what to record in the store first.
+    """The decision on the message of this receipt handle, and what to record in the store first.
 
-    From *until* on, by the monotonic clock, the message is delivered again and ruled on anew.
+    After *until*, by the monotonic clock, the queue service delivers the message again.
     """
 
     queue: str
     receipt_handle: str
-    verdict: MessageDecision
+    decision: MessageDecision
     until: float
     declined: Declined | None = None
 
@@ -62,9 +62,9 @@ class PendingAck:
 class MessageAcks:
     """Deletes messages, and changes how long they stay hidden, on a thread of its own.
 
-    So a queue service that is slow or away keeps neither a job nor a lease waiting. While the store
-    or the queue service is unavailable a message is left: it is delivered again, and finds a job
-    that is final. After any other error the rulings are kept and carried out later.
+    A slow or unavailable queue service therefore delays no job and no lease. If the store or the
+    queue service is unavailable, a message is left alone: it is delivered again, and its job is
+    final by then. After any other error the decisions are kept and retried.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MessageAcks:
         self._transport = delivery.transport
         self._visibility = delivery.visibility
         self._lock = runtime.lock()
-        self._ruled: deque[PendingAck] = deque()
+        self._pending: deque[PendingAck] = deque()
         self._since = 0.0
         self._is_busy = False
         self._limit = STORE_BATCH
@@ -91,30 +91,30 @@ class MessageAcks:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was done that was asked for."""
-        return not self._ruled and not self._is_busy
+        """Whether all decisions were carried out."""
+        return not self._pending and not self._is_busy
 
     def settled(self, execution: Execution, answer: Settled | TaskHarborError | None) -> None:
         """Resolve the message of an attempt whose outcome was committed or refused."""
         is_settled = isinstance(answer, Settled)
         self.resolve(execution.received, MessageFinding.SETTLED if is_settled else MessageFinding.UNSETTLED)
 
-    def resolve(self, received: ReceivedMessage | None, what: MessageFinding | Refused) -> None:
-        """Do with a message what the rule says, by what was found behind it."""
-        if received is None:  # the job came without one
+    def resolve(self, received: ReceivedMessage | None, found: MessageFinding | Refused) -> None:
+        """Delete, decline or leave a message, depending on what was *found* of its job."""
+        if received is None:  # the job was claimed without a message
             return
         message, delivery = received.message, received.delivery
-        verdict = decide_message(
-            what,
+        decision = decide_message(
+            found,
             seq=message.seq,
             receives=delivery.receive_count,
             visibility=self._visibility,
             now=self._runtime.now(),
         )
-        if isinstance(what, Refused) and what.reason is RefusalReason.OTHER_QUEUE:
+        if isinstance(found, Refused) and found.reason is RefusalReason.OTHER_QUEUE:
             self._report_foreign(received)
-        declined = Declined(message.job_id, message.seq) if verdict.action is MessageAction.DECLINE else None
-        self._rule([self._ruling(received.queue, delivery, verdict, declined)])
+        declined = Declined(message.job_id, message.seq) if decision.action is MessageAction.DECLINE else None
+        self._add([self._pending_ack(received.queue, delivery, decision, declined)])
 
     def _report_foreign(self, received: ReceivedMessage) -> None:
         queue, job_id, message_id = received.queue, received.message.job_id, received.delivery.message_id
@@ -122,8 +122,8 @@ class MessageAcks:
         self._call_hooks(MessageRejected(queue=queue, job_id=job_id, message_id=message_id))
 
     def delete_unreadable(self, queue: str, delivery: IncomingMessage) -> None:
-        """Delete what nobody can read."""
-        _LOG.warning("deleted a message of queue %s that is not one of ours: %s", queue, delivery.message_id)
+        """Delete a message that could not be parsed."""
+        _LOG.warning("deleting message %s of queue %s: not a TaskHarbor message", delivery.message_id, queue)
         unreadable = decide_message(
             MessageFinding.UNREADABLE,
             seq=0,
@@ -131,44 +131,44 @@ class MessageAcks:
             visibility=self._visibility,
             now=self._runtime.now(),
         )
-        self._rule([self._ruling(queue, delivery, unreadable)])
+        self._add([self._pending_ack(queue, delivery, unreadable)])
 
     def extend_visibility(self, executions: Iterable[Execution]) -> None:
-        """Keep the messages of jobs in hand hidden, as their leases run on."""
+        """Extend the visibility of the messages of running jobs, whose leases were extended."""
         self._hide([execution.received for execution in executions if execution.received is not None], self._visibility)
 
     def release(self, received: Sequence[ReceivedMessage]) -> None:
-        """Show messages to others at once."""
+        """Make messages visible to other workers immediately."""
         self._hide(received, timedelta(0))
 
     def _hide(self, received: Sequence[ReceivedMessage], hidden_for: timedelta) -> None:
-        verdict = MessageDecision(MessageAction.LEAVE, hidden_for)
-        self._rule([self._ruling(each.queue, each.delivery, verdict) for each in received])
+        decision = MessageDecision(MessageAction.LEAVE, hidden_for)
+        self._add([self._pending_ack(each.queue, each.delivery, decision) for each in received])
 
-    def _ruling(
-        self, queue: str, delivery: IncomingMessage, verdict: MessageDecision, declined: Declined | None = None
+    def _pending_ack(
+        self, queue: str, delivery: IncomingMessage, decision: MessageDecision, declined: Declined | None = None
     ) -> PendingAck:
         until = self._runtime.monotonic() + self._visibility.total_seconds()
-        return PendingAck(queue, delivery.receipt_handle, verdict, until, declined)
+        return PendingAck(queue, delivery.receipt_handle, decision, until, declined)
 
-    def _rule(self, rulings: Sequence[PendingAck]) -> None:
-        to_do = [each for each in rulings if each.verdict != MessageDecision(MessageAction.LEAVE)]
+    def _add(self, acks: Sequence[PendingAck]) -> None:
+        to_do = [each for each in acks if each.decision != MessageDecision(MessageAction.LEAVE)]
         if not to_do:
             return
         with self._lock:
-            is_first = not self._ruled
-            self._ruled.extend(to_do)
+            is_first = not self._pending
+            self._pending.extend(to_do)
             if is_first:
                 self._since = self._runtime.monotonic()
-            is_due = is_first or len(self._ruled) >= BATCH_LIMIT
+            is_due = is_first or len(self._pending) >= BATCH_LIMIT
         if is_due:
             self._loops.wake("message-acks")
 
     def tick(self) -> timedelta:
         now = self._runtime.monotonic()
-        if not self._ruled:
-            return IDLE
-        since = self._since if len(self._ruled) < BATCH_LIMIT else now - ACK_LINGER_SECONDS
+        if not self._pending:
+            return IDLE_PAUSE
+        since = self._since if len(self._pending) < BATCH_LIMIT else now - ACK_LINGER_SECONDS
         if (left := max(since + ACK_LINGER_SECONDS, self._resumes_at) - now) > 0:
             return max(timedelta(seconds=left), MIN_PAUSE)
         self._is_busy = True
@@ -176,11 +176,11 @@ class MessageAcks:
             self._carry_out_next()
         finally:
             self._is_busy = False
-        return NO_PAUSE if self._ruled else IDLE
+        return NO_PAUSE if self._pending else IDLE_PAUSE
 
     def _carry_out_next(self) -> None:
         with self._lock:
-            batch = [self._ruled.popleft() for _ in range(min(self._limit, len(self._ruled)))]
+            batch = [self._pending.popleft() for _ in range(min(self._limit, len(self._pending)))]
         try:
             self._carry_out(batch)
         except BaseException:
@@ -189,46 +189,52 @@ class MessageAcks:
         self._limit = min(2 * self._limit, STORE_BATCH)
 
     def _put_back(self, batch: Sequence[PendingAck]) -> None:
-        """Keep the rulings of a batch that failed, behind the others; fewer at once, so that one does not block all."""
+        """Queue a failed batch behind the others, and halve the batch size: one message must not block the rest."""
         now = self._runtime.monotonic()
         with self._lock:
-            self._ruled.extend(each for each in batch if now < each.until)
+            self._pending.extend(each for each in batch if now < each.until)
         self._limit = max(len(batch) // 2, 1)
         self._resumes_at = now + PAUSE_AFTER_ERROR_SECONDS
 
     def _carry_out(self, batch: Sequence[PendingAck]) -> None:
-        is_told = self._record_declined([each.declined for each in batch if each.declined is not None])
+        is_recorded = self._record_declined([each.declined for each in batch if each.declined is not None])
         deleted = [
-            each for each in batch if each.verdict.action is not MessageAction.LEAVE and (is_told or not each.declined)
+            each
+            for each in batch
+            if each.decision.action is not MessageAction.LEAVE and (is_recorded or not each.declined)
         ]
-        gone = {each.receipt_handle for each in deleted}
+        deleted_handles = {each.receipt_handle for each in deleted}
         hidden = [
-            each for each in batch if each.verdict.action is MessageAction.LEAVE and each.receipt_handle not in gone
+            each
+            for each in batch
+            if each.decision.action is MessageAction.LEAVE and each.receipt_handle not in deleted_handles
         ]
         for queue in dict.fromkeys(each.queue for each in batch):
-            receipts = [each.receipt_handle for each in deleted if each.queue == queue]
-            changes = {each.receipt_handle: each.verdict.hidden_for for each in hidden if each.queue == queue}
-            self._delete(queue, receipts)
-            self._change(queue, [(receipt, time) for receipt, time in changes.items() if time is not None])
+            receipt_handles = [each.receipt_handle for each in deleted if each.queue == queue]
+            changes = {each.receipt_handle: each.decision.hidden_for for each in hidden if each.queue == queue}
+            self._delete(queue, receipt_handles)
+            self._change(
+                queue, [(handle, hidden_for) for handle, hidden_for in changes.items() if hidden_for is not None]
+            )
 
     def _record_declined(self, declined: Sequence[Declined]) -> bool:
-        """Tell the store that it must ring again. Where it cannot be told, the messages stay: they come again."""
-        # A call names each job once; of two messages only the newer one counts.
+        """Make the store resend these messages; return False if it is unavailable: then the messages must stay."""
+        # A call may name each job once. Of two messages of a job, only the newer one counts.
         newest = {each.job_id: each for each in sorted(declined, key=lambda each: each.seq)}
         try:
             if newest:
                 self._driver.record_dispatch(list(newest.values()))
         except StoreUnavailable as error:
-            _LOG.warning("cannot decline %d messages, and leave them: %s", len(declined), error)
+            _LOG.warning("%d messages not declined; they will be redelivered: %s", len(declined), error)
             return False
         return True
 
-    def _delete(self, queue: str, receipts: Sequence[str]) -> None:
+    def _delete(self, queue: str, receipt_handles: Sequence[str]) -> None:
         try:
-            answers = self._transport.delete(queue, receipts) if receipts else []
+            answers = self._transport.delete(queue, receipt_handles) if receipt_handles else []
         except (TransportUnavailable, TransportRefused) as error:
             _LOG.warning(
-                "cannot delete %d messages of queue %s, and let them come again: %s", len(receipts), queue, error
+                "queue %s: %d messages not deleted; they will be redelivered: %s", queue, len(receipt_handles), error
             )
         else:
             _log_failures("deleted", queue, answers)
@@ -237,12 +243,12 @@ class MessageAcks:
         try:
             answers = self._transport.change_visibility(queue, changes) if changes else []
         except (TransportUnavailable, TransportRefused) as error:
-            _LOG.warning("cannot hide %d messages of queue %s for longer: %s", len(changes), queue, error)
+            _LOG.warning("queue %s: visibility of %d messages not changed: %s", queue, len(changes), error)
         else:
-            _log_failures("hidden for longer", queue, answers)
+            _log_failures("changed", queue, answers)
 
 
-def _log_failures(what: str, queue: str, answers: Sequence[ItemFailure | None]) -> None:
+def _log_failures(action: str, queue: str, answers: Sequence[ItemFailure | None]) -> None:
     failed = [answer for answer in answers if answer is not None]
     if failed:
-        _LOG.info("%d messages of queue %s were not %s: %s", len(failed), queue, what, failed[0].reason)
+        _LOG.info("queue %s: %d messages not %s: %s", queue, len(failed), action, failed[0].reason)

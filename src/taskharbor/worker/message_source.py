@@ -1,4 +1,4 @@
-"""Taking jobs by the messages that ring for them."""
+"""Claims jobs by their messages: one receiver for each queue, and the waitlist for free slots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("taskharbor.worker")
 FIRST_BACKOFF_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 30.0
-"""Seconds for which a queue service that failed is not asked: at first, and at most."""
+"""After a failed receive the queue service is not called for this long: at first, and at most."""
 
 
 class MessageSource:
@@ -52,7 +52,8 @@ class MessageSource:
         waitlist = SlotWaitlist(runtime, loops)
         new_receiver = partial(QueueReceiver, runtime, slots, waitlist=waitlist, stop=stop, acks=acks, config=config)
         self._receivers = {queue: new_receiver(claimer, queue=queue) for queue, claimer in claimers.items()}
-        slots.is_source_waiting = True  # each receiver knows by itself whether it waits for slots
+        # A freed slot always wakes the receivers; each one checks whether it waits for slots.
+        slots.is_source_waiting = True
 
     @property
     def ticks(self) -> dict[str, Callable[[], timedelta]]:
@@ -68,7 +69,7 @@ class MessageSource:
 
 
 class SlotWaitlist:
-    """The queues that wait for room, in the order they came: a busy one must not starve the others."""
+    """The queues that wait for free slots, in order of arrival, so that a busy queue does not starve the others."""
 
     def __init__(self, runtime: Runtime, loops: ServiceLoops) -> None:
         self._lock = runtime.lock()
@@ -76,25 +77,25 @@ class SlotWaitlist:
         self._waiting: list[str] = []
 
     @property
-    def is_long(self) -> bool:
-        """Whether anybody waits."""
+    def is_used(self) -> bool:
+        """Whether any queue waits."""
         return bool(self._waiting)
 
     def is_behind(self, queue: str) -> bool:
-        """Whether another queue is first."""
+        """Return whether another queue is first."""
         with self._lock:
             return self._waiting[:1] not in ([], [queue])
 
     def change(self, queue: str, *, waits: bool) -> None:
-        """Let *queue* wait in line, or leave it."""
+        """Add *queue* to the waitlist, or remove it."""
         with self._lock:
             if waits and queue not in self._waiting:
                 self._waiting.append(queue)
             elif not waits and queue in self._waiting:
                 self._waiting.remove(queue)
 
-    def call_first(self) -> None:
-        """Tell the first in line that there may be room."""
+    def wake_first(self) -> None:
+        """Wake the receiver of the first queue: a slot may be free."""
         with self._lock:
             first = self._waiting[:1]
         for queue in first:
@@ -102,11 +103,11 @@ class SlotWaitlist:
 
 
 class QueueReceiver:
-    """Takes jobs of one queue by their messages, and those that wait for too long without one.
+    """Claims jobs of one queue by their messages, and overdue jobs without one.
 
-    Room is set aside before messages are asked for, so that none waits in a worker that cannot
-    run its job. When no messages come, or the queue service fails, jobs that have been due for
-    longer than *overdue_after* are reserved from the store: late, and not lost.
+    Slots are acquired before messages are received, so that no message waits in a worker that
+    cannot run its job. If no message arrives, or the queue service fails, jobs that have been due
+    for longer than *overdue_after* are reserved from the store.
     """
 
     def __init__(
@@ -129,126 +130,126 @@ class QueueReceiver:
         self._stop = stop
         self._acks = acks
         self._transport, self._visibility = acks.delivery.transport, acks.delivery.visibility
-        self._wait = acks.delivery.receive_wait if runtime.can_block else timedelta(0)
+        self._receive_wait = acks.delivery.receive_wait if runtime.can_block else timedelta(0)
         self._poll = config.poll
         self._overdue_after = config.overdue_after
         self._pause = MIN_POLL_PAUSE
-        self._rest = 0.0
-        self._asks_at = 0.0
-        self._finds_jobs = False
+        self._backoff_seconds = 0.0
+        self._retry_at = 0.0
+        self._found_overdue = False
         self._is_bypassed = False
-        self._dry_after: int | None = None
+        self._departures_when_idle: int | None = None
         self.is_stopped_cleanly = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing came when it looked last, and no attempt has ended since: that may leave jobs behind."""
-        return self._dry_after == self._slots.departures
+        """Whether the last tick found no job, and no attempt has ended since: its end may make jobs due."""
+        return self._departures_when_idle == self._slots.departures
 
     def tick(self) -> timedelta:
         if self._stop.is_set:
-            return self._end()
-        departures, began = self._slots.departures, self._runtime.monotonic()
+            return self._read_back_last()
+        departures, began_at = self._slots.departures, self._runtime.monotonic()
         try:
             self._read_back()
-            if not (room := self._acquire_slots()):
+            if not (slots := self._acquire_slots()):
                 return FULL_PAUSE
-            if self._take_messages(room) or self._take_overdue():
+            if self._claim_messages(slots) or self._reserve_overdue():
                 self._pause = MIN_POLL_PAUSE
                 return NO_PAUSE
         except StoreUnavailable as error:
-            _LOG.warning("cannot take jobs: %s", error)
+            _LOG.warning("queue %s: claiming failed: %s", self._queue, error)
             return self._next_pause()
-        self._dry_after = departures
-        return self._idle(began)
+        self._departures_when_idle = departures
+        return self._idle_pause(began_at)
 
-    def _end(self) -> timedelta:
-        """Find out what was taken by calls without a reply: a worker that ended before would leave it to its lease."""
+    def _read_back_last(self) -> timedelta:
+        """Read back pending claims before the worker ends; otherwise their jobs would wait until the leases expire."""
         try:
             self._read_back()
-        except Exception as error:  # noqa: BLE001  whatever it was, a worker that stops must not wait for it for long
-            _LOG.warning("cannot find out what was taken: %s", error)
+        except Exception as error:  # noqa: BLE001  whatever failed must not delay the shutdown for long
+            _LOG.warning("queue %s: reading back claims failed: %s", self._queue, error)
             self._claimer.drop_expired()
         self.is_stopped_cleanly = self._claimer.has_no_pending
         return FULL_PAUSE if self.is_stopped_cleanly else self._next_pause()
 
     def _read_back(self) -> None:
-        """Run what calls took whose reply was lost; let the other messages come again now that the store answers."""
+        """Start the jobs of claims whose reply was lost, and release the messages that claimed nothing."""
         self._acks.release(self._claimer.read_back())
 
     def _next_pause(self) -> timedelta:
         self._pause = min(2 * self._pause, self._poll)
         return self._pause
 
-    def _idle(self, began: float) -> timedelta:
-        """Leave the room to others that wait for some; return how long to rest, which a long poll did already."""
-        self._waitlist.call_first()
-        return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began), NO_PAUSE)
+    def _idle_pause(self, began_at: float) -> timedelta:
+        """Wake the next waiting queue; return the rest of the poll interval, less the time that the receive waited."""
+        self._waitlist.wake_first()
+        return max(self._poll - timedelta(seconds=self._runtime.monotonic() - began_at), NO_PAUSE)
 
     def _acquire_slots(self) -> int:
-        """Set room aside, if nobody was here before; else wait in line."""
+        """Acquire slots unless another queue is first on the waitlist; join the waitlist if there are none."""
         is_behind = self._waitlist.is_behind(self._queue)
-        room = 0 if is_behind else self._slots.acquire(self._queue, BATCH_LIMIT)
-        is_full = self._slots.is_full  # else it is the queue's own limit that leaves none
-        self._waitlist.change(self._queue, waits=is_behind or (is_full and not room))
+        slots = 0 if is_behind else self._slots.acquire(self._queue, BATCH_LIMIT)
+        is_full = self._slots.is_full  # if not, the queue has reached its own limit
+        self._waitlist.change(self._queue, waits=is_behind or (is_full and not slots))
         if not is_full:
-            self._waitlist.call_first()
-        return room
+            self._waitlist.wake_first()
+        return slots
 
-    def _take_messages(self, room: int) -> bool:
-        """Return whether any came."""
+    def _claim_messages(self, slots: int) -> bool:
+        """Receive messages and claim their jobs; return whether there were any messages."""
         try:
-            deliveries = self._receive(room)
+            deliveries = self._receive(slots)
         except BaseException:
-            self._slots.fill(self._queue, room, [])
+            self._slots.fill(self._queue, slots, [])
             raise
-        self._dry_after = None if deliveries else self._dry_after
-        received = [each for delivery in deliveries if (each := self._read(delivery)) is not None]
+        self._departures_when_idle = None if deliveries else self._departures_when_idle
+        received = [each for delivery in deliveries if (each := self._parse(delivery)) is not None]
         if not received or self._stop.is_set:
-            self._slots.fill(self._queue, room, [])
+            self._slots.fill(self._queue, slots, [])
             self._acks.release(received)
             return bool(deliveries)
-        for each, answer in zip(received, self._claimer.claim(self._queue, room, received), strict=True):
+        for each, answer in zip(received, self._claimer.claim(self._queue, slots, received), strict=True):
             if isinstance(answer, Refused):
                 self._acks.resolve(each, answer)
         return True
 
-    def _read(self, delivery: IncomingMessage) -> ReceivedMessage | None:
+    def _parse(self, delivery: IncomingMessage) -> ReceivedMessage | None:
         message = parse_message(delivery.body)
         if message is None:
             self._acks.delete_unreadable(self._queue, delivery)
             return None
         return ReceivedMessage(self._queue, delivery, message)
 
-    def _receive(self, room: int) -> Sequence[IncomingMessage]:
-        if self._runtime.monotonic() < self._asks_at:
+    def _receive(self, slots: int) -> Sequence[IncomingMessage]:
+        if self._runtime.monotonic() < self._retry_at:
             return ()
-        # While jobs are found without messages, or others have no room, nobody waits for messages.
-        wait = timedelta(0) if self._finds_jobs or self._waitlist.is_long else self._wait
+        # No long poll while overdue jobs are found, or while other queues wait for slots.
+        wait = timedelta(0) if self._found_overdue or self._waitlist.is_used else self._receive_wait
         try:
-            deliveries = self._transport.receive(self._queue, most=room, wait=wait, visibility=self._visibility)
+            deliveries = self._transport.receive(self._queue, most=slots, wait=wait, visibility=self._visibility)
         except (TransportUnavailable, TransportRefused) as error:
-            self._rest = min(2 * self._rest or FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
-            self._asks_at = self._runtime.monotonic() + self._rest
-            self._log_bypass(str(error))
+            self._backoff_seconds = min(2 * self._backoff_seconds or FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+            self._retry_at = self._runtime.monotonic() + self._backoff_seconds
+            self._log_bypass(f"SQS unavailable ({error})")
             return ()
-        self._rest = 0.0
+        self._backoff_seconds = 0.0
         if deliveries and self._is_bypassed:
             self._is_bypassed = False
-            _LOG.warning("messages of queue %s come again", self._queue)
+            _LOG.warning("queue %s: messages arrive again", self._queue)
         return deliveries
 
-    def _take_overdue(self) -> bool:
-        """Take jobs without messages, where they have waited long enough; return whether there were any."""
-        self._finds_jobs = False
-        if self._stop.is_set or not (room := self._slots.acquire(self._queue, STORE_BATCH)):
+    def _reserve_overdue(self) -> bool:
+        """Reserve jobs whose messages are overdue; return whether there were any."""
+        self._found_overdue = False
+        if self._stop.is_set or not (slots := self._slots.acquire(self._queue, STORE_BATCH)):
             return False
-        claims = self._claimer.reserve(self._queue, room, overdue_only=True)
-        self._finds_jobs = bool(claims)
-        self._dry_after = None if claims else self._dry_after
+        claims = self._claimer.reserve(self._queue, slots, overdue_only=True)
+        self._found_overdue = bool(claims)
+        self._departures_when_idle = None if claims else self._departures_when_idle
         if any(map(self._is_overdue, claims)):
-            self._log_bypass("jobs are due, and none come")
-        return self._finds_jobs
+            self._log_bypass("no messages for due jobs")
+        return self._found_overdue
 
     def _is_overdue(self, claim: Claim) -> bool:
         started_at = claim.job.processing_started_at
@@ -256,9 +257,7 @@ class QueueReceiver:
 
     def _log_bypass(self, reason: str) -> None:
         if not self._is_bypassed:
-            _LOG.warning(
-                "no messages of queue %s: %s; its jobs are taken from the store meanwhile", self._queue, reason
-            )
+            _LOG.warning("queue %s: %s; polling the store", self._queue, reason)
         self._is_bypassed = True
 
 

@@ -1,4 +1,4 @@
-"""Taking jobs from the store, as many as there is room for."""
+"""Claims due jobs by polling the store."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 MIN_POLL_PAUSE: Final = timedelta(milliseconds=10)
-FULL_PAUSE: Final = timedelta(seconds=60)  # whoever ends an attempt wakes us
+FULL_PAUSE: Final = timedelta(seconds=60)  # the end of an attempt wakes the source
 
 
 class PollingSource:
-    """Sets room aside, then reserves, so that no job waits in a worker that cannot run it.
+    """Acquires slots, then reserves, so that no job waits in a worker that cannot run it.
 
-    A queue that gave all it was asked for is asked again at once; one that has nothing is
-    asked at intervals that double up to *poll*, unless somebody rings. A reply that was
-    lost is read back by its token before anything else is taken.
+    If a queue filled all slots, it is polled again immediately. If no queue has a due job, the pause
+    doubles up to *poll*; a notify ends it. Claims whose reply was lost are read back first.
     """
 
     def __init__(self, slots: ExecutionSlots, stop: StopRequest, claimer: Claimer, config: WorkerConfig) -> None:
@@ -38,13 +37,13 @@ class PollingSource:
         self._queues = list(config.queues)
         self._poll = config.poll
         self._pause = MIN_POLL_PAUSE
-        self._dry_after: int | None = None
+        self._departures_when_idle: int | None = None
         self.is_stopped_cleanly = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was due when it looked last, and no attempt has ended since: that may leave jobs behind."""
-        return self._dry_after == self._slots.departures
+        """Whether the last tick found no job, and no attempt has ended since: its end may make jobs due."""
+        return self._departures_when_idle == self._slots.departures
 
     @property
     def ticks(self) -> dict[str, Callable[[], timedelta]]:
@@ -52,49 +51,49 @@ class PollingSource:
 
     def tick(self) -> timedelta:
         if self._stop.is_set:
-            return self._end()
-        departures, self._dry_after = self._slots.departures, None
+            return self._read_back_last()
+        departures, self._departures_when_idle = self._slots.departures, None
         try:
             self._claimer.read_back()
-            took, has_more, is_full = self._reserve_all()
+            claimed, has_more, is_full = self._reserve_all()
         except StoreUnavailable as error:
-            _LOG.warning("cannot take jobs: %s", error)
-            return self._next_pause(took=False)
-        self._dry_after = None if took or is_full else departures
+            _LOG.warning("claiming failed: %s", error)
+            return self._next_pause(claimed=False)
+        self._departures_when_idle = None if claimed or is_full else departures
         if has_more or (
             self._slots.is_source_waiting and self._slots.departures != departures
-        ):  # room was made meanwhile
+        ):  # slots were freed meanwhile
             return NO_PAUSE
-        return FULL_PAUSE if is_full else self._next_pause(took=took)
+        return FULL_PAUSE if is_full else self._next_pause(claimed=claimed)
 
-    def _end(self) -> timedelta:
-        """Find out what was taken by calls without a reply: a worker that ended before would leave it to its lease."""
+    def _read_back_last(self) -> timedelta:
+        """Read back pending claims before the worker ends; otherwise their jobs would wait until the leases expire."""
         try:
             self._claimer.read_back()
-        except Exception as error:  # noqa: BLE001  whatever it was, a worker that stops must not wait for it for long
-            _LOG.warning("cannot find out what was taken: %s", error)
+        except Exception as error:  # noqa: BLE001  whatever failed must not delay the shutdown for long
+            _LOG.warning("reading back claims failed: %s", error)
             self._claimer.drop_expired()
         self.is_stopped_cleanly = self._claimer.has_no_pending
-        return FULL_PAUSE if self.is_stopped_cleanly else self._next_pause(took=False)
+        return FULL_PAUSE if self.is_stopped_cleanly else self._next_pause(claimed=False)
 
-    def _next_pause(self, *, took: bool) -> timedelta:
-        self._pause = MIN_POLL_PAUSE if took else min(2 * self._pause, self._poll)
+    def _next_pause(self, *, claimed: bool) -> timedelta:
+        self._pause = MIN_POLL_PAUSE if claimed else min(2 * self._pause, self._poll)
         return self._pause
 
     def _reserve_all(self) -> tuple[bool, bool, bool]:
-        """Ask every queue once; return whether any gave a job, one has more, and there was no room at all."""
-        took, has_more, room_found, lacks_room = False, False, False, False
-        self._queues.append(self._queues.pop(0))  # each is first in turn
+        """Poll every queue once; return whether any had a job, whether one has more, and whether no slot was free."""
+        claimed, has_more, found_slots, lacks_slots = False, False, False, False
+        self._queues.append(self._queues.pop(0))  # queues take turns to be first
         for queue in self._queues:
-            room = self._slots.acquire(queue, STORE_BATCH)
-            lacks_room = lacks_room or not room
-            if room:
-                room_found = True
-                claims = self._claimer.reserve(queue, room)
-                took = took or bool(claims)
-                has_more = has_more or len(claims) == room
-        self._slots.is_source_waiting = has_more or lacks_room
-        return took, has_more and self._has_free_slots(), not room_found
+            slots = self._slots.acquire(queue, STORE_BATCH)
+            lacks_slots = lacks_slots or not slots
+            if slots:
+                found_slots = True
+                claims = self._claimer.reserve(queue, slots)
+                claimed = claimed or bool(claims)
+                has_more = has_more or len(claims) == slots
+        self._slots.is_source_waiting = has_more or lacks_slots
+        return claimed, has_more and self._has_free_slots(), not found_slots
 
     def _has_free_slots(self) -> bool:
         return any(self._slots.has_free(queue) for queue in self._queues)

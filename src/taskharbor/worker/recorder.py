@@ -1,4 +1,4 @@
-"""Writing outcomes down, many in one statement."""
+"""Settles the outcomes of attempts in batches."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ IDLE_PAUSE: Final = timedelta(seconds=60)
 FIRST_RETRY_SECONDS: Final = 0.25
 MAX_RETRY_SECONDS: Final = 1.0
 FIRST_UNLOCK_SECONDS: Final = 0.01
-"""Until a locked row is tried again, at first: a heartbeat that extends the lease locks it for about a millisecond."""
+"""The first retry of a locked row. A heartbeat that extends the lease locks the row for about a millisecond."""
 MAX_SEPARATE_RETRIES: Final = 500
-"""Outcomes that wait by themselves, from which on no slot is freed before its outcome is committed."""
+"""With this many outcomes to retry separately, slots are freed only after their outcomes are committed."""
 
 
 @dataclass(slots=True, eq=False)
 class SeparateRetry:
-    """Outcomes that are tried again by themselves, so that no other waits for them."""
+    """Outcomes that are retried in a call of their own, so that they delay no others."""
 
     batch: Batch
     due_at: float
@@ -47,15 +47,14 @@ class SeparateRetry:
 
 
 class Recorder:
-    """Settles what has ended; while one statement is under way, what ends meanwhile gathers for the next.
+    """Settles outcomes. Outcomes that arrive during one statement are settled together by the next one.
 
-    An outcome counts, and its job is let go, only when it is committed. Its slot is free for another
-    job as soon as it is on its way, unless the store did not answer the last time. A lost reply is
-    resolved by saying the same again: the token tells whether it was recorded.
+    An execution is removed only after its outcome is committed or refused. Its slot is freed when the
+    outcome is sent, unless the last call failed. After a lost reply the same settlement is sent
+    again: the lease token shows whether it was recorded.
 
-    Only a success or a refusal of the store ends the wait for an outcome. A job dies of its outcome
-    only if the store says that it cannot hold that one's data. After any other error the outcome
-    is tried again, with longer pauses, as long as the lease holds.
+    A job becomes a dead letter because of its outcome only if the store cannot hold the outcome's data.
+    After any other error the outcome is retried, with growing pauses, until the lease expires.
     """
 
     def __init__(
@@ -72,22 +71,22 @@ class Recorder:
         self._loops = loops
         self._hooks = hooks
         self._lock = runtime.lock()
-        self._ended: deque[tuple[Execution, Outcome]] = deque()
-        self._separate: list[SeparateRetry] = []
-        self._pause = 0.0  # above zero: the last call failed, and nothing is asked before _rests_until
-        self._rests_until = 0.0
+        self._unsettled: deque[tuple[Execution, Outcome]] = deque()
+        self._separate_retries: list[SeparateRetry] = []
+        self._pause_seconds = 0.0  # above zero: the last call failed, and nothing is sent before _resumes_at
+        self._resumes_at = 0.0
 
     def put(self, execution: Execution, outcome: Outcome | None) -> None:
-        """Record an outcome; with None, only let the job go. Only the first outcome of an attempt counts."""
+        """Record an outcome; with None, only remove the execution. Only the first outcome of an attempt counts."""
         self._hooks.ended(execution)
         with self._lock:
             if execution.is_settling:
                 return
             execution.is_settling = True
             if outcome is not None:
-                self._ended.append((execution, outcome))
+                self._unsettled.append((execution, outcome))
             # Inside the lock: of two concurrent calls, exactly one must see itself as the first.
-            is_first = len(self._ended) == 1
+            is_first = len(self._unsettled) == 1
         if outcome is None:
             self._release_settled([(execution, outcome)], [None])
         elif is_first:
@@ -99,87 +98,87 @@ class Recorder:
         self._hooks.recorded(batch, answers)
 
     def _wake_source(self) -> None:
-        """Wake the source if it waits for slots; otherwise it would find nothing, and delay the recorder."""
+        """Wake the source if it waits for slots; otherwise it would claim nothing, and delay the recorder."""
         if self._slots.is_source_waiting or self._slots.is_draining:
             self._loops.wake("source")
 
     def tick(self) -> timedelta:
         now = self._runtime.monotonic()
-        if now >= self._rests_until:
+        if now >= self._resumes_at:
             if batch := self._next_batch():
-                self._make_room(batch)
-                self._record(batch, apart=None)
+                self._free_slots(batch)
+                self._record(batch, retry=None)
             self._run_separate_retries(now)
         return self._next_pause()
 
     def _next_batch(self) -> Batch:
-        """Take what has ended. Of a job that was in hand twice one outcome waits: a call names each job once."""
+        """Remove the next batch. If it has two outcomes of one job, one waits: a call may name each job once."""
         batch: Batch = []
         later: Batch = []
-        jobs: set[int] = set()  # as numbers: a UUID takes three times as long to look up
-        while self._ended and len(batch) < STORE_BATCH:
-            ended = self._ended.popleft()
+        jobs: set[int] = set()  # as numbers: a set lookup of a UUID takes three times as long
+        while self._unsettled and len(batch) < STORE_BATCH:
+            ended = self._unsettled.popleft()
             job_id = ended[0].claim.job.id.int
             (later if job_id in jobs else batch).append(ended)
             jobs.add(job_id)
-        self._ended.extendleft(reversed(later))
+        self._unsettled.extendleft(reversed(later))
         return batch
 
-    def _make_room(self, batch: Batch) -> None:
-        """Free the slots of what is on its way, unless the store takes no outcomes: it must give no more jobs then."""
-        if not self._pause and sum(len(each.batch) for each in self._separate) < MAX_SEPARATE_RETRIES:
+    def _free_slots(self, batch: Batch) -> None:
+        """Free the slots of a batch that is about to be sent, unless the store does not accept outcomes."""
+        if not self._pause_seconds and sum(len(each.batch) for each in self._separate_retries) < MAX_SEPARATE_RETRIES:
             self._slots.free(execution for execution, _ in batch)
             self._wake_source()
 
     def _run_separate_retries(self, now: float) -> None:
-        for each in [each for each in self._separate if each.due_at <= now]:
-            if not self._rests:
-                self._separate.remove(each)
-                self._record(each.batch, apart=each)
+        for each in [each for each in self._separate_retries if each.due_at <= now]:
+            if not self._is_paused:
+                self._separate_retries.remove(each)
+                self._record(each.batch, retry=each)
 
     @property
-    def _rests(self) -> bool:
-        return self._runtime.monotonic() < self._rests_until
+    def _is_paused(self) -> bool:
+        return self._runtime.monotonic() < self._resumes_at
 
-    def _record(self, batch: Batch, *, apart: SeparateRetry | None) -> None:
+    def _record(self, batch: Batch, *, retry: SeparateRetry | None) -> None:
         try:
             answers = self._driver.settle([Settlement(execution.claim.lease, outcome) for execution, outcome in batch])
-        except TaskHarborError as error:  # away, or of another version: all outcomes wait
-            self._rest()
-            self._keep(batch, apart, error)
-        except Exception as error:  # noqa: BLE001  the store's or a user's function's; one outcome may be the cause of it
-            _LOG.error("recording %d outcomes failed; retrying: %r", len(batch), error, exc_info=apart is None)
-            if apart is None:
-                self._rest()
+        except TaskHarborError as error:  # unavailable, or of another version: all outcomes wait
+            self._back_off()
+            self._put_back(batch, retry, error)
+        except Exception as error:  # noqa: BLE001  of the driver or of user code; a single outcome may be the cause
+            _LOG.error("recording %d outcomes failed; retrying: %r", len(batch), error, exc_info=retry is None)
+            if retry is None:
+                self._back_off()
             half = len(batch) // 2
             for part in filter(None, (batch[:half], batch[half:])):
-                self._retry_separately(part, _longer(apart, FIRST_RETRY_SECONDS), error)
+                self._retry_separately(part, _next_retry_seconds(retry, FIRST_RETRY_SECONDS), error)
         except BaseException:
-            self._ended.extendleft(reversed(batch))
+            self._unsettled.extendleft(reversed(batch))
             raise
         else:
-            self._pause = 0.0
-            self._answered(batch, answers, apart)
+            self._pause_seconds = 0.0
+            self._process_answers(batch, answers, retry)
 
-    def _rest(self) -> None:
-        self._pause = min(max(2 * self._pause, FIRST_RETRY_SECONDS), MAX_RETRY_SECONDS)
-        self._rests_until = self._runtime.monotonic() + self._pause
+    def _back_off(self) -> None:
+        self._pause_seconds = min(max(2 * self._pause_seconds, FIRST_RETRY_SECONDS), MAX_RETRY_SECONDS)
+        self._resumes_at = self._runtime.monotonic() + self._pause_seconds
 
-    def _keep(self, batch: Batch, apart: SeparateRetry | None, error: Exception) -> None:
-        if apart is None:
-            self._ended.extendleft(reversed(self._still_held(batch, error)))
+    def _put_back(self, batch: Batch, retry: SeparateRetry | None, error: Exception) -> None:
+        if retry is None:
+            self._unsettled.extendleft(reversed(self._drop_expired(batch, error)))
         else:
-            self._retry_separately(batch, apart.pause, error)
+            self._retry_separately(batch, retry.pause, error)
 
     def _retry_separately(self, batch: Batch, pause: float, cause: object) -> None:
-        if held := self._still_held(batch, cause):
+        if held := self._drop_expired(batch, cause):
             pause = min(pause, MAX_RETRY_SECONDS)
-            self._separate.append(SeparateRetry(held, self._runtime.monotonic() + pause, pause))
+            self._separate_retries.append(SeparateRetry(held, self._runtime.monotonic() + pause, pause))
 
-    def _answered(self, batch: Batch, answers: Sequence[SettleAnswer], apart: SeparateRetry | None) -> None:
-        """Let go at once of what is recorded or refused; the rest is tried again by itself."""
+    def _process_answers(self, batch: Batch, answers: Sequence[SettleAnswer], retry: SeparateRetry | None) -> None:
+        """Remove executions whose outcomes were recorded or refused; retry the others separately."""
         done: Batch = []
-        told: list[Answer] = []
+        done_answers: list[Answer] = []
         locked: Batch = []
         rejected: Batch = []
         for ended, answer in zip(batch, answers, strict=True):
@@ -189,36 +188,36 @@ class Recorder:
                 rejected.append((ended[0], _dead_letter_outcome(answer)))
             else:
                 done.append(ended)
-                told.append(answer)
-        self._retry_separately(locked, _longer(apart, FIRST_UNLOCK_SECONDS), "its row is locked by another transaction")
+                done_answers.append(answer)
         self._retry_separately(
-            rejected, 0.0 if apart is None else _longer(apart, FIRST_RETRY_SECONDS), "it was rejected"
+            locked, _next_retry_seconds(retry, FIRST_UNLOCK_SECONDS), "row locked by another transaction"
+        )
+        self._retry_separately(
+            rejected, 0.0 if retry is None else _next_retry_seconds(retry, FIRST_RETRY_SECONDS), "rejected by the store"
         )
         if done:
-            self._release_settled(done, told)
+            self._release_settled(done, done_answers)
 
-    def _still_held(self, batch: Batch, cause: object) -> Batch:
-        """Return what can still be recorded; the rest is the store's to find out, once the leases are over."""
+    def _drop_expired(self, batch: Batch, cause: object) -> Batch:
+        """Return the outcomes whose leases may still hold; drop the others, whose jobs will be reclaimed."""
         now = self._runtime.monotonic()
-        late = [(execution, outcome) for execution, outcome in batch if execution.ends_at <= now]
-        for execution, outcome in late:
-            _LOG.error(
-                "an outcome of job %s was not recorded before its lease ended: %s", execution.claim.job.id, cause
-            )
+        expired = [(execution, outcome) for execution, outcome in batch if execution.ends_at <= now]
+        for execution, outcome in expired:
+            _LOG.error("outcome of job %s not recorded before its lease expired: %s", execution.claim.job.id, cause)
             self._release_settled([(execution, outcome)], [None])
-        return [(execution, outcome) for execution, outcome in batch if execution.ends_at > now] if late else batch
+        return [(execution, outcome) for execution, outcome in batch if execution.ends_at > now] if expired else batch
 
     def _next_pause(self) -> timedelta:
-        due = [each.due_at for each in self._separate] + ([0.0] if self._ended else [])
+        due = [each.due_at for each in self._separate_retries] + ([0.0] if self._unsettled else [])
         if not due:
             return IDLE_PAUSE
-        seconds = max(min(due), self._rests_until) - self._runtime.monotonic()
-        # A pause of less than a microsecond would be none, and the next tick would find nothing due.
+        seconds = max(min(due), self._resumes_at) - self._runtime.monotonic()
+        # A pause below a microsecond would be rounded to zero, and the next tick would find nothing due.
         return max(timedelta(seconds=seconds), MIN_PAUSE) if seconds > 0 else NO_PAUSE
 
 
-def _longer(apart: SeparateRetry | None, first: float) -> float:
-    return first if apart is None else max(first, 2 * apart.pause)
+def _next_retry_seconds(retry: SeparateRetry | None, first: float) -> float:
+    return first if retry is None else max(first, 2 * retry.pause)
 
 
 def _dead_letter_outcome(rejected: OutcomeNotStorable) -> Outcome:

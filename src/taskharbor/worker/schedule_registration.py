@@ -1,4 +1,4 @@
-"""Storing the schedules that come with the handlers."""
+"""Stores the schedules that are declared with the handlers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SCHEDULE_RETRY_DELAY: Final = timedelta(seconds=1)
 
 
 def register_schedules(scheduler: Scheduler, schedules: Sequence[ScheduleSpec]) -> timedelta | None:
-    """Store *schedules*; return None when done, or when to try again."""
+    """Store *schedules*; return None when done, else the pause before the next try."""
     try:
         scheduler.put(schedules)
     except StoreUnavailable as error:
-        _LOG.warning("cannot store the schedules: %s", error)
+        _LOG.warning("schedules not stored; retrying: %s", error)
         return SCHEDULE_RETRY_DELAY
     return None

@@ -1,4 +1,4 @@
-"""Stopping attempts at their timeout, and giving up slots whose handlers do not return."""
+"""Stops attempts at their timeout, and counts the slots whose handlers do not return."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TimeoutMonitor:
     """Asks attempts to stop at their timeout. An async handler is canceled; a sync handler cannot be.
 
     A sync handler that still runs at its timeout is logged with the stack of its thread. One lease
-    later its slot is lost until the thread returns: the job's lease is no longer extended, so
-    that others get the job. A worker that has lost half of its slots ends itself.
+    later its slot is lost until the handler returns: the job's lease is no longer extended, so
+    that another worker can reclaim the job. A worker that has lost half of its slots stops itself.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class TimeoutMonitor:
         self._stop = stop
         self._lease_seconds = lease.total_seconds()
         self.is_exhausted = False
-        """Whether half of the slots were lost, so that the worker ends itself."""
+        """Whether half of the slots were lost, so that the worker stops itself."""
 
     def check(self, executions: Iterable[Execution], now: float) -> None:
-        """Stop the attempts whose timeout has passed, and give up those that did not stop for a lease."""
+        """Stop the attempts whose timeout has passed; one lease later count their slots as lost."""
         for execution in executions:
             if execution.times_out_at is None or execution.times_out_at > now or execution.is_settling:
                 continue
@@ -60,7 +60,7 @@ class TimeoutMonitor:
                 self._lose_slot(execution, now - execution.times_out_at)
 
     def pauses(self, executions: Iterable[Execution], now: float) -> list[float]:
-        """Return in how many seconds each attempt must be checked."""
+        """Return in how many seconds each attempt must be checked again."""
         return [
             max(MIN_PAUSE_SECONDS, execution.times_out_at + self._lease_seconds * execution.is_timed_out - now)
             for execution in executions
@@ -69,7 +69,7 @@ class TimeoutMonitor:
         ]
 
     def ended(self, execution: Execution) -> None:
-        """Count the slot of *hand* as free again if its handler has returned."""
+        """Count the slot of *execution* as free again if its handler has returned."""
         if execution.is_slot_lost and execution.thread is None:
             execution.is_slot_lost = False
             _LOG.warning(
@@ -80,11 +80,11 @@ class TimeoutMonitor:
     def _time_out(self, execution: Execution) -> None:
         stack = "" if execution.thread is None else self._runtime.stack(execution.thread)
         execution.time_out()
-        if execution.thread is None:  # async, or it returned by now, and the stack is that of another job
+        if execution.thread is None:  # async, or it has returned, and the stack may be of another job
             return
         _LOG.warning(
-            "job %s (%s) attempt %d: still running at its timeout of %s s; asked it to stop, and its result will "
-            "count as timed out; stack of its thread:\n%s",
+            "job %s (%s) attempt %d: still running at its timeout of %s s; asked it to stop; its result will be "
+            "recorded as timed out; stack of its thread:\n%s",
             execution.claim.job.id,
             _type(execution),
             execution.claim.job.attempt_count,
@@ -94,7 +94,7 @@ class TimeoutMonitor:
 
     def _lose_slot(self, execution: Execution, late_by: float) -> None:
         execution.is_slot_lost = True
-        lost, in_all = self._slots.lost_slots, self._slots.concurrency
+        lost, total = self._slots.lost_slots, self._slots.concurrency
         _LOG.warning(
             "job %s (%s): still running %.1f s after its timeout; its lease is no longer extended and its slot is lost "
             "until the handler returns (%d of %d slots lost)",
@@ -102,12 +102,12 @@ class TimeoutMonitor:
             _type(execution),
             late_by,
             lost,
-            in_all,
+            total,
         )
         self._loops.wake("worker-heartbeat")  # to record how many slots are lost
-        if lost * 2 >= in_all and not self.is_exhausted:
+        if lost * 2 >= total and not self.is_exhausted:
             self.is_exhausted = True
-            _LOG.error("%d of %d slots lost; draining, then ending with exit code %d", lost, in_all, LOST_SLOTS_EXIT)
+            _LOG.error("%d of %d slots lost; draining, then ending with exit code %d", lost, total, LOST_SLOTS_EXIT)
             self._stop.set()
 
 

@@ -1,4 +1,4 @@
-"""The worker: its options, and its life from start to stop. `taskharbor.worker.pipeline` connects what runs inside."""
+"""The public `Worker` class: its options, start and shutdown. `taskharbor.worker.pipeline` connects its stages."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ STOP_GRACE_SECONDS: Final = 1.0
 class Worker:
     """Runs the jobs of some queues.
 
-    *queues* are names, or a mapping from a name to how many of its jobs run at once;
-    *concurrency* is how many do in all: 16, or what the mapping adds up to. An
-    attempt holds its job by a *lease* that is renewed every *heartbeat*. *unknown_types* says
-    what becomes of a job without a handler here: other workers may take it until it has been due for
-    *unhandled_after*, then it becomes a dead letter; or it is always left for other workers. What
-    *lifespan* yields is every handler's ``ctx.state``, and *schedules* are stored when it starts.
+    *queues* are names, or a mapping from each name to its concurrency limit. *concurrency* is the
+    total limit: by default 16, or the sum of the mapping. An attempt holds its job by a *lease*, which
+    is extended every *heartbeat*. *unknown_types* says what happens to jobs of a type without a handler:
+    ``dead-letter`` leaves them for other workers until they have been due for *unhandled_after*, then
+    makes them dead letters; ``leave`` always leaves them for other workers. Handlers read the value that
+    *lifespan* yields as ``ctx.state``. *schedules* are stored when the worker starts.
 
-    With a *transport* jobs are taken by the messages that a `DueTaskEnqueuer` sends, which are
-    hidden from others for *visibility* (a minute, or *lease* if that is longer), and those without one
-    only when they are due for longer than *overdue_after*. Events of jobs that died go to *publisher*
-    (`taskharbor.outbox`), or to its queue *dead_letter_queue*.
+    With a *transport*, jobs are claimed by the messages that a `DueTaskEnqueuer` sends. Messages stay
+    hidden from other workers for *visibility* (a minute, or *lease* if that is longer). Jobs without a
+    message are claimed after they have been due for *overdue_after*. Events of dead jobs go to
+    *publisher* (`taskharbor.outbox`), or to the queue *dead_letter_queue* of the transport.
 
     >>> from taskharbor import Client, JobRequest, MemoryDriver
     >>> driver = MemoryDriver()
@@ -112,29 +112,29 @@ class Worker:
         name: str | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        limits, in_all = limits_of(queues, concurrency)
-        beat = lease / 3 if heartbeat is None else heartbeat
-        check_options(limits, in_all, lease, beat)
+        limits, total = limits_of(queues, concurrency)
+        interval = lease / 3 if heartbeat is None else heartbeat
+        check_options(limits, total, lease, interval)
         if lifespan is not None:
             check_lifespan(lifespan)
         self.id = name or new_worker_id()
         config = WorkerConfig(
             worker=self.id,
             queues=limits,
-            concurrency=in_all,
+            concurrency=total,
             lease=lease,
-            heartbeat=beat,
+            heartbeat=interval,
             grace=grace,
             poll=poll,
             overdue_after=overdue_after,
             unhandled_after=None if unknown_types == "leave" else unhandled_after,
             codec=codec,
             hooks=tuple(hooks),
-            delivery=delivery_config(transport, visibility, receive_wait, lease=lease, heartbeat=beat),
+            delivery=delivery_config(transport, visibility, receive_wait, lease=lease, heartbeat=interval),
         )
         self._config = config
         self._driver = driver
-        self._runtime = runtime or ThreadRuntime(sync_threads=in_all)
+        self._runtime = runtime or ThreadRuntime(sync_threads=total)
         self._handlers = HandlerRegistry(middleware)
         self._lifespan, self._schedules = lifespan, tuple(schedules)
         self._scheduler = scheduler or Scheduler(driver, codec=codec or JsonCodec())
@@ -148,11 +148,11 @@ class Worker:
         self._worker_heartbeat = WorkerHeartbeat(self._runtime, driver, self._slots, self._handlers, config)
 
     def register(self, type: str, function: Callable[..., Any], *, policy: RetryPolicy | None = None) -> None:
-        """Let *function* handle jobs of *type*: ``handler(job)`` or ``handler(job, ctx)``, sync or async."""
+        """Register *function* for jobs of *type*: ``handler(job)`` or ``handler(job, ctx)``, sync or async."""
         self._handlers.register(type, function, policy)
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT, or until `stop` is called elsewhere; a second signal ends the process now.
+        """Run until SIGTERM or SIGINT, or until another thread calls `stop`. A second signal ends the process at once.
 
         Raises `SystemExit` with code 12 if half of the slots were lost to handlers that do not return.
         """
@@ -162,7 +162,7 @@ class Worker:
             raise SystemExit(LOST_SLOTS_EXIT)
 
     def start(self) -> None:
-        """Begin to work, in threads of the worker's own. Raises `CodecMismatch` if it could not read any payload."""
+        """Start the worker's threads. Raises `CodecMismatch` if the store's payloads have another codec."""
         self.codec_check.begin()
         if self._lifespan is not None:
             self._lifespan_run = LifespanRun(self._runtime, self._lifespan)
@@ -193,7 +193,7 @@ class Worker:
         }
 
     def drain(self, timeout: timedelta = NO_TIMEOUT) -> None:
-        """Work until no job is due or running, or *timeout* has passed, and stop."""
+        """Run until no job is due or running, or *timeout* has passed, then stop."""
         self._slots.is_draining = True
         self.start()
         is_idle = self._runtime.serve("drain", lambda: SHUTDOWN_POLL if self._is_busy() else None)
@@ -207,42 +207,42 @@ class Worker:
         return not self._source.is_idle or len(self._slots) > self.lost_slots
 
     def stop(self, grace: timedelta | None = None) -> None:
-        """Claim no more jobs, let running ones finish within *grace*, release the rest, and wait for all that."""
+        """Stop claiming, let running jobs finish within *grace*, release the rest, and wait until all is done."""
         self.begin_stop(grace)
         self._loops.join("shutdown", NO_TIMEOUT)
 
     def begin_stop(self, grace: timedelta | None = None) -> None:
-        """Begin to stop, and return immediately."""
+        """Request the stop, and return immediately."""
         self._stop.set(grace)
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types that it has a handler for."""
+        """The types that have a handler."""
         return tuple(sorted(self._handlers.types))
 
     @property
     def lost_slots(self) -> int:
-        """How many slots are kept by sync handlers that did not return within a lease of their timeout."""
+        """How many slots are held by sync handlers that did not return within a lease after their timeout."""
         return self._slots.lost_slots
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether it stops, or has stopped, by itself because half of its slots were lost."""
+        """Whether the worker stops by itself because half of its slots were lost."""
         return self._pipeline.timeouts.is_exhausted
 
     @property
     def is_over(self) -> bool:
-        """Whether it has stopped, and released what it held."""
+        """Whether the worker has stopped and released its jobs."""
         return self._loops.is_stopped
 
     def _finish_shutdown(self) -> timedelta | None:
-        """Wait for running handlers; after the grace ask them to stop, and a second later release their jobs."""
+        """Wait for running handlers. After the grace, ask them to stop; a second later, release their jobs."""
         late = self._runtime.monotonic() - self._stop.deadline
         for execution in self._slots.all():
             if late >= 0:
                 execution.stop(StopReason.SHUTDOWN)
             if late >= STOP_GRACE_SECONDS or execution.is_slot_lost:
-                # A thread that does not check whether it must stop: the process ends before its handler returns.
+                # This thread does not check whether it must stop: the process ends before its handler returns.
                 self._pipeline.executor.abandon(execution)
         # After one more lease, leases that could not be released have expired.
         last = STOP_GRACE_SECONDS + self._config.lease.total_seconds()
@@ -252,11 +252,11 @@ class Worker:
         return None
 
     def _may_claim(self) -> bool:
-        """Whether jobs may still arrive: a claim is running, or its reply was lost."""
+        """Return whether jobs may still arrive: a claim is running, or its reply was lost."""
         return self._loops.is_started and not self._source.is_stopped_cleanly
 
     def _has_messages(self) -> bool:
-        """Whether messages are still to be deleted or released."""
+        """Return whether messages must still be deleted or released."""
         return self._pipeline.acks is not None and not self._pipeline.acks.is_done
 
     def _end(self) -> None:

@@ -196,7 +196,7 @@ def test_the_commands_work_on_the_previous_schema(shop: Shop, url: str, monkeypa
 def test_a_worker_keeps_running_while_the_newest_migration_is_applied(
     shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.worker.heartbeats.PERIOD", timedelta(milliseconds=200))
+    monkeypatch.setattr("taskharbor.worker.heartbeats.WORKER_HEARTBEAT", timedelta(milliseconds=200))
     with shop.working() as worker:
         before = shop.add.enqueue(1, 1)
         assert before.result(timeout=20) == 2
