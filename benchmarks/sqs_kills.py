@@ -21,7 +21,7 @@ from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
 from taskharbor.outbox import OUTBOX_LOCK
 from tests.delivery.test_endpoint import control, process
 from tests.support.waiting import wait_until
-from tests.support.worker_fleet import LIMIT, Fleet
+from tests.support.worker_fleet import LIMIT_SECONDS, Fleet
 from tests.worker.test_crashes import served
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def figures(jobs: int = JOBS) -> dict[str, object]:
     ):
         crew = Crew(fleet, url)
         took = _kill_until_done(Load(fleet, jobs), crew)
-        cleared = wait_until(lambda: _sqs.depth(url) == 0, limit=LIMIT)
+        cleared = wait_until(lambda: _sqs.depth(url) == 0, limit=LIMIT_SECONDS)
         assert cleared <= 2 * VISIBILITY.total_seconds() + RECEIVE_SECONDS, f"messages remained for {cleared:.1f} s"
-        wait_until(lambda: not _unpublished(fleet), limit=LIMIT + OUTBOX_LOCK.total_seconds())
+        wait_until(lambda: not _unpublished(fleet), limit=LIMIT_SECONDS + OUTBOX_LOCK.total_seconds())
         crew.end()
         happened = control(url, {})["happened"]
         return {
@@ -85,7 +85,7 @@ class Crew:
             victim = crew.pop(0)
             assert victim.poll() is None, f"a process ended by itself:\n{self._fleet.said()}"
             victim.kill()
-            victim.wait(LIMIT)
+            victim.wait(LIMIT_SECONDS)
             crew.append(self._start(sends=sends))
         self.rounds += 1
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks import _sqs
 from tests.delivery.test_endpoint import process
 from tests.support.waiting import wait_until
-from tests.support.worker_fleet import LIMIT, Fleet
+from tests.support.worker_fleet import LIMIT_SECONDS, Fleet
 from tests.worker.test_crashes import (
     BY_MESSAGES,
     RECOVERY_SECONDS,
@@ -89,8 +89,8 @@ def _kill_by_messages(fleet: Fleet) -> dict[str, Any]:
         survivors = [fleet.start(sqs=url), fleet.start(sqs=url, sends=True)]
         workers = _kill(fleet, BY_MESSAGES, sqs=url, dying=DYING)
         enqueuers = _kill(fleet, SENDS, sqs=url, sends=True)
-        wait_until(lambda: _sqs.depth(url) == 0, limit=LIMIT)
-        wait_until(lambda: all(row.is_done for row in fleet.driver.inspector.outbox(fleet.jobs)), limit=LIMIT)
+        wait_until(lambda: _sqs.depth(url) == 0, limit=LIMIT_SECONDS)
+        wait_until(lambda: all(row.is_done for row in fleet.driver.inspector.outbox(fleet.jobs)), limit=LIMIT_SECONDS)
         for each in survivors:
             fleet.end(each)
         return {**fleet.verdict(), "workers killed at": workers, "enqueuers killed at": enqueuers}

@@ -22,7 +22,7 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.watcher import MAX_POLL_JOBS, MAX_POLL_SECONDS, JobWatcher
 from tests.support.fork import in_a_child
 from tests.support.postgres import emptied
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Claim, Job, JobSummary
     from taskharbor.drivers.base import Driver
 
-LONG: Final = timedelta(seconds=LIMIT)
+LONG: Final = timedelta(seconds=LIMIT_SECONDS)
 SHORT: Final = timedelta(seconds=0.1)
 
 
@@ -97,7 +97,7 @@ def done(driver: Driver, *, count: int = 1) -> None:
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     async def timed() -> Any:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             return await work
 
     return asyncio.run(timed())
@@ -121,7 +121,7 @@ def test_a_wait_ends_with_the_job(
         assert not waiting.done()
         done(driver)
 
-    job = waiting.result(LIMIT)
+    job = waiting.result(LIMIT_SECONDS)
     assert (job.id, job.status) == (job_id, Status.SUCCEEDED)
 
 
@@ -270,7 +270,7 @@ def test_a_new_wait_is_polled_soon_while_others_are_polled_rarely(
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskharbor.watcher.MAX_POLL_SECONDS", LIMIT)
+    monkeypatch.setattr("taskharbor.watcher.MAX_POLL_SECONDS", LIMIT_SECONDS)
     never, soon = enqueued(driver), enqueued(driver)
     waiting = pool.submit(watcher.wait, never, LONG)
     wait_until(lambda: len(inspector.asked) >= 7)  # the next poll is 1.28 s away
@@ -281,7 +281,7 @@ def test_a_new_wait_is_polled_soon_while_others_are_polled_rarely(
 
     assert time.monotonic() - start < 1
     driver.cancel([never])
-    waiting.result(LIMIT)
+    waiting.result(LIMIT_SECONDS)
 
 
 def test_an_unavailable_store_is_reported_at_the_timeout_of_the_wait(
@@ -300,7 +300,7 @@ def test_an_unavailable_store_is_reported_at_the_timeout_of_the_wait(
     inspector.error = None
 
     assert caught.value.__cause__ is not None
-    assert patient.result(LIMIT).status is Status.SUCCEEDED
+    assert patient.result(LIMIT_SECONDS).status is Status.SUCCEEDED
 
 
 def test_any_other_error_ends_a_wait_at_once(
@@ -348,7 +348,7 @@ def test_closing_ends_current_and_later_waits_with_an_error(
     watcher.close()
 
     with pytest.raises(StoreUnavailable, match="closed"):
-        waiting.result(LIMIT)
+        waiting.result(LIMIT_SECONDS)
     with pytest.raises(StoreUnavailable, match="closed"):
         watcher.wait(job_id, LONG)
     wait_until(lambda: watchers() == 0)
@@ -363,7 +363,7 @@ def test_coroutines_of_two_event_loops_share_one_watcher(
     wait_until(lambda: len(inspector.asked) > 1)
     done(driver)
 
-    assert [each.result(LIMIT).id for each in both] == 2 * [job_id]
+    assert [each.result(LIMIT_SECONDS).id for each in both] == 2 * [job_id]
 
 
 def test_a_forked_child_polls_in_its_own_thread(pool: ThreadPoolExecutor) -> None:
@@ -376,7 +376,7 @@ def test_a_forked_child_polls_in_its_own_thread(pool: ThreadPoolExecutor) -> Non
         code = in_a_child(lambda: (driver.cancel([second]), watcher.wait(second, LONG)))
 
         driver.cancel([first])
-        assert waiting.result(LIMIT).status is Status.CANCELED
+        assert waiting.result(LIMIT_SECONDS).status is Status.CANCELED
         assert code == 0
 
 

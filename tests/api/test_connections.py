@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from taskharbor.api import connections
 from taskharbor.api.connections import BoundedProtocol, ConnectionLimits, max_connections
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -115,7 +115,7 @@ async def serving(max_open: int = 100) -> AsyncIterator[ConnectionRig]:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     async def timed() -> None:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await work
 
     asyncio.run(timed())

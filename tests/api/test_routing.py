@@ -11,7 +11,7 @@ import pytest
 
 from taskharbor.api import routing, store
 from tests.support.api_rig import bearer, opened, problem
-from tests.support.waiting import LIMIT
+from tests.support.waiting import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     import httpx
@@ -86,7 +86,7 @@ def test_other_requests_are_answered_while_a_batch_is_prepared(site: ApiRig, mon
 
     def prepared(*args: Any) -> Any:
         begun.set()
-        assert may_end.wait(LIMIT)
+        assert may_end.wait(LIMIT_SECONDS)
         return prepare(*args)
 
     monkeypatch.setattr(site.backend.client, "prepare", prepared)
@@ -95,7 +95,7 @@ def test_other_requests_are_answered_while_a_batch_is_prepared(site: ApiRig, mon
         body = json.dumps({"jobs": [{"type": "t"}]})
         headers = {"Content-Type": "application/json"}
         posting = asyncio.create_task(site.client.post("/v1/jobs/batch", content=body, headers=headers))
-        assert await asyncio.to_thread(begun.wait, LIMIT)
+        assert await asyncio.to_thread(begun.wait, LIMIT_SECONDS)
         live = await site.client.get("/livez")
         assert not posting.done()
         may_end.set()

@@ -13,7 +13,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.results import JobFilter
 from tests.support.api_rig import bearer, opened, problem
 from tests.support.streams import Stream
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +124,7 @@ def test_a_busy_stream_is_checked_and_has_a_maximum_duration(
         await asyncio.Event().wait()
 
     async def run() -> None:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await EventStream(buffer, lambda: None, is_allowed=is_allowed)({}, never, send)
 
     asyncio.run(run())

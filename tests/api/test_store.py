@@ -10,7 +10,7 @@ import pytest
 from taskharbor.api import store
 from taskharbor.core.errors import StoreUnavailable
 from tests.support.api_rig import bearer, opened
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_no_request_waits_until_its_use_is_noted(locked: ApiRig, monkeypatch: py
     may_end, is_done = threading.Event(), threading.Event()
 
     def blocked(_ids: Any) -> None:
-        assert may_end.wait(LIMIT)
+        assert may_end.wait(LIMIT_SECONDS)
         is_done.set()
 
     monkeypatch.setattr(locked.driver.control, "note_key_use", blocked)

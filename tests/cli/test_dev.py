@@ -17,7 +17,7 @@ from taskharbor.cli.dev_server import FileWatcher, children_for, folder_of
 from taskharbor.cli.errors import NoApp
 from taskharbor.cli.main import ExitCode, cli, run
 from taskharbor.drivers.connect import connect
-from tests.support.cli_processes import LIMIT, PYTHON
+from tests.support.cli_processes import LIMIT_SECONDS, PYTHON
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_a_signal_stops_dev_with_0_and_all_its_processes(number: signal.Signals,
 
         dev.send_signal(number)
 
-        assert dev.wait(LIMIT) == 0
+        assert dev.wait(LIMIT_SECONDS) == 0
     assert dev.log().endswith(" stopped\n")
 
 
@@ -177,4 +177,4 @@ def started(folder: Path, *words: str) -> Iterator[Started]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(LIMIT)
+        process.wait(LIMIT_SECONDS)

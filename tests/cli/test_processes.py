@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
+from tests.support.cli_processes import LIMIT_SECONDS, PYTHON, taskharbor
 
 WAIT_FOR_SIGNAL = """
 import signal, sys, threading
@@ -52,7 +52,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
 
         process.send_signal(signal.SIGINT)
 
-        _, err = process.communicate(timeout=LIMIT)
+        _, err = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130
     assert err.strip() == ""
 
@@ -97,5 +97,7 @@ def error_on_a_terminal(environ: dict[str, str]) -> str:
     ours, theirs = pty.openpty()
     with closing(os.fdopen(ours, "rb", buffering=0)) as screen, closing(os.fdopen(theirs, "wb", buffering=0)) as stderr:
         command = [*PYTHON, "-m", "taskharbor.cli", "no-such-command"]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=stderr, check=False, timeout=LIMIT, env=environ)
+        subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=stderr, check=False, timeout=LIMIT_SECONDS, env=environ
+        )
         return screen.read(4096).decode()

@@ -14,7 +14,7 @@ from taskharbor import Client, JobRequest
 from taskharbor.cli.main import ExitCode
 from taskharbor.drivers.connect import connect
 from taskharbor.testing.sqs import Endpoint, EndpointFaults
-from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
+from tests.support.cli_processes import LIMIT_SECONDS, PYTHON, taskharbor
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_worker_and_enqueuer_log_an_sqs_error_once_and_continue(
             wait_until(lambda: all("queue service refused" in log.read_text() for log in logs))
             for process in (enqueuer, worker):
                 process.send_signal(signal.SIGTERM)
-            codes = [process.wait(LIMIT) for process in (enqueuer, worker)]
+            codes = [process.wait(LIMIT_SECONDS) for process in (enqueuer, worker)]
     stored = driver.inspector.get([job_id])
     driver.close()
 

@@ -15,7 +15,7 @@ import pytest
 
 from taskharbor.cli.main import ExitCode
 from taskharbor.core.model import WorkerRecord
-from tests.support.cli_processes import LIMIT, PYTHON
+from tests.support.cli_processes import LIMIT_SECONDS, PYTHON
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def test_on_a_terminal_top_redraws_until_q_is_pressed(without_rich: bool, consol
         wait_until(lambda: len(terminal.shown()) > len(before))
         terminal.press(b"q")
 
-        assert terminal.process.wait(LIMIT) == 0
+        assert terminal.process.wait(LIMIT_SECONDS) == 0
 
 
 def test_ctrl_c_ends_top_without_a_traceback(console: Console) -> None:
@@ -153,7 +153,7 @@ def test_ctrl_c_ends_top_without_a_traceback(console: Console) -> None:
 
         terminal.process.send_signal(signal.SIGINT)
 
-        assert terminal.process.wait(LIMIT) == 130
+        assert terminal.process.wait(LIMIT_SECONDS) == 130
         assert "Traceback" not in terminal.shown()
 
 

@@ -20,7 +20,7 @@ from taskharbor.cli.options import duration, queues
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.drivers.connect import connect
-from tests.support.cli_processes import LIMIT, PYTHON, taskharbor
+from tests.support.cli_processes import LIMIT_SECONDS, PYTHON, taskharbor
 from tests.support.postgres import database
 from tests.support.waiting import wait_until
 
@@ -92,7 +92,7 @@ def test_a_worker_runs_jobs_until_a_signal_and_then_exits_with_0(
 
         worker.send_signal(number)
 
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
     log = worker.log()
     assert f"taskharbor.worker: job {job_id} (greet) attempt 1: ack → SUCCEEDED\n" in log
     assert "shop: hello Ada\n" in log
@@ -106,7 +106,7 @@ def test_a_job_that_outlasts_the_grace_time_is_released(url: str, driver: Driver
 
         worker.send_signal(signal.SIGTERM)
 
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
     job = driver.inspector.get([job_id])[job_id]
     [attempt] = driver.inspector.attempts([job_id])
     assert (job.status, job.attempt_count) == (Status.PENDING, 0)
@@ -122,7 +122,7 @@ def test_a_second_signal_ends_a_worker_immediately(url: str, driver: Driver, tmp
 
         worker.send_signal(signal.SIGTERM)
 
-        assert worker.wait(LIMIT) == 128 + signal.SIGTERM
+        assert worker.wait(LIMIT_SECONDS) == 128 + signal.SIGTERM
     assert status_of(driver, job_id) is Status.PROCESSING
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_lost_half_of_its_slots_ends_with_12(url: str, driver: Dri
         request = JobRequest(type="never-return", payload=payload, timeout=timedelta(milliseconds=50), max_attempts=1)
         job_id = Client(driver).enqueue(request).id
 
-        code = worker.wait(LIMIT)
+        code = worker.wait(LIMIT_SECONDS)
 
         assert code == ExitCode.SLOTS_LOST
         assert "in never_return" in worker.log()
@@ -148,14 +148,14 @@ def test_unknown_types_are_dead_lettered_or_left_as_configured(url: str, driver:
         wait_until(lambda: status_of(driver, run_job) is Status.SUCCEEDED)
         assert status_of(driver, left) is Status.PENDING
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
 
     fresh = enqueue(driver, "unheard-of")
     with started(tmp_path, "worker", "shop.py", "--url", url) as worker:
         wait_until(lambda: status_of(driver, left) is Status.DEAD)
         assert status_of(driver, fresh) is Status.PENDING
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
 
 
 def test_a_worker_serves_only_its_queues(url: str, driver: Driver, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_worker_serves_only_its_queues(url: str, driver: Driver, tmp_path: Pat
         wait_until(lambda: {status_of(driver, job_id) for job_id in served} == {Status.SUCCEEDED})
         [record] = driver.inspector.workers()
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
 
     assert record.queues == ("mail", "reports")
     assert status_of(driver, other) is Status.PENDING
@@ -178,13 +178,13 @@ def test_the_url_option_takes_precedence_over_the_harbors_store(url: str, driver
     with started(tmp_path, "worker", "shop.py", "--url", other, app=app) as worker:
         wait_until(lambda: " runs greet" in worker.log())
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
     assert status_of(driver, job_id) is Status.PENDING
 
     with started(tmp_path, "worker", "shop.py", app=app) as worker:
         wait_until(lambda: status_of(driver, job_id) is Status.SUCCEEDED)
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
 
 
 def test_json_log_lines_of_handlers_contain_job_and_attempt(url: str, driver: Driver, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_json_log_lines_of_handlers_contain_job_and_attempt(url: str, driver: Dr
         job_id = enqueue(driver, "greet", name="Ada")
         wait_until(lambda: status_of(driver, job_id) is Status.SUCCEEDED)
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(LIMIT) == 0
+        assert worker.wait(LIMIT_SECONDS) == 0
 
     lines = [json.loads(line) for line in worker.log().splitlines()]
     assert {*lines[0]} == {"at", "level", "logger", "message"}
@@ -209,7 +209,7 @@ def test_a_janitor_expires_leases_and_exits_with_0_at_a_signal(url: str, driver:
 
         janitor.send_signal(signal.SIGTERM)
 
-        assert janitor.wait(LIMIT) == 0
+        assert janitor.wait(LIMIT_SECONDS) == 0
     assert janitor.log().endswith("janitor stopped\n")
 
 
@@ -236,7 +236,7 @@ def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Dri
         wait_until(lambda: events.exists() and events.read_text() == f"{job_id}:1\n")
         wait_until(lambda: driver.inspector.outbox([job_id])[0].published_at is not None)
         janitor.send_signal(signal.SIGTERM)
-        assert janitor.wait(LIMIT) == 0
+        assert janitor.wait(LIMIT_SECONDS) == 0
 
     assert f"job {job_id} (greet) is dead after attempt 1: attempts exhausted\n" in janitor.log()
     assert events.with_name("events.hook").read_text() == "attempts exhausted"

@@ -11,7 +11,7 @@ from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from tests.support.postgres import emptied
 from tests.support.transport_subjects import REGION
 from tests.support.waiting import wait_until
-from tests.support.worker_fleet import LIMIT, Fleet
+from tests.support.worker_fleet import LIMIT_SECONDS, Fleet
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,7 +41,7 @@ def torment(url: str, folder: Path, *, jobs: int, every: float, kills: int) -> d
         killed = _kill_until_done(fleet, crew, endpoint.url, every, kills)
         fleet.wait_until_done()
         endpoint.faults = EndpointFaults()
-        wait_until(lambda: sum(endpoint.depth("taskharbor-default")) == 0, limit=LIMIT)
+        wait_until(lambda: sum(endpoint.depth("taskharbor-default")) == 0, limit=LIMIT_SECONDS)
         for each in crew:
             fleet.end(each)
         messages = {f"messages {name}d": endpoint.happened[name] for name in ("lose", "duplicate")}
@@ -67,5 +67,5 @@ def _kill_until_done(fleet: Fleet, crew: list[subprocess.Popen[bytes]], url: str
             killed, next_at = killed + 1, time.monotonic() + every
         return killed > 0 and fleet.waiting() == 0
 
-    wait_until(is_done, limit=10 * LIMIT)
+    wait_until(is_done, limit=10 * LIMIT_SECONDS)
     return killed

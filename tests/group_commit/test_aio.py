@@ -14,7 +14,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.group_commit import key_locks
 from tests.support.held_keys import HELD, WAITERS, CountingDriver, held_key, request
 from tests.support.postgres import emptied
-from tests.support.waiting import LIMIT
+from tests.support.waiting import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -41,7 +41,7 @@ def client(driver: CountingDriver) -> Iterator[Client]:
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     async def timed() -> Any:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             return await work
 
     return asyncio.run(timed())
@@ -56,7 +56,7 @@ def batch(client: Client, number: int) -> Coroutine[Any, Any, Any]:
 
 
 async def in_the_store(driver: CountingDriver) -> None:
-    assert await asyncio.to_thread(driver.is_waiting.wait, LIMIT)
+    assert await asyncio.to_thread(driver.is_waiting.wait, LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize("waiter", [single, batch])

@@ -17,7 +17,7 @@ from taskharbor.group_commit.key_locks import KeyLocks, KeyWaiter, keys_of
 from tests.support.fork import in_a_child
 from tests.support.held_keys import HELD, WAITERS, CountingDriver, held_key, request
 from tests.support.postgres import emptied
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,21 +170,21 @@ def test_waiters_for_a_held_key_occupy_one_connection(
     with held_key(driver, url):
         waiters = [pool.submit(waiter, client, number) for number in range(WAITERS)]
         wait_until(lambda: waiting(client) == WAITERS)
-        assert driver.is_waiting.wait(LIMIT)
+        assert driver.is_waiting.wait(LIMIT_SECONDS)
 
         others = [client.enqueue(request(idempotency_key="another")), client.enqueue(request())]
 
         assert [each.existed for each in others] == [False, False]
         assert not any(each.done() for each in waiters)
     for each in waiters:
-        each.result(LIMIT)
+        each.result(LIMIT_SECONDS)
     assert driver.most_at_once == 1
 
 
 def wait_in_store(client: Client, driver: CountingDriver, pool: ThreadPoolExecutor) -> Future[object]:
     """Let a thread wait for the held key inside the store."""
     first = pool.submit(single, client, 0)
-    assert driver.is_waiting.wait(LIMIT)
+    assert driver.is_waiting.wait(LIMIT_SECONDS)
     return first
 
 
@@ -199,7 +199,7 @@ def test_a_thread_that_waits_too_long_for_its_key_is_not_sent(
             single(client, 1)
 
         assert (driver.inserts, waiting(client)) == (1, 2)
-    first.result(LIMIT)
+    first.result(LIMIT_SECONDS)
     assert waiting(client) == 0
 
 
@@ -232,15 +232,15 @@ def test_a_forked_process_does_not_wait_for_threads_of_its_parent(
     def hold() -> None:
         with client._key_locks.hold(frozenset({("default", HELD)})):  # noqa: SLF001  as an enqueue does
             entered.set()
-            may_leave.wait(LIMIT)
+            may_leave.wait(LIMIT_SECONDS)
 
     holding = pool.submit(hold)
-    assert entered.wait(LIMIT)
+    assert entered.wait(LIMIT_SECONDS)
 
     code = in_a_child(lambda: client.enqueue(request(idempotency_key=HELD)))
 
     may_leave.set()
-    holding.result(LIMIT)
+    holding.result(LIMIT_SECONDS)
     assert code == 0
     assert driver.inserts == 0
     assert client.enqueue(request(idempotency_key=HELD)).existed

@@ -24,7 +24,7 @@ from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.group_commit import aio, sync
 from tests.support.fork import in_a_child
 from tests.support.postgres import emptied
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -55,7 +55,7 @@ class Gated(PostgresDriver):
         self.threads.append(threading.current_thread())
         if len(self.batches) == 1:
             self.has_begun.set()
-            assert self.may_go.wait(LIMIT)
+            assert self.may_go.wait(LIMIT_SECONDS)
         self.fail(jobs)
         answers = super().insert(jobs, repeat=repeat)
         self.fail_late(jobs)
@@ -72,7 +72,7 @@ class Gated(PostgresDriver):
 @pytest.fixture(autouse=True)
 def long_leader_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a slow machine a leader must not time out.
-    monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", LIMIT)
+    monkeypatch.setattr(sync, "LEADER_TIMEOUT_SECONDS", LIMIT_SECONDS)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def with_waiters(
 ) -> tuple[Future[Enqueued], list[Future[Enqueued]]]:
     """Enqueue one job, whose insert waits in the store, then *others* in this order; they wait for it."""
     first = pool.submit(client.enqueue, request())
-    assert driver.has_begun.wait(LIMIT)
+    assert driver.has_begun.wait(LIMIT_SECONDS)
     behind = []
     for place, each in enumerate(others):
         behind.append(pool.submit(client.enqueue, each))
@@ -145,7 +145,7 @@ def test_threads_that_enqueue_during_an_insert_share_the_next_statement(
 
     driver.may_go.set()
 
-    answers = [each.result(LIMIT) for each in (first, *behind)]
+    answers = [each.result(LIMIT_SECONDS) for each in (first, *behind)]
     assert driver.sizes == [1, N - 1]
     assert driver.stored() == sorted(answer.id for answer in answers)
     assert not any(answer.existed for answer in answers)
@@ -159,7 +159,7 @@ def test_each_caller_returns_only_after_its_own_commit(driver: Gated, pool: Thre
         return enqueued.id in driver.inspector.get([enqueued.id])
 
     driver.may_go.set()
-    assert all(pool.map(enqueue_and_get, range(5 * N), timeout=LIMIT))
+    assert all(pool.map(enqueue_and_get, range(5 * N), timeout=LIMIT_SECONDS))
 
 
 def test_a_single_caller_inserts_immediately_in_its_own_thread(client: Client, driver: Gated) -> None:
@@ -187,7 +187,7 @@ def test_a_leader_lingers_until_the_expected_callers_have_come(
     first, behind = with_waiters(client, driver, pool, *[request()] * 3)
     driver.may_go.set()
     wait_for([first, *behind])
-    client._group_commit._expected, client._group_commit._linger_seconds = 4, LIMIT  # noqa: SLF001  long enough for any machine
+    client._group_commit._expected, client._group_commit._linger_seconds = 4, LIMIT_SECONDS  # noqa: SLF001  long enough for any machine
 
     leader = pool.submit(client.enqueue, request())
     wait_until(lambda: client._group_commit._lingering is not None)  # noqa: SLF001  as above
@@ -202,7 +202,7 @@ def test_a_single_caller_lingers_only_once_after_a_large_batch(client: Client, d
     client._group_commit._expected = 32  # noqa: SLF001  as after a large batch
 
     client.enqueue(request())
-    client._group_commit._linger_seconds = LIMIT  # noqa: SLF001  lingering would exceed the limit of this test
+    client._group_commit._linger_seconds = LIMIT_SECONDS  # noqa: SLF001  lingering would exceed the limit of this test
 
     client.enqueue(request())
     assert driver.sizes == [1, 1]
@@ -210,7 +210,7 @@ def test_a_single_caller_lingers_only_once_after_a_large_batch(client: Client, d
 
 def wait_for(callers: Sequence[Future[Enqueued]]) -> None:
     for each in callers:
-        each.result(LIMIT)
+        each.result(LIMIT_SECONDS)
 
 
 def test_a_batch_has_a_bounded_number_of_jobs(
@@ -221,7 +221,7 @@ def test_a_batch_has_a_bounded_number_of_jobs(
 
     driver.may_go.set()
 
-    answers = [each.result(LIMIT) for each in (first, *behind)]
+    answers = [each.result(LIMIT_SECONDS) for each in (first, *behind)]
     assert driver.sizes == [1, 10, 10, 5]
     assert driver.stored() == sorted(answer.id for answer in answers)
 
@@ -261,8 +261,8 @@ def test_only_the_job_that_causes_an_error_fails_in_a_batch(
     driver.may_go.set()
 
     with pytest.raises(ValueError, match="poison"):
-        behind[1].result(LIMIT)
-    stored = [each.result(LIMIT) for each in (first, behind[0], behind[2])]
+        behind[1].result(LIMIT_SECONDS)
+    stored = [each.result(LIMIT_SECONDS) for each in (first, behind[0], behind[2])]
     assert driver.stored() == sorted(answer.id for answer in stored)
 
 
@@ -276,7 +276,7 @@ def test_an_error_after_the_commit_duplicates_no_job(client: Client, driver: Gat
 
     driver.may_go.set()
 
-    answers = [each.result(LIMIT) for each in (first, *behind)]
+    answers = [each.result(LIMIT_SECONDS) for each in (first, *behind)]
     assert driver.stored() == sorted(answer.id for answer in answers)
 
 
@@ -292,10 +292,10 @@ def test_an_unavailable_store_fails_each_caller_of_the_batch_after_one_repeat(
     driver.fail = be_unavailable
     driver.may_go.set()
 
-    errors = [each.exception(LIMIT) for each in behind]
+    errors = [each.exception(LIMIT_SECONDS) for each in behind]
     assert [str(error) for error in errors] == 3 * ["store unavailable: no route"]
     assert len(set(map(id, errors))) == 3
-    assert not first.result(LIMIT).existed
+    assert not first.result(LIMIT_SECONDS).existed
     assert driver.batches[1] == driver.batches[2]
     assert driver.repeats == [False, False, True]
 
@@ -310,7 +310,7 @@ def test_each_caller_of_the_batch_gets_the_retry_time(client: Client, driver: Ga
     driver.fail = be_unavailable
     driver.may_go.set()
 
-    errors = [each.exception(LIMIT) for each in behind]
+    errors = [each.exception(LIMIT_SECONDS) for each in behind]
     assert [str(error) for error in errors] == 3 * ["store unavailable: gone; try again in 1 s"]
     assert driver.repeats == [False, False]
 
@@ -329,7 +329,7 @@ def test_single_inserts_after_a_batch_error_stop_when_the_store_is_unavailable(
 
     driver.may_go.set()
 
-    errors = [each.exception(LIMIT) for each in behind]
+    errors = [each.exception(LIMIT_SECONDS) for each in behind]
     assert {type(error) for error in errors} == {StoreUnavailable}
     assert driver.sizes == [1, 10, 1, 1]
 
@@ -348,7 +348,7 @@ def test_a_job_whose_reply_was_lost_once_is_stored_once(
 
     driver.may_go.set()
 
-    answers = [each.result(LIMIT) for each in (first, *behind)]
+    answers = [each.result(LIMIT_SECONDS) for each in (first, *behind)]
     assert driver.stored() == sorted(answer.id for answer in answers)
 
 
@@ -367,8 +367,8 @@ def test_followers_of_an_interrupted_leader_are_stored_once(
 
     driver.may_go.set()
 
-    assert isinstance(behind[0].exception(LIMIT), KeyboardInterrupt)
-    answers = [each.result(LIMIT) for each in (first, *behind[1:])]
+    assert isinstance(behind[0].exception(LIMIT_SECONDS), KeyboardInterrupt)
+    answers = [each.result(LIMIT_SECONDS) for each in (first, *behind[1:])]
     assert driver.sizes == [1, 4, 3]
     assert driver.repeats == [False, False, True]
     assert {answer.id for answer in answers} <= {*driver.stored()}
@@ -391,11 +391,11 @@ def test_ctrl_c_withdraws_a_waiting_job_and_delays_no_other(
         pressing = pool.submit(press_ctrl_c, interrupt)
         with pytest.raises(KeyboardInterrupt):
             client.enqueue(request(type="mine"))
-        after = pressing.result(LIMIT)
+        after = pressing.result(LIMIT_SECONDS)
     driver.may_go.set()
 
     for each in (first, *before, after):
-        each.result(LIMIT)
+        each.result(LIMIT_SECONDS)
     assert driver.sizes == [1, 2]
     assert "mine" not in {job.type for jobs in driver.batches for job in jobs}
 
@@ -407,7 +407,7 @@ def test_a_signal_handler_that_enqueues_does_not_wait_for_the_leader_it_interrup
     handled: list[Enqueued] = []
 
     def send_signal(interrupt: Callable[[], float]) -> None:
-        assert driver.has_begun.wait(LIMIT)
+        assert driver.has_begun.wait(LIMIT_SECONDS)
         interrupt()
         wait_until(lambda: bool(handled))
         driver.may_go.set()
@@ -415,7 +415,7 @@ def test_a_signal_handler_that_enqueues_does_not_wait_for_the_leader_it_interrup
     with interrupted_by(lambda: handled.append(client.enqueue(request()))) as interrupt:
         sending = pool.submit(send_signal, interrupt)
         interrupted = client.enqueue(request())
-        sending.result(LIMIT)
+        sending.result(LIMIT_SECONDS)
 
     assert driver.stored() == sorted([interrupted.id, handled[0].id])
 
@@ -429,7 +429,7 @@ def test_waiters_replace_a_leader_that_exceeds_its_timeout(
     behind = [pool.submit(client.enqueue, request()) for _ in range(3)]
 
     for each in behind:
-        each.result(LIMIT)
+        each.result(LIMIT_SECONDS)
     assert not first.done()
 
 
@@ -472,7 +472,7 @@ def test_callers_without_a_key_do_not_wait_for_a_held_key(driver: Gated, pool: T
             client.enqueue(request())
 
         assert not held.done()
-    assert held.result(LIMIT).existed
+    assert held.result(LIMIT_SECONDS).existed
 
 
 def test_hooks_run_in_the_thread_of_the_jobs_own_caller(driver: Gated, pool: ThreadPoolExecutor) -> None:
@@ -482,7 +482,7 @@ def test_hooks_run_in_the_thread_of_the_jobs_own_caller(driver: Gated, pool: Thr
 
     driver.may_go.set()
 
-    ids = {each.result(LIMIT).id for each in (first, *behind)}
+    ids = {each.result(LIMIT_SECONDS).id for each in (first, *behind)}
     assert {event.job_id for event, _ in calls if isinstance(event, JobEnqueued)} == ids
     assert len({thread for _, thread in calls}) == 4
 
@@ -497,7 +497,7 @@ class WithoutGroupCommit(MemoryDriver):
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         if not self.has_begun.is_set():
             self.has_begun.set()
-            assert self.may_go.wait(LIMIT)
+            assert self.may_go.wait(LIMIT_SECONDS)
         return super().insert(jobs, repeat=repeat)
 
 
@@ -505,13 +505,13 @@ def test_without_group_commit_each_caller_inserts_its_own_job(pool: ThreadPoolEx
     driver = WithoutGroupCommit()
     client = Client(driver)
     first = pool.submit(client.enqueue, request())
-    assert driver.has_begun.wait(LIMIT)
+    assert driver.has_begun.wait(LIMIT_SECONDS)
 
     client.enqueue(request())
 
     assert not first.done()
     driver.may_go.set()
-    assert not first.result(LIMIT).existed
+    assert not first.result(LIMIT_SECONDS).existed
 
 
 def test_a_job_in_a_memory_transaction_is_rolled_back_with_it() -> None:
@@ -537,7 +537,7 @@ def test_concurrent_threads_enqueue_on_sqlite(tmp_path: Path, pool: ThreadPoolEx
     with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
         client = Client(driver)
 
-        answers = list(pool.map(lambda _: client.enqueue(request()), range(5 * N), timeout=LIMIT))
+        answers = list(pool.map(lambda _: client.enqueue(request()), range(5 * N), timeout=LIMIT_SECONDS))
 
         assert driver.inspector.get([answer.id for answer in answers]).keys() == {answer.id for answer in answers}
 
@@ -556,12 +556,12 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent(
 
 
 async def has(event: threading.Event) -> None:
-    assert await asyncio.to_thread(event.wait, LIMIT)
+    assert await asyncio.to_thread(event.wait, LIMIT_SECONDS)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     async def timed() -> Any:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             return await work
 
     return asyncio.run(timed())
@@ -599,7 +599,7 @@ def test_coroutines_that_enqueue_during_an_insert_share_a_statement(client: Clie
 
 def test_two_event_loops_share_a_statement(client: Client, driver: Gated, pool: ThreadPoolExecutor) -> None:
     blocking = pool.submit(run, client.aenqueue(request()))
-    assert driver.has_begun.wait(LIMIT)
+    assert driver.has_begun.wait(LIMIT_SECONDS)
 
     async def enqueue_three() -> list[Enqueued]:
         return await asyncio.gather(*(client.aenqueue(request()) for _ in range(3)))
@@ -610,9 +610,9 @@ def test_two_event_loops_share_a_statement(client: Client, driver: Gated, pool: 
     wait_until(lambda: len(group_commit._waiting) == 6)  # noqa: SLF001  as above
     driver.may_go.set()
 
-    ids = [answer.id for each in both for answer in each.result(LIMIT)]
+    ids = [answer.id for each in both for answer in each.result(LIMIT_SECONDS)]
     assert driver.sizes == [1, 6]
-    assert driver.stored() == sorted([*ids, blocking.result(LIMIT).id])
+    assert driver.stored() == sorted([*ids, blocking.result(LIMIT_SECONDS).id])
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -763,7 +763,7 @@ def test_a_coroutine_that_waits_for_a_key_delays_no_other(client: Client, driver
     driver.may_go.set()
 
     def hold_key(jobs: Sequence[NewJob]) -> None:
-        assert jobs[0].idempotency_key is None or may_end.wait(LIMIT)
+        assert jobs[0].idempotency_key is None or may_end.wait(LIMIT_SECONDS)
 
     driver.fail = hold_key
 
@@ -867,7 +867,7 @@ def test_closing_a_client_stores_submitted_jobs_first(driver: Gated, pool: Threa
         await has(driver.has_begun)
         closing_it = pool.submit(client.close)
         driver.may_go.set()
-        await asyncio.to_thread(closing_it.result, LIMIT)
+        await asyncio.to_thread(closing_it.result, LIMIT_SECONDS)
         return await task
 
     assert run(enqueue_and_close()).id in driver.stored()

@@ -29,7 +29,7 @@ from taskharbor.core.results import (
     Unsent,
 )
 from taskharbor.core.states import FINAL, WAITING, Status
-from taskharbor.testing.conformance.subject import LEASE, PATIENCE, TICK
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, TICK
 from tests.parity import values as v
 from tests.parity.comparing import answer_of, differences, rows_of
 
@@ -148,7 +148,7 @@ class Parity(RuleBasedStateMachine):
     )
     def reserve(self, queue: str, **how: Any) -> None:
         token = self._names.token()
-        claims = self._ask(lambda s: s.driver.reserve(queue, token=token, overdue_after=PATIENCE, **how))
+        claims = self._ask(lambda s: s.driver.reserve(queue, token=token, overdue_after=OVERDUE_AFTER, **how))
         self._leases += [claim.lease for claim in claims]
 
     @rule(queue=v.queues, limit=v.limits, outcome=v.outcomes, by=v.moves)

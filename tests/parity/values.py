@@ -13,7 +13,7 @@ from taskharbor.core.ids import JobId, Token
 from taskharbor.core.model import Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, TICK
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, OVERDUE_AFTER, TICK
 
 SECOND: Final = timedelta(seconds=1)
 MINUTE: Final = timedelta(minutes=1)
@@ -32,7 +32,7 @@ offsets = st.sampled_from([NOTHING, -MINUTE, SECOND, MINUTE])
 leases = st.sampled_from([LEASE, SECOND, MINUTE])
 locks = st.sampled_from([LOCK, SECOND])
 limits = st.integers(1, 3)
-moves = st.sampled_from([LEASE, MINUTE, TICK, SECOND, LEASE - TICK, PATIENCE + TICK, NOTHING, DAY])
+moves = st.sampled_from([LEASE, MINUTE, TICK, SECOND, LEASE - TICK, OVERDUE_AFTER + TICK, NOTHING, DAY])
 jumps = st.sampled_from([MINUTE, -MINUTE, LEASE, -SECOND, DAY, -DAY])
 reports = st.lists(st.tuples(st.sampled_from([NOTHING, TICK, SECOND / 2]), leases), min_size=1, max_size=2)
 flags = st.booleans()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Final
 
-LIMIT: Final = 30  # seconds; far more than any of them needs
+LIMIT_SECONDS: Final = 30  # far more than any of them needs
 PYTHON: Final = (sys.executable, "-W", "error")
 
 
@@ -16,4 +16,4 @@ def taskharbor(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def python(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [*PYTHON, *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environ)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS, env=environ)

@@ -24,7 +24,7 @@ from taskharbor.core.results import (
 )
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
-from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, RESEND, new_job
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, OVERDUE_AFTER, RESEND, new_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ def reserved(driver: Driver, *, jobs: int = 1, lease: timedelta = LEASE, **field
 
 def reserve(driver: Driver, *, limit: int, lease: timedelta = LEASE) -> list[Claim]:
     token = new_token()
-    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, overdue_after=PATIENCE)
+    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, overdue_after=OVERDUE_AFTER)
 
 
 def statuses(driver: Driver) -> list[tuple[Status, int]]:
@@ -85,7 +85,7 @@ def reserving(direct: Driver) -> VerbCase:
     token = new_token()
 
     def call(driver: Driver) -> list[Claim]:
-        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, overdue_after=PATIENCE)
+        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, overdue_after=OVERDUE_AFTER)
 
     def check(claims: Any) -> None:
         held = direct.read_back([token])
@@ -104,7 +104,7 @@ def reclaiming(direct: Driver) -> VerbCase:
     token = new_token()
 
     def call(driver: Driver) -> list[Claim]:
-        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, overdue_after=PATIENCE)
+        return driver.reserve("default", token=token, worker="w", lease=LEASE, limit=2, overdue_after=OVERDUE_AFTER)
 
     def check(claims: Any) -> None:
         held = direct.read_back([token])

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from tests.support.waiting import LIMIT
+from tests.support.waiting import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ def in_a_child(work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(round(LIMIT))
+        signal.alarm(round(LIMIT_SECONDS))
         try:
             work()
         except BaseException:  # noqa: BLE001  it must not propagate into the parent's test run

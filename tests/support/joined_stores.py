@@ -12,7 +12,7 @@ import psycopg
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from tests.support.postgres import emptied
 from tests.support.shops import COUNT, ORDERS
 
@@ -34,7 +34,7 @@ class Store:
         """Insert a job and reserve it."""
         self.driver.insert([new_job(queue=queue)])
         [claim] = self.driver.reserve(
-            queue, token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE
+            queue, token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=OVERDUE_AFTER
         )
         return claim  # type: ignore[no-any-return]
 

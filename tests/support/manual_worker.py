@@ -21,7 +21,7 @@ from taskharbor.worker.heartbeats import LeaseHeartbeat
 from taskharbor.worker.timeouts import TimeoutMonitor
 from tests.support.stages import worker_config
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT
+from tests.support.worker_rig import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job
@@ -99,11 +99,11 @@ class Rig:
 
     def end(self) -> None:
         self.may_end.set()
-        assert self.has_ended.wait(LIMIT)
+        assert self.has_ended.wait(LIMIT_SECONDS)
 
     def _wait(self, _job: Job) -> str:
         self.began.set()
-        assert self.may_end.wait(LIMIT)
+        assert self.may_end.wait(LIMIT_SECONDS)
         return "late"
 
     def put(self, execution: Execution, outcome: Outcome | None) -> None:

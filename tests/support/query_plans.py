@@ -19,7 +19,7 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Declined, JobFilter, Published, Sent, Settlement, Unsent
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, RESEND, new_job
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, OVERDUE_AFTER, RESEND, new_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -188,7 +188,7 @@ def _take(watching: Watched) -> list[Claim]:
 
     def reserve(queue: str = "default", limit: int = BATCH) -> list[Claim]:
         return driver.reserve(
-            queue, token=new_token(), worker="worker", lease=LEASE, limit=limit, overdue_after=PATIENCE, types=None
+            queue, token=new_token(), worker="worker", lease=LEASE, limit=limit, overdue_after=OVERDUE_AFTER, types=None
         )
 
     claims = run("reserve from the head", reserve)

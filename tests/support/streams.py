@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.support.waiting import LIMIT
+from tests.support.waiting import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -52,12 +52,12 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._disconnected.set()
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await self._task
 
     async def next(self) -> tuple[str, Any]:
         """Return the next event's name and data."""
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             chunk = b""
             while not chunk.startswith(b"event: "):
                 chunk = await self._chunks.get()
@@ -65,12 +65,12 @@ class Stream:
         return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
     async def chunk(self) -> bytes:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             return await self._chunks.get()
 
     async def dropped(self) -> None:
         """Return once the server has ended this connection."""
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await asyncio.shield(self._task)
 
     async def _receive(self) -> dict[str, Any]:

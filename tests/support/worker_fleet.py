@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 LEASE: Final = timedelta(seconds=0.8)
 AN_HOUR: Final = timedelta(hours=1)
 MAX_ATTEMPTS: Final = 100  # so that no job dies from lost attempts
-LIMIT: Final = 60.0  # seconds; far more than anything waited for here takes
+LIMIT_SECONDS: Final = 60.0  # far more than anything waited for here takes
 
 
 class Fleet:
@@ -65,7 +65,7 @@ class Fleet:
 
     def wait_for_starts(self, jobs: Sequence[JobId]) -> None:
         wanted = {str(each) for each in jobs}
-        wait_until(lambda: wanted <= {each.job for each in self.effects.read()}, limit=LIMIT)
+        wait_until(lambda: wanted <= {each.job for each in self.effects.read()}, limit=LIMIT_SECONDS)
 
     def waiting(self) -> int:
         """Return how many jobs are waiting."""
@@ -76,7 +76,7 @@ class Fleet:
         self.driver.maintenance.report_clock_jump(expected=self.driver.inspector.now() + AN_HOUR, lease=LEASE)
 
     def wait_until_done(self) -> None:
-        wait_until(self._are_done, limit=LIMIT)
+        wait_until(self._are_done, limit=LIMIT_SECONDS)
 
     def _are_done(self) -> bool:
         return all(job.status in FINAL for job in self.driver.inspector.get(self.jobs).values())
@@ -84,7 +84,7 @@ class Fleet:
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Send SIGTERM to a worker and check that it exits with 0."""
         process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT) == 0, self.said()
+        assert process.wait(LIMIT_SECONDS) == 0, self.said()
 
     def verdict(self) -> dict[str, int]:
         return check(self.driver, self.jobs, self.effects.read(), lease=LEASE)

@@ -33,7 +33,7 @@ LONG: Final = timedelta(seconds=20)
 SHORT: Final = timedelta(seconds=0.4)
 """A lease short enough for tests to wait for, and long enough for a busy machine."""
 NOW: Final = timedelta(0)
-LIMIT: Final = 20.0  # seconds; what a handler waits for comes long before
+LIMIT_SECONDS: Final = 20.0  # handlers wait much less
 
 
 class MessageDelivery:
@@ -168,7 +168,7 @@ class Outage:
         """Start the outage and wait for running calls, which could claim what the test enqueues next."""
         with self._changed:
             self._is_on = True
-            assert self._changed.wait_for(lambda: not self._running, LIMIT)
+            assert self._changed.wait_for(lambda: not self._running, LIMIT_SECONDS)
 
     def end(self) -> None:
         with self._changed:
@@ -203,5 +203,5 @@ class Hold:
     def __call__(self, verb: str, call: Callable[[], Any]) -> Any:
         if verb in self._verbs and self.is_on.is_set():
             self.came.set()
-            assert self.may_go.wait(LIMIT)
+            assert self.may_go.wait(LIMIT_SECONDS)
         return call()

@@ -20,7 +20,7 @@ from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.postgres import emptied, schema_at
 from tests.support.waiting import wait_until
-from tests.support.worker_fleet import LEASE, LIMIT, ROOT, Fleet
+from tests.support.worker_fleet import LEASE, LIMIT_SECONDS, ROOT, Fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int 
         fleet.make_duties_due()
         return all(each.poll() is not None for each in doomed)
 
-    wait_until(are_all_dead, limit=LIMIT)
+    wait_until(are_all_dead, limit=LIMIT_SECONDS)
     # Not before: it might claim all rare duties before the doomed workers do.
     survivor = fleet.start(concurrency=16, **options)
     fleet.wait_until_done()
@@ -100,10 +100,10 @@ def test_expired_leases_are_reclaimed_once_when_workers_die_before_or_after_it(f
     exhausted = fleet.enqueue(3, seconds=60, max_attempts=1)  # so that no other claim can reclaim them
     fleet.wait_for_starts(exhausted)
     victim.kill()
-    wait_until(lambda: _are_expired(fleet, exhausted), limit=LIMIT)
+    wait_until(lambda: _are_expired(fleet, exhausted), limit=LIMIT_SECONDS)
     found = {}
     for when in SIDES:
-        assert fleet.start(fatal=["expire", when, 1]).wait(LIMIT) == -signal.SIGKILL, fleet.said()
+        assert fleet.start(fatal=["expire", when, 1]).wait(LIMIT_SECONDS) == -signal.SIGKILL, fleet.said()
         found[when] = {job.status for job in fleet.driver.inspector.get(exhausted).values()}
     survivor = fleet.start()
     fleet.enqueue(1)
@@ -123,7 +123,7 @@ def _are_expired(fleet: Fleet, jobs: Sequence[JobId]) -> bool:
 def test_jobs_of_a_lost_reply_come_back_when_workers_die_before_and_after_reading_it_back(fleet: Fleet) -> None:
     doomed = [fleet.start(fatal=["read_back", when, 1], loses_replies_of="reserve", concurrency=1) for when in SIDES]
     jobs = fleet.enqueue(2)
-    assert [each.wait(LIMIT) for each in doomed] == [-signal.SIGKILL] * 2, fleet.said()
+    assert [each.wait(LIMIT_SECONDS) for each in doomed] == [-signal.SIGKILL] * 2, fleet.said()
     found = fleet.driver.inspector.get(jobs)
     assert {(job.status, job.attempt_count) for job in found.values()} == {(Status.PROCESSING, 1)}
     assert fleet.effects.read() == []
@@ -140,7 +140,7 @@ def test_an_outcome_whose_reply_was_lost_counts_when_workers_die_before_and_afte
     for when in SIDES:
         doomed = fleet.start(fatal=["settle", when, 2], loses_replies_of="settle", concurrency=1)
         jobs += fleet.enqueue(1)
-        assert doomed.wait(LIMIT) == -signal.SIGKILL, fleet.said()
+        assert doomed.wait(LIMIT_SECONDS) == -signal.SIGKILL, fleet.said()
 
     found = fleet.driver.inspector.get(jobs)
     assert {(job.status, job.attempt_count) for job in found.values()} == {(Status.SUCCEEDED, 1)}
@@ -182,7 +182,7 @@ def end_under_load(fleet: Fleet) -> None:
     endless = fleet.enqueue(2, seconds=60) + fleet.enqueue(2, job_type="plain", seconds=60)  # these threads are stuck
     fleet.wait_for_starts(endless)
     fleet.enqueue(60, seconds=0.1)
-    wait_until(lambda: len(fleet.effects.read("end")) > 0, limit=LIMIT)
+    wait_until(lambda: len(fleet.effects.read("end")) > 0, limit=LIMIT_SECONDS)
     start = time.monotonic()
     fleet.end(worker)
     took = time.monotonic() - start
@@ -202,7 +202,7 @@ def test_a_second_signal_ends_a_worker_now(fleet: Fleet) -> None:
     worker.send_signal(signal.SIGTERM)
     worker.send_signal(signal.SIGINT)
 
-    assert worker.wait(LIMIT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    assert worker.wait(LIMIT_SECONDS) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
     assert time.monotonic() - start < 10
 
 
@@ -214,14 +214,14 @@ def test_a_worker_ends_well_as_process_1(fleet: Fleet) -> None:
     [inner] = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
     subprocess.run(["kill", "-TERM", inner], check=True)
 
-    assert outer.wait(LIMIT) == 0, fleet.said()
+    assert outer.wait(LIMIT_SECONDS) == 0, fleet.said()
     assert {each.pid for each in fleet.effects.read()} == {1}
     assert [job.status for job in fleet.driver.inspector.get(fleet.jobs).values()] == [Status.PENDING]
 
 
 def _skip_unless_allowed() -> None:
     try:
-        tried = subprocess.run([*APART, "true"], capture_output=True, text=True, check=False, timeout=LIMIT)
+        tried = subprocess.run([*APART, "true"], capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
     except FileNotFoundError as missing:
         pytest.skip(f"NOT RUN: to be process 1 needs Linux and unshare ({missing})")
     if tried.returncode:
@@ -264,14 +264,14 @@ def outlive(server: PostgresServer, fleet: Fleet, *, seconds: float) -> float:
     workers = [fleet.start() for _ in range(2)]
     fleet.enqueue(400)
     fleet.wait_for_starts(fleet.enqueue(2, seconds=0.5, priority=-1))
-    wait_until(lambda: len({each.pid for each in fleet.effects.read()}) == 2, limit=LIMIT)
+    wait_until(lambda: len({each.pid for each in fleet.effects.read()}) == 2, limit=LIMIT_SECONDS)
     server.stop()
     end = time.monotonic() + seconds
-    wait_until(lambda: time.monotonic() > end, limit=seconds + LIMIT)
+    wait_until(lambda: time.monotonic() > end, limit=seconds + LIMIT_SECONDS)
     assert [each.poll() for each in workers] == [None, None], fleet.said()
     server.restart()
     back_at = time.monotonic()
-    took = wait_until(lambda: _workers_active(fleet, back_at) == 2, limit=LIMIT)
+    took = wait_until(lambda: _workers_active(fleet, back_at) == 2, limit=LIMIT_SECONDS)
     fleet.wait_until_done()
     for each in workers:
         fleet.end(each)

@@ -25,7 +25,7 @@ from taskharbor.testing.clock import ManualClock
 from taskharbor.worker import Worker
 from tests.support.delivery_rig import DeliveryRig
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT, SHORT, Outage, ended, enqueue, meddled, running_worker, stored
+from tests.support.worker_rig import LIMIT_SECONDS, SHORT, Outage, ended, enqueue, meddled, running_worker, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,10 +159,10 @@ def test_a_release_past_its_bound_that_kills_a_job_is_reported() -> None:
 
     async def sleep(_job: Job) -> None:
         has_begun.set()
-        await asyncio.sleep(LIMIT)
+        await asyncio.sleep(LIMIT_SECONDS)
 
     with running_worker(driver, {"run": sleep}, hooks=[events.append]):
-        assert has_begun.wait(LIMIT)
+        assert has_begun.wait(LIMIT_SECONDS)
 
     assert stored(driver, job_id).status is Status.DEAD
     assert [(dead.job_id, dead.reason) for dead in deaths(events)] == [(job_id, "attempts exhausted")]

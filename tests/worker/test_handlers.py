@@ -25,7 +25,7 @@ from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.worker import current_attempt
 from tests.support.postgres import emptied
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT, drained, ended, enqueue, running_worker, stored, worker_for
+from tests.support.worker_rig import LIMIT_SECONDS, drained, ended, enqueue, running_worker, stored, worker_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +144,7 @@ def test_sync_handlers_run_concurrently(driver: Driver) -> None:
     for _ in range(4):
         enqueue(driver, "meet")
 
-    drained(driver, {"meet": lambda _job: meeting.wait(LIMIT) and None}, concurrency=4)
+    drained(driver, {"meet": lambda _job: meeting.wait(LIMIT_SECONDS) and None}, concurrency=4)
 
     assert meeting.n_waiting == 0
     assert not meeting.broken
@@ -157,7 +157,7 @@ def test_async_handlers_share_one_thread_and_do_not_wait_for_each_other(driver: 
     async def meet(_job: Job) -> None:
         threads.add(threading.get_ident())
         here.append(1)
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT_SECONDS):
             while len(here) < 4:  # noqa: ASYNC110  an event would be bound to the worker's event loop
                 await asyncio.sleep(0.001)
 

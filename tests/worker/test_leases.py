@@ -15,7 +15,7 @@ from taskharbor.core.errors import UsageError
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from tests.support.worker_rig import LIMIT, LONG, SHORT, ended, enqueue, running_worker, worker_for
+from tests.support.worker_rig import LIMIT_SECONDS, LONG, SHORT, ended, enqueue, running_worker, worker_for
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job
@@ -82,11 +82,11 @@ def test_a_lease_lost_for_another_reason_is_logged_without_advice(caplog: pytest
 
     def run(_job: Job) -> None:
         began.set()
-        assert may_end.wait(LIMIT)
+        assert may_end.wait(LIMIT_SECONDS)
 
     with caplog.at_level(logging.WARNING, "taskharbor"), running_worker(driver, {"run": run}, lease=SHORT) as worker:
         job_id = enqueue(driver, "run")
-        assert began.wait(LIMIT)
+        assert began.wait(LIMIT_SECONDS)
         driver.maintenance.report_clock_jump(
             expected=driver.inspector.now() + LONG, lease=timedelta(0)
         )  # cuts every lease
@@ -108,7 +108,7 @@ def test_the_heartbeat_outlives_the_last_handler_when_a_worker_stops(driver: Dri
     worker = worker_for(driver, {"run": run}, lease=SHORT)
     worker.start()
     job_id = enqueue(driver, "run")
-    assert began.wait(LIMIT)
+    assert began.wait(LIMIT_SECONDS)
     worker.stop(LONG)
 
     job = ended(driver, job_id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import pytest
 
 from taskharbor.core.states import Status
-from tests.support.worker_rig import LIMIT, ended, enqueue, running_worker
+from tests.support.worker_rig import LIMIT_SECONDS, ended, enqueue, running_worker
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job
@@ -152,7 +152,7 @@ def test_a_thread_left_behind_by_a_handler_does_no_harm(driver: Driver) -> None:
     may_end = threading.Event()
 
     def leak(_job: Job) -> None:
-        threading.Thread(target=may_end.wait, args=(LIMIT,), daemon=True).start()
+        threading.Thread(target=may_end.wait, args=(LIMIT_SECONDS,), daemon=True).start()
 
     job = _job_of(driver, leak)
     may_end.set()
@@ -183,7 +183,7 @@ def test_a_handler_that_stops_the_event_loop_does_no_harm(driver: Driver) -> Non
 def test_a_handler_that_swallows_its_cancellation_ends_as_it_likes(driver: Driver) -> None:
     async def bad(_job: Job) -> str:
         try:
-            await asyncio.sleep(LIMIT)
+            await asyncio.sleep(LIMIT_SECONDS)
         except asyncio.CancelledError:
             return "not stopped"
         return "not canceled"
@@ -195,7 +195,7 @@ def test_a_handler_that_swallows_its_cancellation_ends_as_it_likes(driver: Drive
 
 def test_a_handler_whose_own_task_was_cancelled_has_failed(driver: Driver) -> None:
     async def bad(_job: Job) -> None:
-        task = asyncio.create_task(asyncio.sleep(LIMIT))
+        task = asyncio.create_task(asyncio.sleep(LIMIT_SECONDS))
         asyncio.get_running_loop().call_soon(task.cancel)
         await task
 

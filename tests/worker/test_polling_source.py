@@ -18,7 +18,7 @@ from taskharbor.worker.execution import Execution, ExecutionSlots
 from tests.support.stages import StageRecorder, polling_source, worker_config
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import (
-    LIMIT,
+    LIMIT_SECONDS,
     LONG,
     Hold,
     Outage,
@@ -57,7 +57,7 @@ class ConcurrencyCounter:
             self._running.append(job.queue)
             self.highest["all"] = max(self.highest.get("all", 0), len(self._running))
             self.highest[job.queue] = max(self.highest.get(job.queue, 0), self._running.count(job.queue))
-        assert self.may_end.wait(LIMIT)
+        assert self.may_end.wait(LIMIT_SECONDS)
         with self._lock:
             self._running.remove(job.queue)
 
@@ -226,7 +226,9 @@ def test_a_worker_without_polls_that_is_full_takes_the_next_job_as_soon_as_one_e
     jobs = [enqueue(driver, "run") for _ in range(20)]
 
     with running_worker(driver, {"run": lambda _job: None}, concurrency=1, poll=LONG_POLL):
-        wait_until(lambda: all(stored(driver, job_id).status is Status.SUCCEEDED for job_id in jobs), limit=LIMIT)
+        wait_until(
+            lambda: all(stored(driver, job_id).status is Status.SUCCEEDED for job_id in jobs), limit=LIMIT_SECONDS
+        )
 
 
 def test_a_worker_with_free_slots_does_not_poll_when_a_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +255,7 @@ def test_a_slot_freed_during_a_poll_is_used_immediately() -> None:
     slots = ExecutionSlots(runtime, concurrency=2, queues={"full": 1, "other": 1})
     enqueue(driver, "run", queue="full")
     [claim] = driver.reserve("full", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
-    execution = Execution(claim, ends_at=time.monotonic() + LIMIT, times_out_at=None)
+    execution = Execution(claim, ends_at=time.monotonic() + LIMIT_SECONDS, times_out_at=None)
     slots.fill("full", slots.acquire("full", 1), [execution])
 
     def end_the_job(verb: str, call: Callable[[], Any]) -> Any:

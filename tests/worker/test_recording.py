@@ -12,7 +12,7 @@ from taskharbor.core.hooks import AttemptFailed, JobClaimed, JobDead, JobSucceed
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT, SHORT, Hold, Outage, ended, enqueue, meddled, running_worker, stored
+from tests.support.worker_rig import LIMIT_SECONDS, SHORT, Hold, Outage, ended, enqueue, meddled, running_worker, stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def test_a_success_is_reported_only_after_its_commit(driver: Driver) -> None:
 
     with running_worker(meddled(driver, hold), {"run": _nothing}, hooks=[events.append]):
         job_id = enqueue(driver, "run")
-        assert hold.came.wait(LIMIT)
+        assert hold.came.wait(LIMIT_SECONDS)
         before = [type(event) for event in events]
         hold.may_go.set()
         wait_until(lambda: len(events) == 2)
@@ -75,7 +75,7 @@ def test_a_worker_keeps_its_jobs_during_an_outage_and_continues_afterwards(drive
 
     def run(job: Job) -> None:
         ran.append(job.id)
-        assert may_end.wait(LIMIT)
+        assert may_end.wait(LIMIT_SECONDS)
 
     with running_worker(meddled(driver, outage), {"run": run}):
         first = enqueue(driver, "run")
@@ -168,7 +168,7 @@ def test_attempts_that_end_simultaneously_are_all_recorded_immediately() -> None
     try:
         for _ in range(20):
             meeting = threading.Barrier(16)
-            with running_worker(driver, {"meet": lambda _job, meeting=meeting: meeting.wait(LIMIT) and None}):
+            with running_worker(driver, {"meet": lambda _job, meeting=meeting: meeting.wait(LIMIT_SECONDS) and None}):
                 jobs = [enqueue(driver, "meet") for _ in range(16)]
                 wait_until(lambda jobs=jobs: all(stored(driver, each).status.is_final for each in jobs), limit=5)  # type: ignore[misc]
     finally:
@@ -181,7 +181,7 @@ def test_a_lease_that_ends_while_its_outcome_is_on_its_way_is_no_error(driver: D
 
     with running_worker(meddled(driver, hold), {"run": _nothing}, lease=SHORT, hooks=[events.append]):
         job_id = enqueue(driver, "run")
-        assert hold.came.wait(LIMIT)
+        assert hold.came.wait(LIMIT_SECONDS)
         expires_at = stored(driver, job_id).lease_expires_at
         # The lease is extended until the outcome is committed.
         wait_until(lambda: stored(driver, job_id).lease_expires_at != expires_at)

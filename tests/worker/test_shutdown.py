@@ -18,7 +18,7 @@ from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT, LONG, NOW, SHORT, Hold, Outage, enqueue, meddled, stored, worker_for
+from tests.support.worker_rig import LIMIT_SECONDS, LONG, NOW, SHORT, Hold, Outage, enqueue, meddled, stored, worker_for
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -44,7 +44,7 @@ def test_running_jobs_may_finish_within_the_grace(driver: Driver) -> None:
 
     def run(job: Job) -> None:
         began.append(job)
-        assert may_end.wait(LIMIT)
+        assert may_end.wait(LIMIT_SECONDS)
 
     async def run_async(job: Job) -> None:
         began.append(job)
@@ -69,7 +69,7 @@ def test_jobs_that_outlast_the_grace_are_released_and_count_no_attempt(driver: D
 
     async def run_async(job: Job) -> None:
         began.append(job)
-        await asyncio.sleep(LIMIT)
+        await asyncio.sleep(LIMIT_SECONDS)
 
     def run(job: Job, ctx: Any) -> None:
         began.append(job)
@@ -94,7 +94,7 @@ def test_a_thread_that_is_stuck_does_not_keep_a_worker_from_stopping(driver: Dri
 
     def run(job: Job) -> None:
         began.append(job)
-        may_end.wait(LIMIT)
+        may_end.wait(LIMIT_SECONDS)
         ran.set()
 
     worker = worker_for(driver, {"run": run}, concurrency=1)
@@ -104,7 +104,7 @@ def test_a_thread_that_is_stuck_does_not_keep_a_worker_from_stopping(driver: Dri
     worker.stop(NOW)
     was_released = _was_released(driver, job_id)
     may_end.set()
-    assert ran.wait(LIMIT)
+    assert ran.wait(LIMIT_SECONDS)
 
     assert was_released
     assert _was_released(driver, job_id)  # the late return of the handler changed nothing
@@ -117,7 +117,7 @@ def test_a_task_that_swallows_its_cancellation_does_not_keep_a_worker_from_stopp
 
     async def run(job: Job) -> None:
         began.append(job)
-        while time.monotonic() < (end_at or [time.monotonic() + LIMIT])[0]:
+        while time.monotonic() < (end_at or [time.monotonic() + LIMIT_SECONDS])[0]:
             try:
                 await asyncio.sleep(0.01)
             except asyncio.CancelledError:
@@ -138,7 +138,7 @@ def test_jobs_claimed_before_the_stop_and_received_after_it_are_released(driver:
     hold.is_on.set()
     job_id = enqueue(driver, "run")
     worker.start()
-    assert hold.came.wait(LIMIT)
+    assert hold.came.wait(LIMIT_SECONDS)
     worker.begin_stop(LONG)
     hold.may_go.set()
 
@@ -169,7 +169,7 @@ def test_a_store_that_never_comes_back_does_not_keep_a_worker_from_stopping(driv
 
     async def run(job: Job) -> None:
         began.append(job)
-        await asyncio.sleep(LIMIT)
+        await asyncio.sleep(LIMIT_SECONDS)
 
     worker = worker_for(meddled(driver, outage), {"run": run}, lease=SHORT)
     worker.start()
@@ -207,7 +207,7 @@ def test_a_job_is_released_once_however_long_that_takes(driver: Driver) -> None:
 
     async def run(job: Job) -> None:
         began.append(job)
-        await asyncio.sleep(LIMIT)
+        await asyncio.sleep(LIMIT_SECONDS)
 
     worker = worker_for(meddled(driver, hold), {"run": run}, hooks=[events.append])
     worker.start()
@@ -215,7 +215,7 @@ def test_a_job_is_released_once_however_long_that_takes(driver: Driver) -> None:
     wait()
     hold.is_on.set()
     worker.begin_stop(NOW)
-    assert hold.came.wait(LIMIT)
+    assert hold.came.wait(LIMIT_SECONDS)
     end = time.monotonic() + 1.2  # by then the worker would have released it without waiting for the handler
     wait_until(lambda: time.monotonic() > end)
     hold.may_go.set()
@@ -233,7 +233,7 @@ def test_no_outcome_is_sent_for_a_stuck_job_whose_lease_is_lost() -> None:
         began.set()
         wait_until(lambda: ctx.is_cancelled)
         saw_stop.set()
-        may_end.wait(LIMIT)
+        may_end.wait(LIMIT_SECONDS)
 
     def note(verb: str, call: Any) -> Any:
         calls.append(verb)
@@ -242,9 +242,9 @@ def test_no_outcome_is_sent_for_a_stuck_job_whose_lease_is_lost() -> None:
     worker = worker_for(meddled(driver, note), {"run": run}, lease=SHORT, concurrency=1, janitor=False)
     worker.start()
     job_id = enqueue(driver, "run")
-    assert began.wait(LIMIT)
+    assert began.wait(LIMIT_SECONDS)
     driver.maintenance.report_clock_jump(expected=driver.inspector.now() + LONG, lease=NOW)  # cuts every lease
-    assert saw_stop.wait(LIMIT)
+    assert saw_stop.wait(LIMIT_SECONDS)
     worker.stop(NOW)
     may_end.set()
 
@@ -277,7 +277,7 @@ def test_a_grace_may_be_cut_short(driver: Driver) -> None:
 
     async def run(job: Job) -> None:
         began.append(job)
-        await asyncio.sleep(LIMIT)
+        await asyncio.sleep(LIMIT_SECONDS)
 
     worker = worker_for(driver, {"run": run})
     worker.start()

@@ -17,7 +17,7 @@ from taskharbor.core.results import Settled, Settlement, Transitioned
 from taskharbor.core.states import Status
 from taskharbor.worker import AttemptStopped
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT, SHORT, Hold, Outage, ended, enqueue, meddled, running_worker, stored
+from tests.support.worker_rig import LIMIT_SECONDS, SHORT, Hold, Outage, ended, enqueue, meddled, running_worker, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,14 +50,14 @@ class Endless:
     async def coroutine(self, _job: Job, _ctx: Context) -> None:
         self.began.set()
         try:
-            await asyncio.sleep(LIMIT)
+            await asyncio.sleep(LIMIT_SECONDS)
         except asyncio.CancelledError:
             self.stopped.set()
             raise
 
     def uninterruptible(self, _job: Job) -> str:
         self.began.set()
-        assert self.may_end.wait(LIMIT)
+        assert self.may_end.wait(LIMIT_SECONDS)
         return "done"
 
     def of(self, kind: str) -> Callable[..., Any]:
@@ -94,7 +94,7 @@ def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_hea
 
     with running_worker(driver, {"run": endless.of(kind)}, lease=SHORT):
         job_id = enqueue(driver, "run")
-        assert endless.began.wait(LIMIT)
+        assert endless.began.wait(LIMIT_SECONDS)
         assert driver.cancel([job_id]) == [Transitioned(job_id, Status.PROCESSING)]
         job = ended(driver, job_id)
 
@@ -108,7 +108,7 @@ def test_a_success_wins_over_a_cancel_that_was_requested(driver: Driver) -> None
 
     with running_worker(driver, {"run": endless.uninterruptible}):
         job_id = enqueue(driver, "run")
-        assert endless.began.wait(LIMIT)
+        assert endless.began.wait(LIMIT_SECONDS)
         driver.cancel([job_id])
         endless.may_end.set()
 
@@ -120,14 +120,14 @@ def test_a_cancellation_that_comes_before_a_tasks_first_step_is_not_lost(driver:
 
     async def block(_job: Job) -> None:
         began.set()
-        may_go.wait(LIMIT)  # blocks the event loop
+        may_go.wait(LIMIT_SECONDS)  # blocks the event loop
 
     async def run(_job: Job) -> None:
         ran.set()
 
     with running_worker(driver, {"block": block, "run": run}, lease=SHORT):
         blocker = enqueue(driver, "block")
-        assert began.wait(LIMIT)
+        assert began.wait(LIMIT_SECONDS)
         job_id = enqueue(driver, "run")
         wait_until(lambda: stored(driver, job_id).status is Status.PROCESSING)
         driver.cancel([job_id])
@@ -169,10 +169,10 @@ def test_a_handler_whose_lease_was_lost_is_stopped_at_once_and_records_nothing(d
         silent, {"run": endless.of(kind)}, lease=SHORT, concurrency=1, janitor=False, hooks=[events.append]
     ):
         job_id = enqueue(driver, "run")
-        assert endless.began.wait(LIMIT)
+        assert endless.began.wait(LIMIT_SECONDS)
         reclaimed = _reclaim(driver)
         hold.may_go.set()
-        assert endless.stopped.wait(LIMIT)
+        assert endless.stopped.wait(LIMIT_SECONDS)
         wait_until(lambda: any(isinstance(event, AttemptLost) for event in events))
         job = stored(driver, job_id)
 
@@ -194,7 +194,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_is_thrown_away(driver: 
         hooks=[events.append],
     ):
         job_id = enqueue(driver, "run")
-        assert endless.began.wait(LIMIT)
+        assert endless.began.wait(LIMIT_SECONDS)
         reclaimed = _reclaim(driver)
         endless.may_end.set()
         wait_until(lambda: any(isinstance(event, AttemptLost) for event in events))
@@ -211,7 +211,7 @@ def test_a_handler_is_stopped_before_its_lease_ends_when_the_store_is_away(drive
 
     with running_worker(meddled(driver, outage), {"run": endless.of(kind)}, lease=SHORT, concurrency=1, janitor=False):
         job_id = enqueue(driver, "run")
-        assert endless.stopped.wait(LIMIT)
+        assert endless.stopped.wait(LIMIT_SECONDS)
         job = stored(driver, job_id)
 
         assert job.lease_expires_at is not None
@@ -225,7 +225,7 @@ def test_a_beat_that_fails_now_and_then_costs_no_lease(driver: Driver) -> None:
 
     with running_worker(meddled(driver, outage), {"run": endless.uninterruptible}, lease=SHORT, concurrency=1):
         job_id = enqueue(driver, "run")
-        assert endless.began.wait(LIMIT)
+        assert endless.began.wait(LIMIT_SECONDS)
         for _ in range(3):
             outage.begin()
             beats = len(outage.refused)

@@ -17,7 +17,7 @@ from taskharbor.core.states import Status
 from taskharbor.service import LOST_SLOTS_EXIT
 from taskharbor.worker.execution import StopReason
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT, LONG, ended, enqueue, running_worker, stored, worker_for
+from tests.support.worker_rig import LIMIT_SECONDS, LONG, ended, enqueue, running_worker, stored, worker_for
 from tests.worker.conftest import BY_MESSAGES
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_at_the_timeout_the_log_names_the_job_and_shows_the_stack_once(
     assert f"job {execution.claim.job.id} (greet) attempt 1" in line.getMessage()
     assert "its timeout of 20.0 s" in line.getMessage()
     assert "in _wait" in line.getMessage()
-    assert "self.may_end.wait(LIMIT)" in line.getMessage()
+    assert "self.may_end.wait(LIMIT_SECONDS)" in line.getMessage()
 
 
 def test_a_cancel_that_came_first_does_not_hide_the_timeout(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +106,7 @@ class Stuck:
         if len(self.tokens) > 1:
             return "of the second"
         self.began.set()
-        assert self.may_end.wait(LIMIT)
+        assert self.may_end.wait(LIMIT_SECONDS)
         return "of the first"
 
 
@@ -124,7 +124,7 @@ def _outcomes(driver: Driver, job_id: JobId) -> list[AttemptOutcome]:
 def test_a_sync_handler_that_returns_after_its_timeout_is_recorded_as_timed_out(driver: Driver, stuck: Stuck) -> None:
     with running_worker(driver, {"run": stuck}):
         job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
-        assert stuck.began.wait(LIMIT)
+        assert stuck.began.wait(LIMIT_SECONDS)
         began = time.monotonic()
         wait_until(lambda: time.monotonic() >= began + BRIEF.total_seconds())
         stuck.may_end.set()
@@ -189,7 +189,7 @@ def test_a_worker_that_lost_half_of_its_slots_finishes_what_runs_and_ends(driver
     other = threading.Event()
 
     def slow(_job: Job) -> str:
-        assert other.wait(LIMIT)
+        assert other.wait(LIMIT_SECONDS)
         return "done"
 
     worker = worker_for(driver, {"run": stuck, "slow": slow}, lease=SECOND, concurrency=2, grace=LONG)
@@ -226,7 +226,7 @@ def test_drain_ends_though_a_handler_never_returns(driver: Driver, stuck: Stuck)
     drain = threading.Thread(target=worker.drain)
     drain.start()
 
-    drain.join(LIMIT)
+    drain.join(LIMIT_SECONDS)
 
     assert not drain.is_alive()
     assert stored(driver, job_id).status in {Status.DEAD, Status.PROCESSING}
@@ -240,9 +240,9 @@ def test_a_shutdown_waits_for_no_lost_slot(driver: Driver, stuck: Stuck) -> None
     wait_until(lambda: worker.lost_slots == 1)
 
     began = time.monotonic()
-    worker.stop(timedelta(seconds=LIMIT))
+    worker.stop(timedelta(seconds=LIMIT_SECONDS))
 
-    assert time.monotonic() - began < LIMIT / 2
+    assert time.monotonic() - began < LIMIT_SECONDS / 2
 
 
 def test_a_shutdown_records_a_handler_that_is_past_its_timeout_as_timed_out(

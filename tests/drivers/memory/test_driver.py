@@ -17,14 +17,14 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Claim
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import JobFilter, Settlement
-from taskharbor.testing.conformance.subject import LEASE, LOCK, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, LOCK, OVERDUE_AFTER, new_job
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
 
 
 def reserve(driver: MemoryDriver, **wanted: Any) -> list[Claim]:
-    defaults: Final[dict[str, Any]] = {"lease": LEASE, "limit": 1, "overdue_after": PATIENCE}
+    defaults: Final[dict[str, Any]] = {"lease": LEASE, "limit": 1, "overdue_after": OVERDUE_AFTER}
     return driver.reserve("default", token=new_token(), worker="w", **defaults | wanted)
 
 
@@ -83,7 +83,7 @@ def test_a_ready_queue_drops_stale_entries() -> None:
 
     ready = driver._tables.rows.ready["default"]  # noqa: SLF001  its size is not visible from outside
     assert len(ready.scheduled) + len(ready.runnable) < 2_000
-    assert len(reserve(driver, overdue_after=-PATIENCE)) == 1
+    assert len(reserve(driver, overdue_after=-OVERDUE_AFTER)) == 1
 
 
 def dispatch_claim_and_snooze(driver: MemoryDriver, job_id: JobId) -> None:

@@ -33,10 +33,10 @@ from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.races import race
-from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.postgres import database, emptied, schema_at
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ def driver(url: str) -> Iterator[PostgresDriver]:
 
 def reserve(driver: PostgresDriver, *, limit: int = 1, lease: timedelta = LEASE) -> list[Claim]:
     token = new_token()
-    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, overdue_after=PATIENCE)
+    return driver.reserve("default", token=token, worker="w", lease=lease, limit=limit, overdue_after=OVERDUE_AFTER)
 
 
 def insert_some(driver: PostgresDriver, count: int) -> None:
@@ -81,7 +81,7 @@ def test_a_driver_made_before_a_fork_works_on_both_sides_of_it(driver: PostgresD
 
     child.start()
     insert_some(driver, 20)
-    child.join(LIMIT)
+    child.join(LIMIT_SECONDS)
 
     assert child.exitcode == 0
     assert len(jobs_of(driver)) == 41
@@ -106,7 +106,7 @@ def test_a_child_uses_no_connection_of_its_parent(url: str) -> None:
         child = FORK.Process(target=use_another_backend, args=(driver, backend))
 
         child.start()
-        child.join(LIMIT)
+        child.join(LIMIT_SECONDS)
 
         assert (child.exitcode, backend_of(driver)) == (0, backend)
 
@@ -122,7 +122,7 @@ def test_a_child_that_closes_an_unused_driver_does_not_affect_its_parent(url: st
         child = FORK.Process(target=driver.close)
 
         child.start()
-        child.join(LIMIT)
+        child.join(LIMIT_SECONDS)
 
         assert (child.exitcode, backend_of(driver)) == (0, backend)
 
@@ -136,7 +136,7 @@ def test_a_child_can_close_a_driver_that_was_notifying_during_the_fork(driver: P
     with driver._notifier._changed:  # noqa: SLF001  as the notifier's thread holds it briefly
         child = FORK.Process(target=driver.close)
         child.start()
-        child.join(LIMIT / 3)
+        child.join(LIMIT_SECONDS / 3)
 
         ended = child.exitcode
         child.kill()
@@ -458,7 +458,7 @@ def test_a_deadlock_with_a_users_transaction_ends_with_each_key_stored_once(driv
             shop.commit()
         except psycopg.errors.DeadlockDetected:
             shop.rollback()
-        answers = theirs.result(LIMIT)
+        answers = theirs.result(LIMIT_SECONDS)
 
     assert sorted(answer.id for answer in answers if isinstance(answer, Enqueued)) == sorted(jobs_of(driver))
     assert len(answers) == 2
@@ -585,8 +585,8 @@ def test_concurrent_drains_and_inserts_miss_no_job(driver: PostgresDriver) -> No
 
     with ThreadPoolExecutor(6) as pool:
         drained = [pool.submit(drain) for _ in range(3)]
-        list(pool.map(feed, range(3), timeout=LIMIT))
+        list(pool.map(feed, range(3), timeout=LIMIT_SECONDS))
         is_finished.set()
-        claimed = [job_id for each in drained for job_id in each.result(LIMIT)]
+        claimed = [job_id for each in drained for job_id in each.result(LIMIT_SECONDS)]
 
     assert sorted(claimed) == sorted(inserted)

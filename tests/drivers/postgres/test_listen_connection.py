@@ -11,7 +11,7 @@ import pytest
 from taskharbor.drivers.postgres import PostgresDriver, notify
 from taskharbor.drivers.postgres.notify import ListenConnection
 from tests.support.postgres import emptied
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     import socket
@@ -29,7 +29,7 @@ class EndsFirst(ListenConnection):
         self._may_end = value
         if value and self._thread is not None:
             self._wake_sender.send(b".")
-            self._thread.join(LIMIT)
+            self._thread.join(LIMIT_SECONDS)
 
 
 class WakesFirst(ListenConnection):
@@ -56,7 +56,7 @@ class WakesFirst(ListenConnection):
 
     def _wake(self) -> None:
         super()._wake()
-        assert self.has_checked.wait(LIMIT)
+        assert self.has_checked.wait(LIMIT_SECONDS)
 
 
 class ObservedSocket:

@@ -26,7 +26,7 @@ from taskharbor.testing.postgres import PostgresServer
 from tests.support.driver_calls import VERBS, reserved, statuses
 from tests.support.postgres import emptied, schema_at
 from tests.support.tcp_proxy import Proxy
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ def test_a_statement_whose_connection_breaks_is_terminated_before_it_is_repeated
         waiting = waiting_for_locks(url)
         other.rollback()
 
-        assert answers.result(LIMIT) == [Enqueued(job.id, existed=False)]
+        assert answers.result(LIMIT_SECONDS) == [Enqueued(job.id, existed=False)]
     assert len(waiting) == 1, "both waited at once, and both would have stored the job"
     assert statuses(direct) == [(Status.PENDING, 0)]
 
@@ -110,7 +110,7 @@ def test_in_a_black_hole_every_call_ends_soon_after_its_deadline(direct: Postgre
 
     proxy.black_hole()
     with ThreadPoolExecutor(len(calls)) as pool:
-        took = [*pool.map(seconds_to_fail, calls, drivers, timeout=LIMIT)]
+        took = [*pool.map(seconds_to_fail, calls, drivers, timeout=LIMIT_SECONDS)]
     proxy.heal()
 
     assert dict(zip(VERBS, took, strict=True)) == {name: pytest.approx(bound / 2, abs=bound / 2) for name in VERBS}
@@ -161,14 +161,14 @@ def test_silently_lost_connections_cost_one_deadline_together(proxy: Proxy) -> N
 
 def hold_at_once(driver: PostgresDriver, connections: int) -> None:
     """Make the driver open this many connections."""
-    gate = threading.Barrier(connections, timeout=LIMIT)
+    gate = threading.Barrier(connections, timeout=LIMIT_SECONDS)
 
     def hold(_: int) -> None:
         with driver._connections.connection():  # noqa: SLF001  the only way to hold a connection
             gate.wait()
 
     with ThreadPoolExecutor(connections) as pool:
-        list(pool.map(hold, range(connections), timeout=LIMIT))
+        list(pool.map(hold, range(connections), timeout=LIMIT_SECONDS))
 
 
 def test_calls_on_a_slow_network_succeed(direct: PostgresDriver, proxy: Proxy) -> None:
@@ -211,13 +211,13 @@ def test_a_call_waits_until_a_known_server_accepts_connections_again(proxy: Prox
 
 def test_a_call_does_not_wait_for_a_server_that_never_answered(proxy: Proxy) -> None:
     proxy.refuse()
-    with closing(PostgresDriver(proxy.url, deadline=timedelta(seconds=LIMIT))) as driver:
+    with closing(PostgresDriver(proxy.url, deadline=timedelta(seconds=LIMIT_SECONDS))) as driver:
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match="Connection refused"):
             driver.inspector.now()
 
     proxy.accept()
-    assert time.monotonic() - start < LIMIT / 2
+    assert time.monotonic() - start < LIMIT_SECONDS / 2
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +296,6 @@ class Caller:
     def stop(self) -> list[Any]:
         """Return the accepted jobs, or raise the error of the thread."""
         self._is_stopped.set()
-        self._ended.result(LIMIT)
+        self._ended.result(LIMIT_SECONDS)
         self._pool.shutdown()
         return self._accepted

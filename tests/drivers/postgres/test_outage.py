@@ -20,7 +20,7 @@ from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.outage import Outage
 from tests.support.postgres import emptied
 from tests.support.tcp_proxy import Proxy
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,14 +114,14 @@ def test_many_threads_fail_fast_together(driver: PostgresDriver, proxy: Proxy) -
     proxy.black_hole()
     failure(driver.inspector.now)
     failure(driver.inspector.now)
-    gate = threading.Barrier(50, timeout=LIMIT)
+    gate = threading.Barrier(50, timeout=LIMIT_SECONDS)
 
     def call(_: int) -> float:
         gate.wait()
         return failure(driver.inspector.now)[1]
 
     with ThreadPoolExecutor(50) as pool:
-        took = [*pool.map(call, range(50), timeout=LIMIT)]
+        took = [*pool.map(call, range(50), timeout=LIMIT_SECONDS)]
 
     assert max(took) < MAX_FAST_SECONDS
 
@@ -169,7 +169,7 @@ class Server:
 
     def _probe(self) -> StoreUnavailable | None:
         self.probes += 1
-        assert self.may_answer.wait(LIMIT)
+        assert self.may_answer.wait(LIMIT_SECONDS)
         return self.answers
 
     def waiting(self, pool: ThreadPoolExecutor, count: int) -> list[Any]:
@@ -193,27 +193,27 @@ def server() -> Iterator[Server]:
 def test_calls_that_wait_share_one_probe_and_return_when_it_connects(
     server: Server, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "PROBE_SECONDS", 10 * LIMIT)
-    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT / 2)
+    monkeypatch.setattr(outage, "PROBE_SECONDS", 10 * LIMIT_SECONDS)
+    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT_SECONDS / 2)
     waiting = server.waiting(pool, 8)
     wait_until(lambda: server.probes == 1)
     server.answers = None
 
     server.may_answer.set()
 
-    assert [each.result(LIMIT / 4) for each in waiting] == [None] * 8
+    assert [each.result(LIMIT_SECONDS / 4) for each in waiting] == [None] * 8
     assert (server.probes, server.outage.is_on) == (1, False)
 
 
 def test_a_waiting_call_continues_with_the_next_probe_when_one_fails(server: Server, pool: ThreadPoolExecutor) -> None:
-    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT)
+    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT_SECONDS)
     server.may_answer.set()
     [waiting] = server.waiting(pool, 1)
     wait_until(lambda: server.probes >= 3)
 
     server.answers = None
 
-    assert waiting.result(LIMIT) is None
+    assert waiting.result(LIMIT_SECONDS) is None
 
 
 def test_while_a_probe_is_under_way_other_calls_fail_at_once(server: Server, pool: ThreadPoolExecutor) -> None:
@@ -231,7 +231,7 @@ def test_while_a_probe_is_under_way_other_calls_fail_at_once(server: Server, poo
 
     assert server.probes == 1
     assert took < MAX_FAST_SECONDS / 2
-    assert isinstance(first[0].exception(LIMIT), StoreUnavailable)
+    assert isinstance(first[0].exception(LIMIT_SECONDS), StoreUnavailable)
 
 
 def test_a_call_that_starts_a_probe_waits_for_it_and_returns_if_it_connects(server: Server) -> None:
@@ -251,17 +251,20 @@ def test_a_call_that_starts_a_probe_waits_for_it_and_returns_if_it_connects(serv
 
 
 def test_a_probe_that_hangs_does_not_keep_the_next_one_from_starting(server: Server, pool: ThreadPoolExecutor) -> None:
-    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT)
+    server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT_SECONDS)
 
     waiting = server.waiting(pool, 2)
 
     wait_until(lambda: server.probes == 2)
     server.outage.end()
-    assert [each.result(LIMIT) for each in waiting] == [None] * 2
+    assert [each.result(LIMIT_SECONDS) for each in waiting] == [None] * 2
 
 
 def test_closing_a_driver_ends_the_wait_of_its_calls(proxy: Proxy) -> None:
-    with closing(PostgresDriver(proxy.url, deadline=timedelta(seconds=LIMIT))) as driver, ThreadPoolExecutor(1) as pool:
+    with (
+        closing(PostgresDriver(proxy.url, deadline=timedelta(seconds=LIMIT_SECONDS))) as driver,
+        ThreadPoolExecutor(1) as pool,
+    ):
         driver.inspector.now()
         proxy.refuse()
         call = pool.submit(driver.inspector.now)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from taskharbor.core.ids import new_token
-from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from tests.support.postgres import database
 from tests.support.query_plans import MANY, Ran, all_day, fill, leave_statistics_alone, vacuum, watched
 
@@ -114,7 +114,7 @@ def reserved(url: str) -> Ran:
             watching.run(
                 "reserve",
                 lambda: watching.driver.reserve(
-                    "default", token=new_token(), worker="worker", lease=LEASE, limit=100, overdue_after=PATIENCE
+                    "default", token=new_token(), worker="worker", lease=LEASE, limit=100, overdue_after=OVERDUE_AFTER
                 ),
             )
         return watching.ran[-1]

@@ -20,12 +20,12 @@ from taskharbor.drivers.connect import connect
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance import Subject, cancel, claim, dispatch, extend, races, requeue, reserve, soak
-from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from tests.drivers.postgres.test_network_faults import retried
 from tests.support.pgbouncer import SERVERS, pooler
 from tests.support.postgres import database, emptied, server
 from tests.support.tcp_proxy import Cut, Proxy
-from tests.support.waiting import LIMIT
+from tests.support.waiting import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def test_many_threads_run_every_job_once_behind_a_pooler(url: str) -> None:
     with closing(connect(f"{url}?pooler=transaction")) as driver:
         accepted = insert_in_every_way(driver, url)
         with ThreadPoolExecutor(WORKERS) as pool:
-            settled = [each for ids in pool.map(work, [driver] * WORKERS, timeout=LIMIT) for each in ids]
+            settled = [each for ids in pool.map(work, [driver] * WORKERS, timeout=LIMIT_SECONDS) for each in ids]
         jobs = {job.id: job for job in driver.inspector.find(JobFilter(), limit=2_000).jobs}
         driver.maintenance.roll_up(keep=timedelta(days=1))
         [queue] = driver.inspector.queues()
@@ -104,7 +104,7 @@ def work(driver: Any) -> list[JobId]:
     settled: list[JobId] = []
     while True:
         token = new_token()
-        claims = driver.reserve("default", token=token, worker="w", lease=LEASE, limit=7, overdue_after=PATIENCE)
+        claims = driver.reserve("default", token=token, worker="w", lease=LEASE, limit=7, overdue_after=OVERDUE_AFTER)
         if not claims:
             return settled
         driver.extend([claim.lease for claim in claims], lease=LEASE)
@@ -120,7 +120,7 @@ def test_settings_apply_behind_a_pooler_and_do_not_leak_to_others(url: str) -> N
     with closing(PostgresDriver(url, is_pooled=True, deadline=timedelta(seconds=3))) as driver:
         [ours] = driver._connections.fetch(query)  # noqa: SLF001  no method returns it
         with ThreadPoolExecutor(SERVERS) as pool:
-            theirs = {*pool.map(lambda _: first_row(url, query), range(4 * SERVERS), timeout=LIMIT)}
+            theirs = {*pool.map(lambda _: first_row(url, query), range(4 * SERVERS), timeout=LIMIT_SECONDS)}
 
     assert ours == ("force_generic_plan", "3s")
     assert theirs == {("auto", "0")}

@@ -28,7 +28,7 @@ from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import binaries
 from tests.support.postgres import database, schema_at, server
 from tests.support.query_plans import Watched, all_day
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_concurrent_migrations_succeed_under_any_default_isolation(isolation: st
         wait_until(lambda: len(rows(bare, waiting)) == 2)
         other.rollback()
 
-        assert sorted(each.name for call in applied for each in call.result(LIMIT)) == NAMES
+        assert sorted(each.name for call in applied for each in call.result(LIMIT_SECONDS)) == NAMES
 
 
 def test_migrating_again_changes_nothing(url: str) -> None:

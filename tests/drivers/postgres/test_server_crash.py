@@ -26,7 +26,7 @@ from taskharbor.core.states import Event, Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS
-from taskharbor.testing.conformance.subject import BOOM, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import BOOM, OVERDUE_AFTER, new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.postgres import schema_at
 from tests.support.waiting import wait_until
@@ -162,7 +162,7 @@ class Log:
         token = new_token()
         try:
             claims = driver.reserve(
-                "default", token=token, worker="w", lease=LEASE, limit=BATCH, overdue_after=PATIENCE
+                "default", token=token, worker="w", lease=LEASE, limit=BATCH, overdue_after=OVERDUE_AFTER
             )
         except StoreUnavailable:
             self.unavailable += 1

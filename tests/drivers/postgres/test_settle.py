@@ -20,10 +20,10 @@ from taskharbor.core.results import JobFilter, Settled, Settlement, Skipped
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.driver import DEADLINE
-from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, OVERDUE_AFTER, new_job
 from tests.support.postgres import emptied
 from tests.support.tcp_proxy import Cut, Proxy
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 from tests.support.worker_rig import running_worker
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def driver(url: str) -> Iterator[PostgresDriver]:
 def reserve(
     driver: PostgresDriver, *, limit: int = 1, lease: timedelta = LEASE, token: Token | None = None
 ) -> list[Claim]:
-    options: dict[str, Any] = {"worker": "w", "lease": lease, "limit": limit, "overdue_after": PATIENCE}
+    options: dict[str, Any] = {"worker": "w", "lease": lease, "limit": limit, "overdue_after": OVERDUE_AFTER}
     return driver.reserve("default", token=token or new_token(), **options)
 
 
@@ -113,7 +113,7 @@ def test_in_a_users_transaction_a_locked_row_is_waited_for(driver: PostgresDrive
         wait_until(lambda: waits_for_a_lock(url))
         other.rollback()
 
-        assert answer.result(LIMIT) == [Settled(claim.job.id, Status.SUCCEEDED)]
+        assert answer.result(LIMIT_SECONDS) == [Settled(claim.job.id, Status.SUCCEEDED)]
 
 
 def test_a_locked_row_does_not_slow_down_a_worker(url: str) -> None:
@@ -130,7 +130,7 @@ def test_a_locked_row_does_not_slow_down_a_worker(url: str) -> None:
         with running_worker(driver, {"run": run}, concurrency=4):
             client = Client(driver)
             client.enqueue(JobRequest(type="run", payload="lock"))
-            assert is_locked.wait(LIMIT)
+            assert is_locked.wait(LIMIT_SECONDS)
             start = time.monotonic()
             ids = [each.id for each in client.enqueue_many([JobRequest(type="run") for _ in range(200)])]
             wait_until(lambda: all(job.status is Status.SUCCEEDED for job in driver.inspector.get(ids).values()))
@@ -202,7 +202,7 @@ def test_success_is_recorded_after_a_failover_during_which_the_password_function
 
     def run(_job: Job) -> None:
         ran.set()
-        assert may_end.wait(LIMIT)
+        assert may_end.wait(LIMIT_SECONDS)
 
     with (
         Proxy(url) as proxy,
@@ -211,7 +211,7 @@ def test_success_is_recorded_after_a_failover_during_which_the_password_function
         running_worker(driver, {"run": run}),
     ):
         job_id = Client(direct).enqueue(JobRequest(type="run")).id
-        assert ran.wait(LIMIT)
+        assert ran.wait(LIMIT_SECONDS)
         fails.set()
         proxy.reset()
         settles = SettleCounter(driver)

@@ -19,7 +19,7 @@ from taskharbor.testing.conformance.subject import new_job
 from taskharbor.watcher import JobWatcher
 from taskharbor.worker import Worker
 from tests.support.postgres import emptied
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ def test_workers_share_one_listen_connection_that_closes_with_the_last_worker(ur
 
     def handle(_job: object) -> None:
         started.set()
-        may_end.wait(LIMIT)
+        may_end.wait(LIMIT_SECONDS)
 
     workers = [Worker(driver, janitor=False) for _ in range(3)]
     for worker in workers:
@@ -69,10 +69,10 @@ def test_workers_share_one_listen_connection_that_closes_with_the_last_worker(ur
     with closing(JobWatcher(driver.inspector)) as watcher:
         waiting = threading.Thread(target=lambda: counted.append(watcher.wait(job_id, DEADLINE).status))
         waiting.start()
-        assert started.wait(LIMIT)
+        assert started.wait(LIMIT_SECONDS)
         together = listening_backends(url)
         may_end.set()
-        waiting.join(LIMIT)
+        waiting.join(LIMIT_SECONDS)
     for worker in workers[:2]:
         worker.stop()
     left = listening_backends(url)
@@ -102,7 +102,7 @@ def test_a_child_listens_on_a_connection_of_its_own(url: str, driver: PostgresDr
         before = listening_backends(url)
         child = FORK.Process(target=listen_in_a_child, args=(url, driver, listener, before))
         child.start()
-        child.join(LIMIT)
+        child.join(LIMIT_SECONDS)
         wait_until(lambda: not listener.wait(SHORT))  # for the job that the child stored
 
         with closing(PostgresDriver(url)) as elsewhere:
@@ -127,7 +127,7 @@ def test_a_child_that_never_listened_does_not_affect_its_parents_listener(url: s
         before = listening_backends(url)
         child = FORK.Process(target=close_what_is_inherited, args=(driver, listener))
         child.start()
-        child.join(LIMIT)
+        child.join(LIMIT_SECONDS)
 
         assert (child.exitcode, listening_backends(url)) == (0, before)
 

@@ -32,7 +32,7 @@ from taskharbor.testing.conformance.dead_groups import kill
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, TEN_YEARS
 from tests.conformance.test_drivers import postgres
 from tests.support.postgres import emptied
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -215,7 +215,7 @@ def while_locked(url: str, statement: str, values: Sequence[Any], call: Callable
         answer = pool.submit(call)
         wait_until(lambda: waits_for_a_lock(url))
         other.commit()
-        return answer.result(LIMIT)
+        return answer.result(LIMIT_SECONDS)
 
 
 def test_an_expired_lease_reclaimed_by_another_session_meanwhile_is_not_claimed(subject: Subject, url: str) -> None:

@@ -20,7 +20,7 @@ from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.notify import socket_dir
 from taskharbor.drivers.sqlite.pool import SqlitePool
 from taskharbor.worker import Worker
-from tests.support.waiting import LIMIT, wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import Job
 
 SHORT_DEADLINE: Final = timedelta(milliseconds=100)
-LONG_DEADLINE: Final = timedelta(seconds=LIMIT)
+LONG_DEADLINE: Final = timedelta(seconds=LIMIT_SECONDS)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_lease_is_extended_before_others_of_the_process_write(file: Path) -> N
         heartbeat = write("heartbeat", urgent=True)
         wait_until(lambda: connections._urgent == 1)  # noqa: SLF001  the wait is not visible otherwise
     for thread in (heartbeat, *others):
-        thread.join(LIMIT)
+        thread.join(LIMIT_SECONDS)
 
     assert order[0] == "heartbeat"
     assert sorted(order) == ["heartbeat", "other 0", "other 1", "other 2", "other 3"]
@@ -116,7 +116,7 @@ def test_a_thread_behind_another_that_waits_for_the_file_names_the_same_cause(fi
         with pytest.raises(StoreUnavailable, match="a handler's own write transaction"):
             write()
         other.execute("ROLLBACK")
-    waiting.join(LIMIT)
+    waiting.join(LIMIT_SECONDS)
 
     assert not connections._is_file_locked  # noqa: SLF001
     connections.close()

@@ -25,7 +25,7 @@ from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.subject import PATIENCE, new_job
+from taskharbor.testing.conformance.subject import OVERDUE_AFTER, new_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,7 +118,7 @@ def _drain(driver: SqliteDriver, log: Log) -> None:
 
 def _reserve_and_ack(driver: SqliteDriver, log: Log, worker: str) -> Sequence[Claim]:
     token = new_token()
-    claims = driver.reserve("default", token=token, worker=worker, lease=LEASE, limit=10, overdue_after=PATIENCE)
+    claims = driver.reserve("default", token=token, worker=worker, lease=LEASE, limit=10, overdue_after=OVERDUE_AFTER)
     log.write([("ran", claim.job.id, token) for claim in claims])
     answers = driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
     log.write([("settled", each.job_id, token) for each in answers if isinstance(each, Settled)])

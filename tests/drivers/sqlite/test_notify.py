@@ -16,7 +16,7 @@ import pytest
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.notify import ChangeWatch, SqliteListener, socket_dir
-from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from tests.support.mount_namespace import call_in
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def insert_and_listen(folder: Path) -> dict[str, bool]:
 
 def test_a_reserve_that_finds_no_job_wakes_no_listener(driver: SqliteDriver, file: Path) -> None:
     with closing(ChangeWatch(file, every=NO_POLLING)) as watch:
-        driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE)
+        driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=OVERDUE_AFTER)
         idle = watch.check()
         driver.insert([new_job()])
 

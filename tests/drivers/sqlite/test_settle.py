@@ -11,7 +11,7 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
-from taskharbor.testing.conformance.subject import BOOM, LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import BOOM, LEASE, OVERDUE_AFTER, new_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def test_an_unstorable_outcome_is_reported_and_the_others_are_recorded(tmp_path: Path) -> None:
     with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
         driver.insert([new_job() for _ in range(6)])
-        claims = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=6, overdue_after=PATIENCE)
+        claims = driver.reserve(
+            "default", token=new_token(), worker="w", lease=LEASE, limit=6, overdue_after=OVERDUE_AFTER
+        )
         outcomes = [Outcome.ack(b"1"), Outcome.retry(after=LEASE, failure=BOOM)] * 3
         outcomes[3] = Outcome.release(bound=2**70)
 

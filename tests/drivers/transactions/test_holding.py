@@ -15,7 +15,7 @@ from taskharbor.core.results import Settled, Settlement, Skipped
 from taskharbor.core.states import Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.subject import LEASE, PATIENCE, new_job
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from tests.support.postgres import emptied
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def driver(url: str, clock: ManualClock) -> Iterator[PostgresDriver]:
 
 
 def reserve(driver: PostgresDriver) -> list[Claim]:
-    return driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=PATIENCE)
+    return driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=OVERDUE_AFTER)
 
 
 def test_a_transaction_that_outlasts_its_lease_keeps_the_job_it_settled(

@@ -10,7 +10,7 @@ from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.results import RefusalReason, Refused, Transitioned
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.conformance.subject import PATIENCE, TICK, Subject
+from taskharbor.testing.conformance.subject import OVERDUE_AFTER, TICK, Subject
 
 _MINUTE: Final = timedelta(minutes=1)
 # The order in which `Subject.bring` can create them: it requires that no other job is due.
@@ -69,7 +69,7 @@ def test_a_job_that_ended_cannot_be_canceled(subject: Subject) -> None:
 def test_a_canceled_job_is_neither_dispatched_nor_claimed(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
     subject.cancel(job_id)
-    subject.advance(PATIENCE + TICK)
+    subject.advance(OVERDUE_AFTER + TICK)
 
     answers = subject.dispatch(), subject.reserve(), subject.claim(job_id)
 

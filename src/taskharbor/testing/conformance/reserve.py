@@ -9,7 +9,7 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, PATIENCE, TICK
+from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, OVERDUE_AFTER, TICK
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -175,14 +175,14 @@ def test_a_failed_job_is_not_reserved_before_its_delay_has_passed(subject: Subje
 
 def test_an_enqueued_job_is_not_reserved_until_it_is_overdue(subject: Subject) -> None:
     subject.bring(Status.ENQUEUED)
-    subject.advance(PATIENCE)
+    subject.advance(OVERDUE_AFTER)
 
     assert subject.reserve() == []
 
 
 def test_an_enqueued_job_is_reserved_when_it_is_overdue(subject: Subject) -> None:
     job_id = subject.bring(Status.ENQUEUED)
-    subject.advance(PATIENCE + TICK)
+    subject.advance(OVERDUE_AFTER + TICK)
 
     [claim] = subject.reserve()
 
@@ -192,7 +192,7 @@ def test_an_enqueued_job_is_reserved_when_it_is_overdue(subject: Subject) -> Non
 
 def test_an_overdue_only_reserve_skips_jobs_that_are_not_overdue(subject: Subject) -> None:
     job_id = subject.insert()
-    subject.advance(PATIENCE - TICK)
+    subject.advance(OVERDUE_AFTER - TICK)
     assert subject.reserve(overdue_only=True) == []
 
     subject.advance(TICK)
@@ -201,7 +201,7 @@ def test_an_overdue_only_reserve_skips_jobs_that_are_not_overdue(subject: Subjec
 
     subject.settle(claim, Outcome.retry(after=timedelta(0), failure=BOOM))
     assert subject.reserve(overdue_only=True) == []
-    subject.advance(PATIENCE)
+    subject.advance(OVERDUE_AFTER)
     assert ids(subject.reserve(overdue_only=True)) == [job_id]
 
 
@@ -355,7 +355,7 @@ def test_expired_leases_of_a_paused_queue_are_not_reclaimed(subject: Subject) ->
 
 def test_a_job_reserved_after_a_send_keeps_its_message_count(subject: Subject) -> None:
     subject.bring(Status.ENQUEUED)
-    subject.advance(PATIENCE + LOCK)
+    subject.advance(OVERDUE_AFTER + LOCK)
 
     [claim] = subject.reserve()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Insert = Callable[[Sequence[NewJob]], list[Enqueued | IdempotencyConflict]]
 
 LEASE: Final = timedelta(seconds=30)
-PATIENCE: Final = timedelta(seconds=60)
+OVERDUE_AFTER: Final = timedelta(seconds=60)
 LOCK: Final = timedelta(seconds=15)
 RESEND: Final = timedelta(seconds=60)
 TICK: Final = timedelta(microseconds=1)
@@ -97,7 +97,7 @@ class Subject:
             worker=worker,
             lease=lease,
             limit=limit,
-            overdue_after=PATIENCE,
+            overdue_after=OVERDUE_AFTER,
             overdue_only=overdue_only,
             types=types,
             unhandled_after=unhandled_after,

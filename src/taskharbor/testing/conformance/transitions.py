@@ -13,7 +13,7 @@ from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Declined, Dispatch, Published, Sent, Unsent
 from taskharbor.core.states import TRANSITIONS, Event, Status
-from taskharbor.testing.conformance.subject import BOOM, LEASE, PATIENCE, RESEND, new_job
+from taskharbor.testing.conformance.subject import BOOM, LEASE, OVERDUE_AFTER, RESEND, new_job
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -72,9 +72,9 @@ TRIES: Final[dict[str, tuple[set[Event], Try]]] = {
     "sent": ({Event.SENT}, lambda it, job: it.driver.record_dispatch([Sent(newest_dispatch(job), timedelta(hours=1))])),
     "unsent": ({Event.UNSENT}, lambda it, job: it.driver.record_dispatch([Unsent(newest_dispatch(job))])),
     "decline": ({Event.DECLINE}, lambda it, job: it.driver.record_dispatch([Declined(job.id, job.sends)])),
-    "reserve": ({Event.RESERVE}, after(2 * PATIENCE, lambda it, _: it.reserve(reclaim=False))),
+    "reserve": ({Event.RESERVE}, after(2 * OVERDUE_AFTER, lambda it, _: it.reserve(reclaim=False))),
     "claim": ({Event.CLAIM}, lambda it, job: it.claim(job.id)),
-    "reclaim": ({Event.RESERVE, Event.RECLAIM}, after(2 * PATIENCE, lambda it, _: it.reserve())),
+    "reclaim": ({Event.RESERVE, Event.RECLAIM}, after(2 * OVERDUE_AFTER, lambda it, _: it.reserve())),
     "extend": ({Event.EXTEND}, extend),
     "ack": ({Event.ACK}, settling(Outcome.ack())),
     "retry": ({Event.RETRY}, settling(Outcome.retry(after=LEASE, failure=BOOM))),
