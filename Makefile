@@ -9,10 +9,10 @@ help: ## List the targets
 env: .venv/.installed ## Set up .venv from the lock (PYTHON=python3.12 picks another interpreter)
 	@:
 
-check: env ## The quick half of test: lint, types, import contracts
+check: env ## The quick half of test: lint, types, import contracts, words
 	@$(BIN)/python -m tools.checks lint types contracts words
 
-test: env ## Everything CI runs: lint, types, import contracts, all behaviour
+test: env ## Everything CI runs: lint, types, import contracts, words, all behavior
 	@$(BIN)/python -m tools.checks
 
 prove: env ## Measure the long figures and write them to docs/figures
