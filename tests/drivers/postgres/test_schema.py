@@ -67,7 +67,7 @@ def test_concurrent_migrations_apply_each_migration_once(name: str, bare: str) -
     with ThreadPoolExecutor(STARTERS) as pool:
         applied = [each for names in pool.map(up, range(STARTERS)) for each in names]
 
-    assert applied == NAMES
+    assert sorted(applied) == NAMES  # two starters may apply one each
     assert rows(bare, f'SELECT name FROM "{name}".th_migrations ORDER BY number') == [(each,) for each in NAMES]
 
 
