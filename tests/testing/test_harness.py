@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from taskharbor import Context, Fixed, Harbor, RetryPolicy, Snooze, Status
+from taskharbor import Context, Fixed, Harbor, RetryPolicy, Snooze, Status, testing
 from taskharbor.core.errors import UsageError
-from taskharbor.testing.harness import DrainLimitExceeded, EventLoopRunning, Step
+from taskharbor.testing.harness import DrainLimitExceeded, EventLoopRunning, Harness, Step
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -305,3 +305,14 @@ def test_after_the_test_the_harbor_uses_its_own_store(quick: Harbor) -> None:
         assert len(harness.enqueued()) == 1
 
     assert kept.status() is Status.PENDING
+
+
+def test_a_crash_after_an_unknown_step_is_refused() -> None:
+    with Harbor("memory://").testing() as harness, pytest.raises(UsageError, match="must be one of claim, run, settle"):
+        harness.crash_after("clam").__enter__()  # type: ignore[arg-type]
+
+
+def test_the_harness_can_be_imported_from_the_package() -> None:
+    assert testing.Harness is Harness
+    with pytest.raises(AttributeError, match="no attribute 'Harnes'"):
+        testing.Harnes  # type: ignore[attr-defined]  # noqa: B018

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,3 +37,19 @@ def test_progress_too_large_to_store_is_refused_and_loses_no_progress_of_others(
     drained(driver, {"render": render})
 
     assert stored(driver, job_id).progress == Progress(-MAX_INT - 1, MAX_INT)
+
+
+def test_a_context_has_the_job_its_id_attempt_token_and_deadline(driver: Driver) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def run(job: Job, ctx: Context) -> None:
+        seen.append((ctx.job, ctx.job_id, ctx.attempt, ctx.token, ctx.deadline))
+        assert ctx.job is job
+
+    timed, untimed = enqueue(driver, "run", timeout=timedelta(minutes=1)), enqueue(driver, "run")
+    drained(driver, {"run": run})
+
+    by_id, job = {each[1]: each for each in seen}, stored(driver, timed)
+    assert job.processing_started_at is not None
+    assert by_id[timed][2:] == (1, job.settled_token, job.processing_started_at + timedelta(minutes=1))
+    assert by_id[untimed][4] is None

@@ -9,8 +9,9 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, get_args
 
+from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import payload_context
 from taskharbor.core.results import JobFilter, Settled, Settlement
@@ -174,6 +175,9 @@ class Harness:
 
         The job runs again when its lease has expired: `advance` by 30 seconds and drain again.
         """
+        if step not in get_args(Step):
+            rule = f"must be one of {', '.join(get_args(Step))}"
+            raise UsageError(Problem(field="step", value=repr(step), rule=rule))
         self._crashes_after = step
         try:
             yield

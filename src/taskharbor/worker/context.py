@@ -17,6 +17,7 @@ from taskharbor.core.text import make_storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from taskharbor.core.codec import Codec
     from taskharbor.core.ids import JobId, Token
@@ -130,6 +131,14 @@ class Context:
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
         return self._execution.claim.job.attempt_count
+
+    @property
+    def deadline(self) -> datetime | None:
+        """The store's time at which this attempt times out; None if the job has no timeout."""
+        job = self._execution.claim.job
+        if job.timeout is None or job.processing_started_at is None:
+            return None
+        return job.processing_started_at + job.timeout
 
     @property
     def token(self) -> Token:

@@ -31,7 +31,7 @@ _LOG: Final = logging.getLogger("taskharbor.worker")
 RETRY_SECONDS: Final = 0.25  # until a failed or skipped extension is retried
 STALL_ADVICE: Final = (
     "; this process stalled for {seconds:.1f} s: it was suspended, or a handler held the GIL in C code; "
-    "run such a handler in a process of its own (isolate=True)"
+    "run such code in a subprocess"
 )
 WORKER_HEARTBEAT: Final = timedelta(seconds=10)
 
