@@ -129,7 +129,7 @@ def test_a_second_signal_ends_a_worker_immediately(url: str, driver: Driver, tmp
 def test_a_worker_that_lost_half_of_its_slots_ends_with_12(url: str, driver: Driver, tmp_path: Path) -> None:
     with started(tmp_path, "worker", "shop.py", "--url", url, "-c", "2", "--lease", "2s") as worker:
         payload = {"sign": str(tmp_path / "sign")}
-        request = JobRequest(type="never-return", payload=payload, timeout=timedelta(milliseconds=50), max_attempts=1)
+        request = JobRequest(type="never-return", payload=payload, timeout=timedelta(milliseconds=500), max_attempts=1)
         job_id = Client(driver).enqueue(request).id
 
         code = worker.wait(LIMIT_SECONDS)

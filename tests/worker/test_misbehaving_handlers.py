@@ -188,7 +188,7 @@ def test_a_handler_that_swallows_its_cancellation_ends_as_it_likes(driver: Drive
             return "not stopped"
         return "not canceled"
 
-    job = _job_of(driver, bad, timeout=timedelta(milliseconds=50))
+    job = _job_of(driver, bad, timeout=timedelta(milliseconds=500))
 
     assert (job.status, job.result) == (Status.SUCCEEDED, b'"not stopped"')
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver
     from taskharbor.worker import Context
 
-BRIEF: Final = timedelta(milliseconds=50)
+BRIEF: Final = timedelta(milliseconds=500)  # a busy machine may take a while to start the handler
 MINUTE: Final = timedelta(minutes=1)
 
 
