@@ -1,9 +1,14 @@
-"""Running until a signal, in real processes."""
+"""Running until a signal, in real processes; and named loops."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
+
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.service import ServiceLoops
 
 # Sends itself a signal before the n-th line that the waiting thread runs, for every n.
 AT_EVERY_LINE = """
@@ -42,3 +47,46 @@ def test_a_signal_at_any_point_of_the_wait_stops_the_service() -> None:
     )
 
     assert done.stdout == "received every signal\n", done.stderr
+
+
+class FakeRuntime(ThreadRuntime):
+    """Serves loops that only count their wakes."""
+
+    def __init__(self) -> None:
+        super().__init__(sync_threads=1)
+        self.woken: list[str] = []
+        self.served: list[str] = []
+
+    def serve(self, name: str, tick: Any) -> Any:  # noqa: ARG002  the signature is the runtime's
+        self.served.append(name)
+        return SimpleNamespace(wake=lambda: self.woken.append(name), join=lambda _timeout: True)
+
+
+def test_a_wake_reaches_one_loop_or_its_whole_group() -> None:
+    runtime = FakeRuntime()
+    loops = ServiceLoops(runtime)
+    for name in ("source:a", "source:b", "recorder"):
+        loops.add(name, lambda: None)
+    loops.wake("source")  # before the start there is nothing to wake
+    loops.start()
+
+    loops.wake("source:b")
+    loops.wake("source")
+
+    assert runtime.woken == ["source:b", "source:a", "source:b"]
+
+
+def test_a_loop_on_demand_starts_once_and_is_not_woken_by_a_stop() -> None:
+    runtime = FakeRuntime()
+    loops = ServiceLoops(runtime)
+    loops.add("recorder", lambda: None)
+    loops.add("shutdown", lambda: None, on_demand=True)
+    loops.start()
+    started = [*runtime.served]
+
+    loops.start_on_demand("shutdown")
+    loops.start_on_demand("shutdown")
+    loops.stop()
+
+    assert (started, runtime.served) == (["recorder"], ["recorder", "shutdown"])
+    assert runtime.woken == ["recorder"]
